@@ -29,6 +29,7 @@ CONTRACT = (
 )
 BUILDING: dict[str, tuple[str, ...]] = {
     "contexts": ("reward_context",),
+    "entry.inference": ("open_engine",),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
 EAGER = ("loggers",)

@@ -1,3 +1,4 @@
+from .chat import ChatFormat as ChatFormat
 from .contract import Endpoint as Endpoint
 from .contract import Environment as Environment
 from .contract import EpisodeTruncated as EpisodeTruncated
@@ -8,6 +9,8 @@ from .contract import Reply as Reply
 from .contract import Status as Status
 from .contract import Task as Task
 from .contract import Tool as Tool
+from .conversations import reply_message as reply_message
+from .conversations import template_messages as template_messages
 from .endpoint import Answer as Answer
 from .endpoint import Answering as Answering
 from .endpoint import Call as Call

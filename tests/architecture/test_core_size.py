@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 19253
-PUBLIC_NAMES = 355
+CODE_LINES = 19256
+PUBLIC_NAMES = 360
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -25,7 +25,7 @@ from unit_plugins import PairMargin, ReversedPasses
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, Max
 from rlhf_core.models import policy_forward
-from rlhf_strategies import resolve_device
+from rlhf_core.place import resolve_device
 
 
 class Pairs(PairMargin):

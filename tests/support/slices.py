@@ -75,7 +75,7 @@ def deal(expected: Mapping[str, float], slice_seconds: float = SLICE_SECONDS) ->
 
 
 def measured(lines: Iterable[Mapping[str, object]], before: Durations) -> dict[str, float | dict[str, float]]:
-    """Durations after a run of all tests; files that were not run keep theirs."""
+    """Durations after a run: files, and tests of files that are dealt test by test, keep theirs if not run."""
     tests: dict[str, dict[str, float]] = {}
     for line in lines:
         if line["outcome"] == "passed":
@@ -85,8 +85,10 @@ def measured(lines: Iterable[Mapping[str, object]], before: Durations) -> dict[s
         file: known if isinstance(known, float | int) else dict(known) for file, known in before.items()
     }
     for file, each in tests.items():
-        total = round(sum(each.values()), 1)
-        found[file] = dict(sorted(each.items())) if total > LONGEST_FILE_SECONDS else total
+        known = before.get(file)
+        whole = {**known, **each} if isinstance(known, Mapping) else each
+        total = round(sum(whole.values()), 1)
+        found[file] = dict(sorted(whole.items())) if total > LONGEST_FILE_SECONDS else total
     return dict(sorted(found.items()))
 
 
@@ -147,6 +149,8 @@ def run_next() -> int:
             return 1
     tests = [each for each in chosen.tests if each not in TARGETS]
     status, lines = run_tests(tests, seconds=LAST_START_SECONDS) if tests else (0, [])
+    if status not in (0, 1):  # pytest itself ended, so that tests were not run
+        return status
     failed = [str(line["test"]) for line in lines if line["outcome"] == "failed"]
     if not failed:
         return status

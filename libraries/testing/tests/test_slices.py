@@ -50,6 +50,12 @@ def test_durations_of_files_that_were_not_run_stay() -> None:
     }
 
 
+def test_a_part_of_a_long_file_leaves_the_durations_of_its_other_tests() -> None:
+    before = {"long.py": {"test[1]": 500.0, "test[2]": 300.0}}
+    lines = [{"test": "long.py::test[2]", "outcome": "passed", "seconds": 330.0}]
+    assert slices.measured(lines, before) == {"long.py": {"test[1]": 500.0, "test[2]": 330.0}}
+
+
 def test_recorded_files_exist() -> None:
     for file in json.loads(slices.DURATIONS.read_text()):
         assert (slices.ROOT / file).is_file(), f"{file} is gone: remove it from tests/durations.json, or run make soak"

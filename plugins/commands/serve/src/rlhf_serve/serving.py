@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_core.config.sections import ModelConfig
+from rlhf_core.config import ModelConfig
 from rlhf_core.entry.inference import open_engine
-from rlhf_core.environments.chat import ChatFormat
-from rlhf_core.environments.conversations import reply_message, template_messages
-from rlhf_core.environments.endpoint import Answer, Call, CallRefused
+from rlhf_core.environments import Answer, Call, CallRefused, ChatFormat, reply_message, template_messages
 from rlhf_core.errors import RlhfError
-from rlhf_core.prompts.stream import PromptEncoder
+from rlhf_core.prompts import PromptEncoder
 from rlhf_core.protocols import Asked, CancelingEngine, InFlightEngine, RolloutEngine
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_core.util.rng import derive_seed
+from rlhf_core.util import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
