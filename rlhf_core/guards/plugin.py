@@ -79,4 +79,5 @@ guards = Component(
     summary="Warns, skips, stops or rolls back where a value of an update crosses its bound.",
     config=GuardsConfig,
     build="rlhf_core.guards.plugin:build",
+    always_on=True,
 )

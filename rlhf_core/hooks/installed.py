@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..components import Component, HookContext
@@ -14,9 +14,6 @@ from ..util.did_you_mean import fold
 from .relay import HookRelay
 
 logger = logging.getLogger("rlhf")
-
-_ALWAYS_ON: Mapping[str, str | None] = {"guards": "guards", "control": None}
-"""Hook plugins that are on though no run file lists them -> the section that has their options."""
 
 
 def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str]:
@@ -47,16 +44,17 @@ def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str
 
 
 def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> list[str]:
-    """Build and register the hook plugins with options of a run, but those named in `hooks.disable`: core's own, and
-    those that it lists.
+    """Build and register the hook plugins with options of a run: those that are always on, and those that it lists.
 
-    Returns their names. Raises `PluginError` for one that cannot be built, has no hook, or is listed though it is
-    core's own.
+    Those named in `hooks.disable` are left out. Returns the names.
+
+    Raises:
+        PluginError: one cannot be built, has no hook, or is listed though it is always on.
     """
     disabled = {fold(name) for name in resolved.run.hooks.disable}
     context = HookContext(run_folder=run_folder)
     for each in resolved.hooks:
-        if each.name in _ALWAYS_ON:
+        if each.component.always_on:
             hint = f"leave it out; disable: [{each.name}] turns it off"
             raise PluginError("is on in every run", where=f"hooks.{each.name}", hint=hint)
     return [
@@ -70,13 +68,16 @@ def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -
     ]
 
 
-def option_sections() -> list[str]:
-    """The sections of a run file that have options of hook plugins."""
-    return [section for section in _ALWAYS_ON.values() if section] + ["hooks"]
+def option_sections(resolved: ResolvedRun) -> list[str]:
+    """The sections of the run that have options of hook plugins."""
+    return [*(name for name in resolved.sections if fold(name) in discover("hooks")), "hooks"]
 
 
 def _always_on(resolved: ResolvedRun) -> Iterator[Configured]:
-    for name, section in _ALWAYS_ON.items():
-        selected = load("hooks", name)
-        config = resolved.section(section) if section else selected.component.config()
-        yield Configured.of(selected, config)
+    for name, ref in discover("hooks").items():
+        try:
+            found = import_target(ref)
+        except PluginError:  # `load_hook_plugins` has reported it
+            continue
+        if isinstance(found, Component) and found.always_on and name not in resolved.run.hooks.disable:
+            yield Configured.of(load("hooks", name), resolved.section(name) or found.config())

@@ -212,5 +212,5 @@ def keys_of(who: str, resolved: ResolvedRun) -> str:
 
 def _options(resolved: ResolvedRun) -> dict[str, Any]:
     run = resolved.to_mapping()
-    options: dict[str, Any] = redact_mapping({section: run[section] for section in option_sections()})
+    options: dict[str, Any] = redact_mapping({section: run[section] for section in option_sections(resolved)})
     return options

@@ -87,6 +87,43 @@ def test_guards_and_control_can_be_turned_off_but_not_listed(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+SAFETY = """
+from rlhf_core import Component, Section
+from rlhf_core.hookspecs import Action
+
+
+class SafetyConfig(Section):
+    last_update: int = 100
+
+
+class Safety:
+    def __init__(self, config):
+        self.config = config
+
+    def rlhf_decide(self, moment):
+        if moment.at == "episode" and moment.step >= self.config.last_update:
+            return [Action(kind="finish", by="safety", reason="it was asked for")]
+
+
+def build(config, context):
+    return Safety(config)
+
+
+section = Component("Bounds a run.", SafetyConfig)
+hook = Component("Ends a run.", SafetyConfig, "acme_safety:build", always_on=True)
+"""
+
+
+@pytest.mark.parametrize(("section", "num_updates"), [({"safety": {"last_update": 4}}, 4), ({}, 8)])
+def test_a_strangers_hook_is_on_when_installed_with_its_sections_options(tmp_path, install, section, num_updates):
+    groups = {"rlhf.sections": {"safety": "acme_safety:section"}, "rlhf.hooks": {"safety": "acme_safety:hook"}}
+    install("acme-safety", groups, {"acme_safety": SAFETY})
+    done = start({**BASE, **section}, tmp_path / "run")
+    assert (done.summary["status"], len(done.metrics)) == ("done", num_updates)
+    with pytest.raises(PluginError, match=r"hooks\.safety: is on in every run"):
+        start({**BASE, "hooks": {"safety": {}}}, tmp_path / "listed")
+
+
 EVERYTHING = """
 from rlhf_core.hookspecs import Action
 
