@@ -69,7 +69,7 @@ class Component:
     """For an optimizer: whether 16-bit parameters keep its small steps, as with float32 master weights; else they are
     refused."""
     always_on: bool = False
-    """For a hook: whether it is on when it is installed, with the options of the section of its name if there is one."""
+    """For a hook: whether it is on when it is installed, with the options of the section of its name, if any."""
     claims: Callable[[str, Mapping[str, Any]], bool] | None = None
     """For a kind of model: whether it loads a `model.path`, given that and the folder's `config.json` ({} without)."""
     model_inputs: bool = False

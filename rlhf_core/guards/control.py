@@ -45,5 +45,8 @@ def build(config: Section, context: HookContext) -> Control:
 
 
 control = Component(
-    summary="Has a run do what `rlhf control` sends it.", config=Section, build="rlhf_core.guards.control:build", always_on=True
+    summary="Has a run do what `rlhf control` sends it.",
+    config=Section,
+    build="rlhf_core.guards.control:build",
+    always_on=True,
 )

@@ -26,8 +26,8 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     "rlhf-core": {
         "transports": "local",
         "prompts": "jsonl hf-dataset sort-digits tasks mixture",
-        "hooks": "early-stop guards control",
-        "sections": "guards prompts.curriculum",
+        "hooks": "control",
+        "sections": "prompts.curriculum",
         "optimizers": "adamw",
         "schedules": "constant linear cosine",
         "models": "causal-lm sequence-classification",
@@ -41,6 +41,7 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     "rlhf-mcp": {"environments": "mcp"},
     "rlhf-openenv": {"environments": "openenv"},
     "rlhf-env-verifiers": {"environments": "verifiers"},
+    "rlhf-guards": {"hooks": "early-stop guards", "sections": "guards"},
     "rlhf-profiler": {"hooks": "profiler"},
     "rlhf-loggers": {"loggers": "tensorboard wandb csv"},
     "rlhf-logger-mlflow": {"loggers": "mlflow"},

@@ -1,4 +1,5 @@
 from .did_you_mean import fold as fold
+from .did_you_mean import suggestion as suggestion
 from .host_memory import peak_resident_bytes as peak_resident_bytes
 from .host_memory import set_up_host_memory as set_up_host_memory
 from .jsonl import read_lines as read_lines

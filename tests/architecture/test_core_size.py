@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 19256
-PUBLIC_NAMES = 360
+CODE_LINES = 19041
+PUBLIC_NAMES = 361
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

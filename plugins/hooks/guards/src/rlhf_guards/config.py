@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ..components import Component
-from .problems import Problem
-from .section import Count, Section
+from rlhf_core.components import Component
+from rlhf_core.config import Problem, Section
 
 if TYPE_CHECKING:
-    from .resolved import ResolvedRun
+    from rlhf_core.config import ResolvedRun
 
 Grave = Literal["skip", "stop", "rollback"]
 Action = Literal["warn", "skip", "stop", "rollback", "finish"]
@@ -49,7 +48,7 @@ class PlateauGuard(Section):
     """The mean reward has not improved for a while."""
 
     action: Action = Field("warn", description=_ACTION)
-    episodes: Count | None = Field(None, description="Episodes without improvement that trip it; null is off.")
+    episodes: int | None = Field(None, ge=1, description="Episodes without improvement that trip it; null is off.")
     min_improvement: float = Field(0.0, ge=0, description="`reward/mean` has to rise by more than this to count.")
 
 
@@ -64,7 +63,7 @@ class RollbackConfig(Section):
     """How a guard's `rollback` is done."""
 
     lr_factor: float = Field(0.5, gt=0, le=1, description="Every learning rate is multiplied by it at each rollback.")
-    max_times: Count = Field(3, description="Rollbacks of one run; the next one that is asked for ends it.")
+    max_times: int = Field(3, ge=1, description="Rollbacks of one run; the next one that is asked for ends it.")
 
 
 class GuardsConfig(Section):

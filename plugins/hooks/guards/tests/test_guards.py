@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlhf_core.config.guards import GuardsConfig, PlateauGuard
 from rlhf_core.errors import DivergenceError, RlhfError
-from rlhf_core.guards.checks import Plateau, beyond
-from rlhf_core.guards.plugin import Guards
 from rlhf_core.hookspecs import Moment
 from rlhf_core.runfolder.folder import RunFolder
+from rlhf_guards.checks import Plateau, beyond
+from rlhf_guards.config import GuardsConfig, PlateauGuard
+from rlhf_guards.guards import Guards
 
 
 @pytest.fixture

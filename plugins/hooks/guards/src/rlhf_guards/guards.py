@@ -6,12 +6,13 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from ..components import Component, HookContext
-from ..config.guards import GuardsConfig
-from ..hookspecs import Action, Moment, hookimpl
-from ..runfolder.folder import RunFolder
-from ..util.jsonl import read_lines
+from rlhf_core.components import Component, HookContext
+from rlhf_core.hookspecs import Action, Moment, hookimpl
+from rlhf_core.runfolder import RunFolder
+from rlhf_core.util import read_lines
+
 from .checks import Plateau, beyond, not_finite
+from .config import GuardsConfig
 
 logger = logging.getLogger("rlhf")
 
@@ -78,6 +79,6 @@ def build(config: GuardsConfig, context: HookContext) -> Guards:
 guards = Component(
     summary="Warns, skips, stops or rolls back where a value of an update crosses its bound.",
     config=GuardsConfig,
-    build="rlhf_core.guards.plugin:build",
+    build="rlhf_guards.guards:build",
     always_on=True,
 )

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from ..components import Component, HookContext
-from ..config.section import Count, Section
-from ..hookspecs import Action, Metrics, Moment, hookimpl
-from ..util.did_you_mean import suggestion
+from rlhf_core.components import Component, HookContext
+from rlhf_core.config import Section
+from rlhf_core.hookspecs import Action, Metrics, Moment, hookimpl
+from rlhf_core.util import suggestion
 
 logger = logging.getLogger("rlhf")
 
@@ -24,7 +24,7 @@ class EarlyStopConfig(Section):
     metric: str = Field("eval/score", min_length=1, description="Key of `metrics.jsonl` that is watched.")
     above: float | None = Field(None, description="The run is done once the metric is above it.")
     below: float | None = Field(None, description="The run is done once the metric is below it.")
-    patience: Count = Field(1, description="Measured episodes in a row in which that has to hold.")
+    patience: int = Field(1, ge=1, description="Measured episodes in a row in which that has to hold.")
 
     @model_validator(mode="after")
     def _has_one_bound(self) -> EarlyStopConfig:
@@ -83,5 +83,5 @@ def build(config: EarlyStopConfig, context: HookContext) -> EarlyStop:
 early_stop = Component(
     summary="Ends the run as done once a metric is above or below a bound.",
     config=EarlyStopConfig,
-    build="rlhf_core.guards.early_stop:build",
+    build="rlhf_guards.early_stop:build",
 )

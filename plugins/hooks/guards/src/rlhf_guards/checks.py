@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..config.guards import PlateauGuard
-from ..errors import DivergenceError
-from ..hookspecs import Metrics, Moment
+from rlhf_core.errors import DivergenceError
+from rlhf_core.hookspecs import Metrics, Moment
+
+from .config import PlateauGuard
 
 _WATCHED = ("loss/", "reward/")
 

@@ -1,0 +1,1 @@
+"""Guards that warn, skip, stop or roll back, and early stopping."""
