@@ -30,8 +30,8 @@ class Template:
     module: str = "plugin"
     """Module of the package that the entry point names."""
     attribute: str = "{{snake}}"
-    imports_core: bool = True
-    """False for rewards and environments: they can be written without importing core, so do not depend on it."""
+    needs: tuple[str, ...] = ("rlhf-core",)
+    """Distributions that it imports. A reward and an environment can be written without any."""
 
 
 TEMPLATES: Mapping[str, Template] = {
@@ -40,7 +40,7 @@ TEMPLATES: Mapping[str, Template] = {
         "rewards:\n  - {name: {{name}}, weight: 1.0, target_tokens: 64}",
         "The reward is the function in `src/{{package}}/reward.py`; its keyword-only parameters are its options.",
         module="reward",
-        imports_core=False,
+        needs=(),
     ),
     "algorithms": Template(
         "algorithm",
@@ -51,6 +51,7 @@ TEMPLATES: Mapping[str, Template] = {
         "strategy",
         "strategy: {name: {{name}}, num_threads: 4}",
         "How a model is wrapped and stepped is in `src/{{package}}/strategy.py`, its options in `config.py`.",
+        needs=("rlhf-core", "rlhf-strategies"),
     ),
     "engines": Template(
         "engine",
@@ -74,7 +75,7 @@ TEMPLATES: Mapping[str, Template] = {
         "constructor are its options.",
         module="environment",
         attribute="{{Camel}}",
-        imports_core=False,
+        needs=(),
     ),
     "advantages": Template(
         "advantage",
@@ -87,6 +88,7 @@ TEMPLATES: Mapping[str, Template] = {
         "algorithm: {name: grpo, policy_loss: {name: {{name}}, max_ratio: 4.0}}",
         "The loss is the function in `src/{{package}}/policy_loss.py`; its keyword-only parameters are its options.",
         module="policy_loss",
+        needs=("rlhf-core", "rlhf-objective"),
     ),
     "hooks": Template(
         "hooks",
@@ -193,7 +195,7 @@ def _values(kind: str, name: str, distribution: str, template: Template) -> dict
         "core_version": version("rlhf-core"),
         "api_version": str(API_VERSION),
     }
-    values["dependencies"] = f'"rlhf-core>={values["core_version"]}"' if template.imports_core else ""
+    values["dependencies"] = ", ".join(f'"{each}>={values["core_version"]}"' for each in template.needs)
     values["target"] = f"{values['package']}.{template.module}:{_fill(template.attribute, values)}"
     for key in ("usage", "where"):
         values[key] = _fill(getattr(template, key), values)
