@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CODE_LINES = 19041
-PUBLIC_NAMES = 361
+PUBLIC_NAMES = 362
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

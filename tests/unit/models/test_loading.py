@@ -262,6 +262,15 @@ def test_a_count_of_layers_that_no_model_has_is_refused_before_anything_is_built
             check(ModelConfig(path=str(folder)))
 
 
+def test_the_layers_of_an_adapters_base_are_checked(tmp_path):
+    base = save_tiny_model(tmp_path / "base")
+    (base / "config.json").write_text(json.dumps({"num_hidden_layers": 10**9}))
+    folder = save_tiny_model(tmp_path / "adapter")
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    with pytest.raises(UserInputError, match="between 0 and 2,000 layers"):
+        check_model(ModelConfig(path=str(folder)))
+
+
 def test_a_config_that_is_nested_without_end_is_refused(tmp_path):
     folder = save_tiny_model(tmp_path / "model")
     (folder / "config.json").write_text("[" * 100_000)

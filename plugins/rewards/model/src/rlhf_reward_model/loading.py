@@ -15,7 +15,7 @@ from transformers import (
 
 from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError, first_line
-from rlhf_core.models import check_layers, quiet_progress
+from rlhf_core.models import check_hub, check_layers, quiet_progress
 from rlhf_core.place import resolve_device
 
 WHERE = 'reward "model"'
@@ -34,8 +34,10 @@ def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The reward model's own tokenizer. Raises `UserInputError` where there is none."""
+    source = str(Path(path).expanduser())
+    check_hub(source, where=WHERE)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(Path(path).expanduser()))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         raise UserInputError(
             f"cannot load the tokenizer of {path!r}: {first_line(error)}",
@@ -50,11 +52,13 @@ def load_model(path: str, dtype: torch.dtype, label_index: int | None) -> tuple[
 
     Raises `UserInputError`: it cannot be loaded, has no trained head, or several labels and none was chosen.
     """
-    check_layers(Path(path).expanduser(), WHERE)
+    source = str(Path(path).expanduser())
+    check_hub(source, where=WHERE)
+    check_layers(Path(source), WHERE)
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     try:
         with quiet_progress():
-            model, info = AutoModelForSequenceClassification.from_pretrained(str(Path(path).expanduser()), **options)
+            model, info = AutoModelForSequenceClassification.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserInputError(f"cannot load {path!r}: {first_line(error)}", where=WHERE) from None
     if info["missing_keys"]:

@@ -1,0 +1,41 @@
+"""A reward model that cannot be loaded is an error at once, before anything is built or retried."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+from rlhf_core.errors import UserInputError
+from rlhf_reward_model.loading import load_model, load_tokenizer
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A port of this machine that refuses connections, as the hub; the cache is empty."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_an_unreachable_hub_is_told_before_any_file_is_asked_for() -> None:
+    name = "no-such-owner/no-such-model"
+    for load in (load_tokenizer, lambda path: load_model(path, torch.float32, None)):
+        with pytest.raises(UserInputError, match="neither a folder here nor in the cache.*does not answer"):
+            load(name)
+
+
+@pytest.mark.parametrize("layers", [-1, 10**9])
+def test_a_count_of_layers_that_no_model_has_is_refused(tmp_path: Path, layers: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": layers}))
+    with pytest.raises(UserInputError, match="between 0 and 2,000 layers"):
+        load_model(str(tmp_path), torch.float32, None)
