@@ -125,7 +125,7 @@ class OwnStep(PPOTrainer):
     def _training_step(self, experience: Experience) -> None:
         assert len(self.data_buffer) == 16 and self.data_buffer.items[0].advantages is not None
         assert len(self.data_buffer.sample()) == 4
-        assert self.tokenizer.pad_token_id is not None
+        assert self.experience_maker.tokenizer is self.tokenizer
         assert experience.advantages is not None and experience.values is not None and experience.returns is not None
         log_probs = policy_forward(self.actor, experience, 1.0).log_probs
         clips = {"clip_eps_low": 0.2, "clip_eps_high": 0.2}

@@ -45,11 +45,18 @@ class TrainerContext:
     hooks: HookRelay
 
 
+class SeedMaker(PolicyExperienceMaker):
+    """The maker with the attribute that subclasses of the seed's trainer read."""
+
+    tokenizer: PreTrainedTokenizerBase
+    """The policy's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """Components that make experience; the fit's exit stack closes them."""
 
-    maker: PolicyExperienceMaker
+    maker: SeedMaker
     publisher: PolicyPublisher
     scorer: RewardScorer
     neural_reward: NeuralReward | None
@@ -81,13 +88,14 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     )
     scorer = RewardScorer([reward])
     stack.callback(scorer.close)
-    maker = PolicyExperienceMaker(
+    maker = SeedMaker(
         player=SingleAnswers(engine, context.tokenizer, rollouts.sampling),
         samples_per_prompt=rollouts.samples_per_prompt,
         scorer=scorer,
         hooks=context.hooks,
         passes=_passes(context),
     )
+    maker.tokenizer = context.tokenizer
     neural_reward = reward.function if isinstance(reward.function, NeuralReward) else None
     return Generation(maker, PolicyPublisher(sync, context.hooks), scorer, neural_reward)
 
