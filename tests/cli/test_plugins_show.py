@@ -12,8 +12,8 @@ def shown(capsys, *arguments, code=0):
 
 
 def test_the_kind_is_found_where_the_name_is_given_once(capsys):
-    assert shown(capsys, "early-stop").startswith("hooks/early-stop (rlhf-core")
-    assert shown(capsys, "early_stop").startswith("hooks/early-stop (rlhf-core")
+    assert shown(capsys, "early-stop").startswith("hooks/early-stop (rlhf-guards")
+    assert shown(capsys, "early_stop").startswith("hooks/early-stop (rlhf-guards")
     assert shown(capsys, "clip").startswith("policy_losses/clip (")
 
 

@@ -149,7 +149,7 @@ set_up_host_memory()
 
 import psutil
 import torch
-from rlhf_core.models import fast_linear
+from rlhf_passes import fast_linear
 from rlhf_passes.fast_linear import multiply
 
 fast_linear.IS_FASTER_HERE = True
