@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from ..components import Component, HookContext
@@ -63,21 +63,23 @@ def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -
             name=each.name,
             distribution=f"{each.distribution} {each.version}",
         )
-        for each in (*_always_on(resolved), *resolved.hooks)
+        for each in (*_always_on(resolved, disabled), *resolved.hooks)
         if fold(each.name) not in disabled
     ]
 
 
 def option_sections(resolved: ResolvedRun) -> list[str]:
-    """The sections of the run that have options of hook plugins."""
-    return [*(name for name in resolved.sections if fold(name) in discover("hooks")), "hooks"]
+    """The sections of the run that have options of hook plugins, besides `hooks`."""
+    return [name for name in resolved.sections if fold(name) in discover("hooks")]
 
 
-def _always_on(resolved: ResolvedRun) -> Iterator[Configured]:
+def _always_on(resolved: ResolvedRun, disabled: Collection[str]) -> Iterator[Configured]:
     for name, ref in discover("hooks").items():
+        if name in disabled:
+            continue
         try:
             found = import_target(ref)
         except PluginError:  # `load_hook_plugins` has reported it
             continue
-        if isinstance(found, Component) and found.always_on and name not in resolved.run.hooks.disable:
-            yield Configured.of(load("hooks", name), resolved.section(name) or found.config())
+        if isinstance(found, Component) and found.always_on:
+            yield Configured.of(load("hooks", name), resolved.section(ref.name) or found.config())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.resolve import ResolvedRun
+from ..config.section import options_of
 from ..errors import GuardStop, RlhfError, UserInputError
 from ..hooks.installed import option_sections
 from ..hooks.relay import HookRelay
@@ -211,6 +212,7 @@ def keys_of(who: str, resolved: ResolvedRun) -> str:
 
 
 def _options(resolved: ResolvedRun) -> dict[str, Any]:
-    run = resolved.to_mapping()
-    options: dict[str, Any] = redact_mapping({section: run[section] for section in option_sections(resolved)})
+    found = {name: options_of(resolved.section(name)) for name in option_sections(resolved)}
+    found["hooks"] = resolved.to_mapping()["hooks"]
+    options: dict[str, Any] = redact_mapping(found)
     return options

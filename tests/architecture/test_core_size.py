@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 19041
+CODE_LINES = 19045
 PUBLIC_NAMES = 362
 _NO_CODE = {
     tokenize.COMMENT,

@@ -114,14 +114,19 @@ hook = Component("Ends a run.", SafetyConfig, "acme_safety:build", always_on=Tru
 """
 
 
-@pytest.mark.parametrize(("section", "num_updates"), [({"safety": {"last_update": 4}}, 4), ({}, 8)])
-def test_a_strangers_hook_is_on_when_installed_with_its_sections_options(tmp_path, install, section, num_updates):
-    groups = {"rlhf.sections": {"safety": "acme_safety:section"}, "rlhf.hooks": {"safety": "acme_safety:hook"}}
+@pytest.mark.parametrize("name", ["safety", "my_safety"])
+@pytest.mark.parametrize(("options", "num_updates"), [({"last_update": 4}, 4), (None, 8)])
+def test_a_strangers_hook_is_on_when_installed_with_its_sections_options(tmp_path, install, name, options, num_updates):
+    groups = {"rlhf.sections": {name: "acme_safety:section"}, "rlhf.hooks": {name: "acme_safety:hook"}}
     install("acme-safety", groups, {"acme_safety": SAFETY})
-    done = start({**BASE, **section}, tmp_path / "run")
+    run = BASE if options is None else {**BASE, name: options}
+    done = start(run, tmp_path / "run")
     assert (done.summary["status"], len(done.metrics)) == ("done", num_updates)
-    with pytest.raises(PluginError, match=r"hooks\.safety: is on in every run"):
-        start({**BASE, "hooks": {"safety": {}}}, tmp_path / "listed")
+    assert start(run, tmp_path / "run", resume="auto").summary["status"] == "done"
+    off = start({**run, "hooks": {"disable": [name]}}, tmp_path / "off")
+    assert len(off.metrics) == 8
+    with pytest.raises(PluginError, match=rf"hooks\.{name}: is on in every run"):
+        start({**BASE, "hooks": {name: {}}}, tmp_path / "listed")
 
 
 EVERYTHING = """
