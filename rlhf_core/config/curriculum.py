@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, cast
 
 from pydantic import Field, model_validator
 
@@ -13,6 +14,8 @@ from .problems import Problem
 from .section import Count, Section
 
 if TYPE_CHECKING:
+    from ..prompts.records import Records
+    from ..rollout.coordinator import Sampler
     from .resolved import ResolvedRun
 
 SuccessRange = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]
@@ -58,6 +61,10 @@ class CurriculumConfig(Section):
             yield Problem("", f"{run.algorithm.name} learns from a dataset: there is no answer to judge by")
         elif self.reward is not None and self.reward not in run.reward_weights:
             yield unknown_reward("reward", self.reward, run.reward_weights)
+
+    def sampler(self, records: Records) -> Sampler:
+        make = import_module("rlhf_core.prompts.curriculum").make_curriculum  # imported when it is used, as a `build`
+        return cast("Sampler", make(self, records))
 
     @model_validator(mode="after")
     def _makes_sense(self) -> CurriculumConfig:

@@ -17,6 +17,8 @@ from .problems import Problem
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ..prompts.records import Records
+    from ..rollout.coordinator import Sampler
     from ..rollout.player import Player, PlayerContext
     from .resolved import ResolvedRun
 
@@ -30,7 +32,7 @@ class Section(BaseModel):
     the same run: no section sees what another one's `adapt` changed.
 
     A plugin adds its own section to run files through the entry-point group `rlhf.sections` (docs/sections.md). It may
-    bring a player (docs/players.md), and declares the columns of that player's rows in the class variable `columns`.
+    bring a player (docs/players.md) and a sampler, and declares the columns of that player's rows in the class variable `columns`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -67,6 +69,13 @@ class Section(BaseModel):
     def without_files(self) -> Self:
         """Return the section with the default for each option that names a file of code, for those who run none."""
         return self
+
+    def sampler(self, records: Records) -> Sampler | None:
+        """Return what draws the training `records`; None changes nothing. At most one section of a run may bring one.
+
+        Called for the sections of plugins, in the process that owns the prompts and in each one that samples answers.
+        """
+        return None
 
 
 class SelectsPlugins(ABC):

@@ -307,7 +307,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     passes = planned_passes(algorithm, resolved.algorithm.label, resolved.sampling.temperature)
     check_columns(resolved, algorithm, passes, stream.columns)
     inputs.eval_prompts  # noqa: B018  # built here, so that what is wrong with them is found
-    inputs.curriculum()
+    inputs.sampler()
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)
     else:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..config.curriculum import CurriculumConfig
 from ..errors import ConfigError
+from ..types import RolloutGroup
 from .order import RecordOrder
 from .records import Records
 from .stream import RecordStream
@@ -52,6 +53,14 @@ class Curriculum:
         self._records: dict[int, _Estimate] = {}
         self._by_pool: dict[str, _Estimate] = {}
         self._passed_over = 0
+
+    def judge(self, group: RolloutGroup) -> float | None:
+        """The share of a group's answers whose score is a success; None if it has no answers."""
+        samples = [item.rewards for item in group.items if item.branch == 0]
+        if not samples:
+            return None
+        name = self._options.reward or next(iter(samples[0]))
+        return sum(rewards[name] >= self._options.success_score for rewards in samples) / len(samples)
 
     def draw(self, count: int, episode: int) -> list[int]:
         """The next records (indices in the source) for `episode`."""

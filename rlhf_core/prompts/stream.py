@@ -2,7 +2,7 @@
 
 `RecordStream` splits a source into held-out and training records and orders them; `StreamedRecords` reads one whose
 length is unknown. `PromptStream` encodes the records of either. The record at a position depends only on the records,
-the seed and the options; with a curriculum, which record a position has is decided as it is drawn (`curriculum.py`).
+the seed and the options; with a sampler, which record a position has is decided as it is drawn.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class PromptStream:
     def prompt(self, position: int, index: int | None = None) -> Prompt:
         """The training prompt at `position` (>= 0) of the endless stream.
 
-        index: of its record in the source, where a curriculum has drawn it.
+        index: of its record in the source, where a sampler has drawn it.
         """
         record, name = self.records.at(position) if index is None else self.records.at_index(index)
         return self._encoder.prompt(record, position, name)

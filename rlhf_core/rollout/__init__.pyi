@@ -1,4 +1,3 @@
-from .channel import success_of as success_of
 from .coordinator import RolloutCoordinator as RolloutCoordinator
 from .coordinator import Sampler as Sampler
 from .eval_metrics import EvaluationRow as EvaluationRow

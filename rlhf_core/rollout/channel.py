@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..config.curriculum import CurriculumConfig
 from ..errors import RlhfError
 from ..place import Place
 from ..rewards.scorer import RewardScorer
@@ -15,21 +14,8 @@ from .groups import coordinator_from_tree, coordinator_to_tree
 from .made import made_episode
 
 if TYPE_CHECKING:
-    from .coordinator import RolloutCoordinator
+    from .coordinator import RolloutCoordinator, Sampler
     from .maker import PolicyExperienceMaker
-
-
-def success_of(options: CurriculumConfig | None) -> Callable[[RolloutGroup], float | None]:
-    """For a group, the share of its samples whose score is a success; None without a curriculum, or a sample."""
-
-    def share(group: RolloutGroup) -> float | None:
-        samples = [item.rewards for item in group.items if item.branch == 0]
-        if options is None or not samples:
-            return None
-        name = options.reward or next(iter(samples[0]))
-        return sum(rewards[name] >= options.success_score for rewards in samples) / len(samples)
-
-    return share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +27,12 @@ class LocalChannel:
 
     coordinator: RolloutCoordinator[RolloutGroup]
     prompt: Callable[[int, int | None], Prompt]
-    """Of a position, and of the record that a curriculum has drawn for it."""
+    """Of a position, and of the record that a sampler has drawn for it."""
     maker: PolicyExperienceMaker
     place: Place
     keep: Callable[[RolloutGroup], bool]
-    success: Callable[[RolloutGroup], float | None] = lambda group: None
-    """See `RolloutCoordinator.submit`."""
+    sampler: Sampler | None = None
+    """Judges the groups; the coordinator draws by it."""
 
     def episode(self, index: int) -> MadeEpisode:
         """Make the episode, in as many waves as dynamic sampling needs."""
@@ -59,7 +45,8 @@ class LocalChannel:
             gathered = [group for part in self.place.all_gather_objects(made) for group in part]
             for group in sorted(gathered, key=lambda g: g.position):
                 keep = not group.is_empty and self.keep(group)
-                self.coordinator.submit(group, keep=keep, success=self.success(group))
+                success = None if self.sampler is None else self.sampler.judge(group)
+                self.coordinator.submit(group, keep=keep, success=success)
         groups = self.coordinator.take(index)
         return made_episode(
             [item for group in groups for item in group.items],

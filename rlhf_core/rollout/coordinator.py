@@ -7,7 +7,7 @@ It uses neither tensors nor a transport, so it runs in the trainer's process or 
   wave by wave: only when every outstanding group of the episode has arrived, so the choice does not depend on timing.
 - A position may be made once its episode is at most `max_staleness` ahead of the policy version, and no complete
   episode waits for the trainer: samples made before they are needed only become stale.
-- Which record a position has is a function of the seed or, with a curriculum, drawn when the position is. A curriculum
+- Which record a position has is a function of the seed or, with a sampler, drawn when the position is. A sampler
   learns from the groups of a whole wave, in position order.
 - A group enters exactly one episode: a second group for a position is refused.
 - A lease ends at its deadline, or when its maker is known dead. The position is then made again under the same
@@ -21,9 +21,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..errors import RewardError, RlhfError
+
+if TYPE_CHECKING:
+    from ..types import RolloutGroup
 
 
 class Group(Protocol):
@@ -40,14 +43,21 @@ GroupT = TypeVar("GroupT", bound=Group)
 
 
 class Sampler(Protocol):
-    """Decides which records are drawn, from the success of those drawn before (`prompts.curriculum`)."""
+    """Decides which records are drawn, from the success of those drawn before (`Section.sampler`)."""
+
+    def judge(self, group: RolloutGroup) -> float | None:
+        """Return the success of a finished group; None if `learn` should not receive it.
+
+        Called where the answers are made, over Ray on another instance: it must not depend on `learn` or a state.
+        """
+        ...
 
     def draw(self, count: int, episode: int) -> list[int]:
         """The records of the next `count` positions, for an episode."""
         ...
 
     def learn(self, record: int, success: float) -> None:
-        """Take in the share of a record's answers that succeeded."""
+        """Take in the success of a record's group."""
         ...
 
     def take_metrics(self) -> dict[str, float]:
@@ -83,7 +93,7 @@ class _Episode(Generic[GroupT]):
     accepted: dict[int, GroupT] = field(default_factory=dict)
     refused: int = 0
     outcomes: dict[int, float] = field(default_factory=dict)
-    """Position -> share of successes, of groups of the wave that is not over."""
+    """Position -> success, of groups of the wave that is not over."""
     learnt: set[int] = field(default_factory=set)
     """Positions whose outcome counts already; those made again do not count twice."""
     records: dict[int, int] = field(default_factory=dict)
@@ -170,8 +180,8 @@ class RolloutCoordinator(Generic[GroupT]):
     def submit(self, group: GroupT, *, keep: bool = True, success: float | None = None) -> bool:
         """Accept a finished group. False: it is refused (made twice, or its episode has ended).
 
-        `keep=False` refuses it for training; another position is drawn in its place. `success`: the share of its
-        answers that succeeded, for a curriculum; None where it has none.
+        `keep=False` refuses it for training; another position is drawn in its place. `success`: what
+        `Sampler.judge` returned.
         """
         found = self._episode_of.pop(group.position, None)
         if found is None:
@@ -235,7 +245,7 @@ class RolloutCoordinator(Generic[GroupT]):
         self._version = version
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of the last taken episode: `rollout/refused_prompts`, and those of a curriculum."""
+        """Metrics of the last taken episode: `rollout/refused_prompts`, and those of a sampler."""
         own = {} if self._sampler is None else self._sampler.take_metrics()
         return {"rollout/refused_prompts": float(self.refused_prompts), **own}
 

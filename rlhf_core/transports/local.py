@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from ..algorithm import RolloutAlgorithm
-from ..rollout.channel import LocalChannel, RankedStates, success_of
+from ..rollout.channel import LocalChannel, RankedStates
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
 from ..rollout.weight_sync import NoReceiver
@@ -57,12 +57,12 @@ def _parts(request: RunRequest, run: TrainerParts) -> SessionParts:
 
 
 def _channel(run: TrainerParts, algorithm: RolloutAlgorithm, maker: PolicyExperienceMaker) -> LocalChannel:
-    train = run.resolved.run.train
+    train, sampler = run.resolved.run.train, run.inputs.sampler()
     coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
         num_episodes=train.episodes,
         prompts_per_episode=train.prompts_per_episode,
         max_staleness=0,
-        sampler=run.inputs.curriculum(),
+        sampler=sampler,
     )
     return LocalChannel(
         coordinator=coordinator,
@@ -70,5 +70,5 @@ def _channel(run: TrainerParts, algorithm: RolloutAlgorithm, maker: PolicyExperi
         maker=maker,
         place=run.place,
         keep=algorithm.keep,
-        success=success_of(run.resolved.section("prompts.curriculum")),
+        sampler=sampler,
     )

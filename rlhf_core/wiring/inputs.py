@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
+from ..config.fitting import named_code
 from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
-from ..config.sections import PromptsConfig
+from ..config.sections import PromptsConfig, Section
 from ..contexts import algorithm_context, prompts_context
+from ..errors import ConfigError
 from ..models.kinds import kind_for
 from ..models.loading import load_tokenizer
 from ..plugins.discovery import resolve_build
 from ..plugins.functions import function_of_file
-from ..prompts.curriculum import Curriculum, make_curriculum
 from ..prompts.records import Check
 from ..prompts.stream import PromptStream
+from ..rollout.coordinator import Sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,10 +70,20 @@ class RunInputs:
         checked = {None} if self.resolved.measures_eval_records else set()
         return {name: self.stream_of(source, is_checked=name in checked) for name, source in sources.items()}
 
-    def curriculum(self) -> Curriculum | None:
-        """A new curriculum, which draws the run's prompts; None if all are drawn in turn."""
-        options = self.resolved.section("prompts.curriculum")
-        return None if options is None else make_curriculum(options, self.prompts.records)
+    def sampler(self) -> Sampler | None:
+        """A new sampler of the run's prompts, which a section brings; None if all are drawn in turn.
+
+        Raises `ConfigError` if two sections bring one.
+        """
+        found: dict[str, Sampler] = {}
+        for name, brought in self.resolved.sections.items():
+            with named_code(f"sampler of the section {name}", brought.label):
+                if (sampler := cast(Section, brought.config).sampler(self.prompts.records)) is not None:
+                    found[name] = sampler
+        if len(found) > 1:
+            owners = " and ".join(self.resolved.sections[name].label for name in found)
+            raise ConfigError(f"the prompts are drawn by {owners}", where=list(found)[-1], hint="remove one of them")
+        return next(iter(found.values()), None)
 
     def stream_of(self, source: Configured | None, *, held_out: int = 0, is_checked: bool = True) -> PromptStream:
         """The endless stream of prompts of `source`, or of the run's own, with `held_out` records kept apart."""

@@ -309,7 +309,7 @@ class Actors:
             max_staleness=config.max_staleness,
             lease_seconds=config.lease_seconds,
             heartbeat_seconds=config.heartbeat_seconds,
-            sampler=self.request.inputs.curriculum() if resolved.rolls_out else None,
+            sampler=self.request.inputs.sampler() if resolved.rolls_out else None,
         )
 
     def _spec(self, index: int = 0) -> ActorSpec:

@@ -94,7 +94,7 @@ class MakerFeed(ABC):
         return not group.is_empty
 
     def success(self, group: RolloutGroup) -> float | None:
-        """The share of a group's answers that succeeded, where a curriculum asks for it."""
+        """What the run's sampler makes of a group, if there is one (`Sampler.judge`)."""
         return None
 
     def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
@@ -293,7 +293,7 @@ class RunFeed(MakerFeed):
         return super().keep(group) and self._parts.keep(group)
 
     def success(self, group: RolloutGroup) -> float | None:
-        return self._parts.success(group)
+        return None if self._parts.sampler is None else self._parts.sampler.judge(group)
 
     def _evaluate(self, work: EvaluationWork) -> None:
         assert self._parts.evaluator is not None

@@ -34,8 +34,8 @@ from rlhf_core.rollout import (
     Passes,
     PolicyEvaluator,
     PolicyExperienceMaker,
+    Sampler,
     SingleAnswers,
-    success_of,
 )
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
@@ -172,9 +172,10 @@ class MakerParts:
     worker: MakerWorker
     hooks: HookRelay
     prompt: Callable[[int, int | None], Prompt]
-    """The prompt of a position, and of the record that a curriculum has drawn for it."""
+    """The prompt of a position, and of the record that a sampler has drawn for it."""
     keep: Callable[[RolloutGroup], bool]
-    success: Callable[[RolloutGroup], float | None]
+    sampler: Sampler | None
+    """Judges the groups; the coordinator has another one, which draws."""
     evaluator: PolicyEvaluator | None
 
 
@@ -217,7 +218,7 @@ def build_maker(
         hooks,
         prompt=inputs.prompts.prompt,
         keep=algorithm.keep if isinstance(algorithm, RolloutAlgorithm) else _keep_all,
-        success=success_of(resolved.section("prompts.curriculum")),
+        sampler=inputs.sampler() if resolved.rolls_out else None,
         evaluator=run.evaluator,
     )
 

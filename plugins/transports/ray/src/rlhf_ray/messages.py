@@ -23,7 +23,7 @@ class RolloutWork:
     era: int = 0
     """Number of rollbacks so far; work requested in an earlier era is discarded."""
     records: tuple[int, ...] = ()
-    """The record of each position, where a curriculum has drawn them."""
+    """The record of each position, where a sampler has drawn them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Made:
     group: StoredGroup
     keep: bool
     success: float | None = None
-    """The share of its answers that succeeded, for a curriculum."""
+    """The judgement of the run's sampler."""
 
 
 @dataclass(frozen=True, slots=True)
