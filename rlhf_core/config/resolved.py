@@ -165,6 +165,16 @@ class ResolvedRun:
         return None if found is None else found.config
 
     @property
+    def selected(self) -> Iterator[Configured]:
+        """Every plugin that the run names and every section of a plugin, not those that options of these name."""
+        yield from (self.algorithm, self.strategy, self.engine, self.transport, self.prompts, self.optimizer)
+        yield self.schedule
+        rewards = [*self.rewards, *(reward for each in self.eval_sets for reward in each.rewards or ())]
+        yield from (each.selected for each in (*rewards, self.environment) if each is not None)
+        yield from (each for each in (self.eval_prompts, *(own.prompts for own in self.eval_sets)) if each is not None)
+        yield from (*self.hooks, *self.loggers, *self.sections.values())
+
+    @property
     def player_sections(self) -> Iterator[tuple[str, Section, str]]:
         """Name, options and owner of the sections that may bring a player: `environment`, then plugins' by name."""
         if self.environment is not None:

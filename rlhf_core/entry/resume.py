@@ -12,9 +12,11 @@ from ..config.load import apply_override
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
 from ..plugins.discovery import SINGULAR, discover
+from ..plugins.known import KNOWN
 from ..prompts.stream import PromptStream
 from ..runfolder.checkpoints import CheckpointStore, find_damage
 from ..runfolder.folder import RunFolder, find_newest
+from ..util.did_you_mean import fold
 from ..util.redact import redact_mapping
 
 WARM_START = "warm-start"
@@ -51,7 +53,7 @@ def resumed_folder(resume: str, output: Path | None) -> Path:
 def begun_resume(resume: str | None, output: Path | None) -> str | None:
     """`resume`, or None for `auto` in a folder in which no run has begun: the run starts there.
 
-    Raises `UserInputError` if a section of the run to continue has no installed plugin.
+    Raises `UserInputError` if a plugin of the run to continue is not installed.
     """
     if resume is None or (resume == "auto" and output is not None and not RunFolder(output).has_begun):
         return None
@@ -82,16 +84,18 @@ def own_config(path: Path) -> dict[str, Any]:
 
 
 def check_owners(folder: RunFolder) -> None:
-    """Raise `UserInputError` if a section, or the kind of model, of the run has no installed plugin."""
+    """Raise `UserInputError` if a plugin of the run is not installed."""
     manifest = folder.read_json(folder.manifest)
-    for group in ("sections", "models"):
-        installed = {ref.name for ref in discover(group).values()}
-        for name, owner in manifest.get(group, {}).items():
-            if name not in installed:
+    older = {kind: manifest.get(kind, {}) for kind in ("sections", "models")}  # those of older run folders
+    for kind, owners in manifest.get("owners", older).items():
+        for name, owner in owners.items():
+            if fold(name) not in discover(kind):
+                home = KNOWN.get(kind, {}).get(name, owner.partition(" ")[0])  # it may have moved since
+                same = owner.startswith(f"{home} ")
                 raise UserInputError(
-                    f"the run has the {SINGULAR[group]} {name} of {owner}, which is not installed",
+                    f"the run has the {SINGULAR[kind]} {name} of {owner}, which is not installed",
                     where=str(folder.path),
-                    hint=f"pip install {owner.replace(' ', '==')}",
+                    hint=f"pip install {owner.replace(' ', '==') if same else home}",
                 )
 
 

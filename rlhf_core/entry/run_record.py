@@ -16,9 +16,11 @@ from ..components import LoggerContext
 from ..config.changes import Change, config_changes
 from ..config.resolve import ResolvedRun
 from ..errors import InterruptedRun, RlhfError, UserInputError
+from ..hooks.installed import section_hooks
 from ..hooks.relay import HookRelay
 from ..hookspecs import Action
 from ..models.kinds import owner_of
+from ..plugins.discovery import discover
 from ..plugins.trust import FileTrust, referenced_files
 from ..prompts.records import left_out
 from ..runfolder.checkpoint_state import RunState, read_run_state
@@ -28,6 +30,7 @@ from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
 from ..runfolder.manifest import collect_manifest, full_command
 from ..training.decisions import ROLLBACK, finished_by, keys_of
+from ..util.did_you_mean import fold
 from ..util.held_signals import held_signals
 from ..util.jsonl import write_json
 from ..util.redact import redact_mapping
@@ -83,8 +86,11 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
         num_processes=plan.num_processes,
     )
     kind = owner_of(plan.resolved.run.model.path)
-    manifest["sections"] = {name: each.owner for name, each in plan.resolved.sections.items()}
-    manifest["models"] = {} if kind is None else {kind.name: kind.owner}
+    owners: dict[str, dict[str, str]] = {}
+    for each in (*plan.resolved.selected, *section_hooks(plan.resolved), *([] if kind is None else [kind])):
+        if fold(each.name) in discover(each.kind):  # not a file, or a function of this process
+            owners.setdefault(each.kind, {})[each.name] = each.owner
+    manifest["owners"] = owners
     code = seal(folder.path, _code_run(plan.resolved))
     folder.write_manifest({**manifest, **code, "events": earlier.get("events", []) if plan.is_resumed else []})
     folder.write_config(config)  # behind it: a config that is there can be gone on with, and its code is trusted

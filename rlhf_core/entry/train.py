@@ -286,11 +286,8 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 
     check_model(resolved.run.model)
     environment = resolved.environment
-    rewards = [*resolved.rewards, *(reward for each in resolved.eval_sets for reward in each.rewards or ())]
-    parts = [resolved.strategy, resolved.engine, resolved.transport, resolved.optimizer, resolved.schedule]
-    parts += [*(each.selected for each in [*rewards, environment] if each), *resolved.hooks, *resolved.loggers]
-    for selected in parts:
-        if selected.unread is None:
+    for selected in resolved.selected:
+        if selected.unread is None and selected.kind != "sections":
             resolve_build(selected)
     inputs = RunInputs(resolved, checks_records=True, measured=_MEASURED if is_check else None)
     tokenizer = inputs.tokenizer

@@ -60,7 +60,7 @@ def test_engine_and_trainer_see_the_same_inputs(conditioned, tmp_path):
     assert len(found) == 2 and max(gaps(found)) < GAP
     assert found[-1]["kl/mean"] != 0
     manifest = json.loads((run / "manifest.json").read_text())
-    assert manifest["models"] == {"conditioned": "acme-conditioned 1.2.3"}
+    assert manifest["owners"]["models"] == {"conditioned": "acme-conditioned 1.2.3"}
 
 
 def test_the_saved_model_is_of_its_kind(conditioned, tmp_path, capsys):

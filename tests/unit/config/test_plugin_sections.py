@@ -19,7 +19,9 @@ from rlhf_cli.run_schema import run_schema
 from rlhf_core.config.changes import config_changes
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
-from rlhf_core.errors import ConfigError
+from rlhf_core.entry.resume import check_owners
+from rlhf_core.errors import ConfigError, UserInputError
+from rlhf_core.plugins.known import KNOWN
 from rlhf_core.runfolder.folder import RunFolder
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "sections.md"
@@ -144,13 +146,40 @@ def test_a_run_folder_without_the_owner_names_what_to_install(tmp_path, capsys, 
     assert "pip install acme==1.2.3" in told
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "owner", "says"),
+    [
+        ("optimizers", "signum", "acme 1.2.3", "the optimizer signum of acme 1.2.3"),
+        ("engines", "tern", "acme 1.2.3", "the engine tern of acme 1.2.3"),
+        ("hooks", "watch", "acme 1.2.3", "the hook plugin watch of acme 1.2.3"),
+        ("schedules", "restarts", "acme 1.2.3", "the schedule restarts of acme 1.2.3"),
+    ],
+)
+def test_a_missing_owner_of_any_plugin_names_what_to_install(tmp_path, kind, name, owner, says):
+    folder = RunFolder(tmp_path)
+    owners = {"algorithms": {"PPO": "rlhf-ppo 0.0.1"}, kind: {name: owner}}
+    folder.manifest.write_text(json.dumps({"owners": owners}))
+    with pytest.raises(UserInputError, match=f"the run has {says}, which is not installed") as caught:
+        check_owners(folder)
+    assert caught.value.hint == "pip install acme==1.2.3"
+
+
+def test_one_that_has_moved_to_another_distribution_names_that(tmp_path, monkeypatch):
+    monkeypatch.setitem(KNOWN["sections"], "moved", "rlhf-moved")
+    folder = RunFolder(tmp_path)
+    folder.manifest.write_text(json.dumps({"sections": {"moved": "rlhf-core 0.1.0"}}))
+    with pytest.raises(UserInputError, match="the section moved of rlhf-core") as caught:
+        check_owners(folder)
+    assert caught.value.hint == "pip install rlhf-moved"
+
+
 @pytest.mark.slow
 def test_a_run_notes_the_owner_for_a_resume(safety, tmp_path, capsys):
     file, output = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(yaml.safe_dump({**RUN, "train": {"episodes": 1, "prompts_per_episode": 4}}))
     assert run(["train", str(file), "--output", str(output), "--quiet"]) == 0
     folder = RunFolder(output)
-    assert folder.read_json(folder.manifest)["sections"]["safety"] == "acme 1.2.3"
+    assert folder.read_json(folder.manifest)["owners"]["sections"]["safety"] == "acme 1.2.3"
     assert folder.read_config()["safety"]["window"] == 4
     rmtree(tmp_path / "site" / "acme-1.2.3.dist-info")
     capsys.readouterr()
