@@ -111,7 +111,7 @@ class Action:
     """For `rollback`: after so many of a run, it ends it as failed."""
     answer: Callable[[str, bool], None] | None = field(default=None, compare=False)
     """Rank 0 calls it with what came of interrupt, pause, resume, checkpoint or set, and whether it was refused. An
-    action without it is noted in the manifest, as event `decision`."""
+    action without it is noted in the manifest, as event `decision`; `interrupt` always is."""
 
     def __post_init__(self) -> None:
         if self.kind == "set" and (self.key is None or self.value is None or not 0 <= self.value < math.inf):

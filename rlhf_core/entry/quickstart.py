@@ -14,10 +14,10 @@ from typing import Any
 from ..config.load import load_run
 from ..config.resolve import ResolvedRun
 from ..errors import ConfigError, InterruptedRun, PluginError
-from ..guards.control import CONTROL
 from ..plugins.discovery import Selected
 from ..plugins.trust import FileTrust
 from ..runfolder.folder import RunFolder, default_path
+from ..training.decisions import DECISION
 from ..wiring.inputs import RunInputs
 from .resume import OWN_MODELS, TEACHER, WARM_START, begun_resume, find_checkpoint, resumed_folder
 from .run_record import owned, told_in_summary, undone_when_refused
@@ -115,7 +115,7 @@ def _make_stage(
     except InterruptedRun as error:
         hint = f"{again}: the {name} is short and is made anew"
         raise InterruptedRun(f"stopped in the {name.replace('-', ' ')}", hint=hint) from error
-    if any(event["command"] == "stop" for event in RunFolder(stage).events(CONTROL)):  # in its last episode
+    if any(event["action"] == "interrupt" for event in RunFolder(stage).events(DECISION)):  # in its last episode
         raise InterruptedRun(f"stopped after the {name.replace('-', ' ')}", hint=again)
 
 

@@ -25,7 +25,6 @@ from ..plugins.trust import FileTrust, referenced_files
 from ..prompts.records import left_out
 from ..runfolder.checkpoint_state import RunState, read_run_state
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
-from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
 from ..runfolder.manifest import collect_manifest, full_command
@@ -177,7 +176,6 @@ def owned(output: Path, resume: str | None) -> Iterator[RunFolder]:
     if resume is not None and not RunFolder(output).has_begun:
         find_checkpoint(resume, output)  # says so where there is none
     with RunFolder.create(output) if resume is None else RunFolder.open(output) as folder:
-        ControlBox(folder.control).clear()  # not later: a stage that begins keeps what was sent during the one before
         watch = FileWatch(folder)
         try:
             yield folder

@@ -22,6 +22,8 @@ class Control:
     def __init__(self, run_folder: Path) -> None:
         self._folder = RunFolder(run_folder)
         self._box = ControlBox(self._folder.control)
+        if (lock := self._folder.lock).exists():  # written when the folder was taken, before the first stage
+            self._box.clear(lock.stat().st_mtime_ns)
 
     @hookimpl
     def rlhf_decide(self, moment: Moment) -> list[Action]:

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -153,11 +154,12 @@ class ControlBox:
             raise UserInputError(answer["text"], where="control")
         return str(answer["text"])
 
-    def clear(self) -> None:
-        """Remove commands to an earlier session, which can no longer execute them."""
+    def clear(self, before_ns: float = math.inf) -> None:
+        """Remove commands to an earlier session, which ended before `before_ns` (Unix time in nanoseconds)."""
         for path in self._folder.glob("*.json") if self._is_there else ():
-            if is_own(path):
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another process of the run removes them, too
+                if is_own(path) and path.stat().st_mtime_ns < before_ns:
+                    path.unlink()
 
     @property
     def _is_there(self) -> bool:

@@ -135,6 +135,7 @@ class Decisions:
         logger.warning("%s: %s, after update %d: %s", action.by, action.reason, moment.step, text)
         if action.answer is not None:
             action.answer(text, refused)
+        if action.answer is not None and action.kind != "interrupt":
             return
         facts = {"by": action.by, "action": action.kind, "reason": action.reason, "answer": text}
         self.folder.add_event(DECISION, {**facts, "step": moment.step, "episode": moment.episode})

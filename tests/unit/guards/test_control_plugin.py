@@ -1,5 +1,7 @@
 """Commands in a run folder become actions, and are answered once these are done."""
 
+import os
+
 import pytest
 
 from rlhf_core.components import HookContext
@@ -45,3 +47,13 @@ def test_it_is_answered_and_noted(folder):
         box.wait(sent[1], seconds=10, is_running=lambda: True)
     told = [(each["command"], each["step"], each["episode"]) for each in folder.events(CONTROL)]
     assert told == [("stop", 5, 1), ("set algorithm.kl_coef=1", 5, 1)]
+
+
+def test_commands_from_before_the_folder_was_taken_are_dropped(folder):
+    box = ControlBox(folder.control)
+    stale, kept = box.send(parse_command(["stop"])), box.send(parse_command(["pause"]))
+    taken = folder.lock.stat().st_mtime_ns
+    os.utime(folder.control / f"{stale}.json", ns=(taken - 1, taken - 1))
+    os.utime(folder.control / f"{kept}.json", ns=(taken, taken))
+    plugin = build(Section(), HookContext(run_folder=folder.path))
+    assert [action.kind for action in plugin.rlhf_decide(moment())] == ["pause"]

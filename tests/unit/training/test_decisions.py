@@ -116,6 +116,12 @@ def test_what_is_refused_is_answered_and_the_run_goes_on(make, folder, key, says
     assert folder.events(DECISION) == []  # who is answered notes it himself
 
 
+def test_an_interrupt_is_noted_even_if_it_is_answered(make, folder):
+    answers = []
+    make(Says(action("interrupt", answer=lambda *answer: answers.append(answer)))).take(moment())
+    assert len(answers) == 1 and [event["action"] for event in folder.events(DECISION)] == ["interrupt"]
+
+
 @pytest.mark.parametrize("options", [{}, {"key": "optimizer.lr"}, {"key": "optimizer.lr", "value": float("nan")}])
 def test_a_set_needs_a_key_and_a_value(options):
     with pytest.raises(ValueError, match="needs a key, and a value of 0 or more"):
