@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -76,6 +76,8 @@ class Component:
     """For an engine: whether it passes `GenerationRequest.inputs` to the model."""
     in_flight: bool = False
     """For an engine: whether it takes new weights between two decoding steps (`InFlightEngine`)."""
+    stages: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """For an algorithm: stage of the quickstart, after the warm start, that makes a model -> its option for the path."""
     quickstart: str | None = None
     """For an environment: `package:folder` of its `warm-start.yaml` and `run.yaml`, two run files with which
     `rlhf train --environment NAME` needs none."""

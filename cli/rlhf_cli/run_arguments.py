@@ -213,13 +213,18 @@ def warm_start(run: Mapping[str, Any]) -> dict[str, Any]:
     return environment_stages(name)[0] if isinstance(name, str) else quickstart_stage("warm-start")
 
 
-def teacher_stage(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The stage of the quickstart that makes the teacher of `run`; None where it has none, or one of the user's."""
-    algorithm = run.get("algorithm")
-    teacher = algorithm.get("teacher") if isinstance(algorithm, Mapping) else None
-    stage = quickstart_stage("teacher")
-    own = isinstance(teacher, Mapping) and teacher.get("path") == stage["model"]["path"]
-    return stage if own else None
+def algorithm_stages(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The stages of the quickstart that make models for the algorithm of `run`, unless the user gives the model."""
+    from rlhf_core.entry.resume import WARM_START, stage_models, value_at
+
+    found: dict[str, dict[str, Any]] = {}
+    for name, option in stage_models(run).items():
+        if name == WARM_START or not (files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml").is_file():
+            continue
+        stage = quickstart_stage(name)
+        if value_at(run, option) == stage["model"]["path"]:
+            found[name] = stage
+    return found
 
 
 def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The quickstart: ordinary runs in one run folder: a supervised warm start, a teacher if one is asked for, the run."""
+"""The quickstart: ordinary runs in one run folder: a supervised warm start, the stages of its algorithm, the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..plugins.trust import FileTrust
 from ..runfolder.folder import RunFolder, default_path
 from ..training.decisions import DECISION
 from ..wiring.inputs import RunInputs
-from .resume import OWN_MODELS, TEACHER, WARM_START, begun_resume, find_checkpoint, resumed_folder
+from .resume import WARM_START, begun_resume, find_checkpoint, resumed_folder, stage_models
 from .run_record import owned, told_in_summary, undone_when_refused
 from .train import TrainResult, prepare, train, train_in
 
@@ -53,7 +53,7 @@ def run_quickstart(
     warm_start: Mapping[str, Any],
     run: Mapping[str, Any],
     *,
-    teacher: Mapping[str, Any] | None = None,
+    stages: Mapping[str, Mapping[str, Any]] | None = None,
     output: Path | None = None,
     resume: str | None = None,
     restart: bool = False,
@@ -65,12 +65,12 @@ def run_quickstart(
 ) -> TrainResult | None:
     """Warm-start into `<output>/warm-start`, then train `run` from its model.
 
-    With `teacher`, that run comes in between, into `<output>/teacher`, and its model is `run`'s teacher. A finished
-    stage is used again; an unfinished one is made anew. The other arguments are those of `train` and go to the last
+    The runs of `stages` come in between, each into the folder of its name, and their models are those that the options
+    of the algorithm name (`Component.stages`). A finished stage is used again; an unfinished one is made anew. The other arguments are those of `train` and go to the last
     stage; those before are always one process.
     """
     resume = begun_resume(resume, output)
-    first = {WARM_START: warm_start, **({} if teacher is None else {TEACHER: teacher})}
+    first = {WARM_START: warm_start, **(stages or {})}
     if dry_run:
         for stage in first.values():
             train(stage, dry_run=True)
@@ -94,7 +94,8 @@ def run_quickstart(
                 logger.info("stage %d of %d: %s", number, len(first) + 1, name)
                 _make_stage(folder, name, first[name], resolved, hooks)
         logger.info("the last stage: %s from the warm-started model", resolved.algorithm.name)
-        made = [(OWN_MODELS[name], str(path / name / "model")) for name in first]
+        options = stage_models(load_run(run))
+        made = [(options[name], str(path / name / "model")) for name in first]
         prepared = prepare(load_run(run, made), hooks=hooks, num_processes=num_processes, trust=trust)
         return train_in(folder, prepared, resume, restart)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..config.changes import Change, config_changes
 from ..config.load import apply_override
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
-from ..plugins.discovery import SINGULAR, discover
+from ..plugins.discovery import SINGULAR, discover, load
 from ..plugins.known import KNOWN
 from ..prompts.stream import PromptStream
 from ..runfolder.checkpoints import CheckpointStore, find_damage
@@ -21,10 +21,6 @@ from ..util.redact import redact_mapping
 
 WARM_START = "warm-start"
 """Folder of the quickstart's first stage, in its run folder."""
-TEACHER = "teacher"
-"""Folder of its stage that makes a teacher, where the algorithm has one."""
-OWN_MODELS = {WARM_START: "model.path", TEACHER: "algorithm.teacher.path"}
-"""Stage -> the option of the run that names its model."""
 
 _FIXED = ("model.path", "model.lora", "algorithm.name", "optimizer.name", "prompts")
 """Options, with all below them, that a checkpoint holds for: others would make another run of it."""
@@ -76,8 +72,8 @@ def own_config(path: Path) -> dict[str, Any]:
             where=str(path),
             hint="give the run file, too: rlhf train RUN.yaml --output DIR --resume auto",
         )
-    for stage, key in OWN_MODELS.items():
-        own, value = path / stage / "model", _value_at(config, key)
+    for stage, key in stage_models(config).items():
+        own, value = path / stage / "model", value_at(config, key)
         if value is not None and Path(str(value)).parts[-2:] == (stage, "model") and own.is_dir():
             apply_override(config, key, str(own))
     return config
@@ -99,7 +95,19 @@ def check_owners(folder: RunFolder) -> None:
                 )
 
 
-def _value_at(config: Any, key: str) -> Any:
+def stage_models(config: Any) -> dict[str, str]:
+    """Stage of the quickstart -> the option of its run that names the stage's model; the folder is called as the stage.
+
+    The warm start makes the policy; an algorithm declares further ones (`Component.stages`).
+    """
+    name = value_at(config, "algorithm.name")
+    stages: Mapping[str, str] = {}
+    if isinstance(name, str) and fold(name) in discover("algorithms"):
+        stages = load("algorithms", name, check_requires=False).component.stages
+    return {WARM_START: "model.path", **{stage: f"algorithm.{option}" for stage, option in stages.items()}}
+
+
+def value_at(config: Any, key: str) -> Any:
     """The value at a dotted key; None where there is none."""
     for part in key.split("."):
         config = config.get(part) if isinstance(config, dict) else None

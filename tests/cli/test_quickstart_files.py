@@ -46,13 +46,13 @@ def test_the_quickstart_runs_with_an_algorithm_that_learns_from_a_dataset(algori
 
 
 def test_the_quickstart_of_distillation_makes_a_teacher_unless_there_is_one():
-    from rlhf_cli.run_arguments import RunArguments, is_quickstart, teacher_stage
+    from rlhf_cli.run_arguments import RunArguments, algorithm_stages, is_quickstart
 
     request = RunArguments(algorithm="distill")
     mapping, dropped = request.mapping()
     assert is_quickstart(request, mapping) and not dropped
-    stage = teacher_stage(mapping)
-    assert stage is not None and stage["algorithm"]["name"] == "sft"
+    stages = algorithm_stages(mapping)
+    assert {name: stage["algorithm"]["name"] for name, stage in stages.items()} == {"teacher": "sft"}
     own, _ = RunArguments(algorithm="distill", overrides=("algorithm.teacher.path=./mine",)).mapping()
-    assert teacher_stage(own) is None
-    assert teacher_stage(RunArguments(algorithm="ppo").mapping()[0]) is None
+    assert algorithm_stages(own) == {}
+    assert algorithm_stages(RunArguments(algorithm="ppo").mapping()[0]) == {}

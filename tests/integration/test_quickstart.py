@@ -64,7 +64,7 @@ def test_a_teacher_is_made_between_them(tmp_path):
     teacher = {**WARM_START, "train": {**WARM_START["train"], "seed": 5}}
     run = {**PPO, "algorithm": {"name": "distill", "teacher": {"path": "builtin:tiny-digits"}, "top_k": 4}}
     with pytest.raises(RlhfError, match="stopped by the test"):
-        run_quickstart(WARM_START, run, teacher=teacher, output=tmp_path / "run", hooks=[Fail("loss/distill")])
+        run_quickstart(WARM_START, run, stages={"teacher": teacher}, output=tmp_path / "run", hooks=[Fail("loss/distill")])
     assert status(tmp_path / "run/teacher") == status(tmp_path / "run/warm-start") == "done"
     before = tree(tmp_path / "run/teacher")
     moved = tmp_path / "moved"
@@ -72,7 +72,7 @@ def test_a_teacher_is_made_between_them(tmp_path):
     config = own_config(moved)
     assert config["model"]["path"] == str(moved / "warm-start/model")
     assert config["algorithm"]["teacher"]["path"] == str(moved / "teacher/model")
-    result = run_quickstart(WARM_START, run, teacher=teacher, output=moved, resume="auto")
+    result = run_quickstart(WARM_START, run, stages={"teacher": teacher}, output=moved, resume="auto")
     assert result.summary["status"] == "done" and result.metrics[0]["loss/distill"] > 0
     assert tree(moved / "teacher") == before
 

@@ -52,11 +52,11 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
 
 def _executed(command: Command, folder: RunFolder, wait_seconds: float) -> str:
     """Send the command to the stage of the run that is running, and to the next one if that ends first."""
-    from rlhf_core.entry.resume import OWN_MODELS
+    from rlhf_core.entry.resume import stage_models
     from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
     from rlhf_core.runfolder.folder import RunFolder
 
-    for name in OWN_MODELS:
+    for name in stage_models(folder.read_config()):
         stage = RunFolder(folder.path / name)
         if not stage.is_in_use:
             continue

@@ -15,7 +15,7 @@ import click
 from rlhf_core.util.printable import PrintableFormatter, printable
 
 from ..output import echo
-from ..run_arguments import RunArguments, is_quickstart, run_options, teacher_stage, tell_dropped, warm_start
+from ..run_arguments import RunArguments, algorithm_stages, is_quickstart, run_options, tell_dropped, warm_start
 
 if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
@@ -158,9 +158,8 @@ def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., Trai
     if is_quickstart(request, mapping):
         from rlhf_core.entry.quickstart import run_quickstart
 
-        teacher = teacher_stage(mapping)
-        start = partial(run_quickstart, warm_start(mapping))
-        return start if teacher is None else partial(start, teacher=teacher)
+        stages = algorithm_stages(mapping)
+        return partial(run_quickstart, warm_start(mapping), **({"stages": stages} if stages else {}))
     from rlhf_core.entry.train import train as run
 
     return run if request.origin is None else partial(run, origin=request.origin)

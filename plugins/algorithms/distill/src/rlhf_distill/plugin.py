@@ -11,4 +11,5 @@ distill = Component(
     config=DistillConfig,
     build="rlhf_distill.algorithm:build",
     learns_from_rewards=False,
+    stages={"teacher": "teacher.path"},
 )
