@@ -77,7 +77,7 @@ class Component:
     in_flight: bool = False
     """For an engine: whether it takes new weights between two decoding steps (`InFlightEngine`)."""
     stages: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """For an algorithm: stage of the quickstart, after the warm start, that makes a model -> its option for the path."""
+    """For an algorithm: stage of the quickstart after the warm start -> option for the path of the model it makes."""
     quickstart: str | None = None
     """For an environment: `package:folder` of its `warm-start.yaml` and `run.yaml`, two run files with which
     `rlhf train --environment NAME` needs none."""

@@ -32,7 +32,8 @@ class Section(BaseModel):
     the same run: no section sees what another one's `adapt` changed.
 
     A plugin adds its own section to run files through the entry-point group `rlhf.sections` (docs/sections.md). It may
-    bring a player (docs/players.md) and a sampler, and declares the columns of that player's rows in the class variable `columns`.
+    bring a player (docs/players.md), whose rows have the columns that the class variable `columns` declares, and a
+    sampler.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

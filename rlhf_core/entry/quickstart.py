@@ -66,8 +66,8 @@ def run_quickstart(
     """Warm-start into `<output>/warm-start`, then train `run` from its model.
 
     The runs of `stages` come in between, each into the folder of its name, and their models are those that the options
-    of the algorithm name (`Component.stages`). A finished stage is used again; an unfinished one is made anew. The other arguments are those of `train` and go to the last
-    stage; those before are always one process.
+    of the algorithm name (`Component.stages`). A finished stage is used again; an unfinished one is made anew. The
+    other arguments are those of `train` and go to the last stage; those before are always one process.
     """
     resume = begun_resume(resume, output)
     first = {WARM_START: warm_start, **(stages or {})}

@@ -16,7 +16,6 @@ from ..components import LoggerContext
 from ..config.changes import Change, config_changes
 from ..config.resolve import ResolvedRun
 from ..errors import InterruptedRun, RlhfError, UserInputError
-from ..hooks.installed import section_hooks
 from ..hooks.relay import HookRelay
 from ..hookspecs import Action
 from ..models.kinds import owner_of
@@ -86,7 +85,7 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
     )
     kind = owner_of(plan.resolved.run.model.path)
     owners: dict[str, dict[str, str]] = {}
-    for each in (*plan.resolved.selected, *section_hooks(plan.resolved), *([] if kind is None else [kind])):
+    for each in (*plan.resolved.selected, *([] if kind is None else [kind])):
         if fold(each.name) in discover(each.kind):  # not a file, or a function of this process
             owners.setdefault(each.kind, {})[each.name] = each.owner
     manifest["owners"] = owners

@@ -64,7 +64,9 @@ def test_a_teacher_is_made_between_them(tmp_path):
     teacher = {**WARM_START, "train": {**WARM_START["train"], "seed": 5}}
     run = {**PPO, "algorithm": {"name": "distill", "teacher": {"path": "builtin:tiny-digits"}, "top_k": 4}}
     with pytest.raises(RlhfError, match="stopped by the test"):
-        run_quickstart(WARM_START, run, stages={"teacher": teacher}, output=tmp_path / "run", hooks=[Fail("loss/distill")])
+        run_quickstart(
+            WARM_START, run, stages={"teacher": teacher}, output=tmp_path / "run", hooks=[Fail("loss/distill")]
+        )
     assert status(tmp_path / "run/teacher") == status(tmp_path / "run/warm-start") == "done"
     before = tree(tmp_path / "run/teacher")
     moved = tmp_path / "moved"

@@ -159,7 +159,7 @@ def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., Trai
         from rlhf_core.entry.quickstart import run_quickstart
 
         stages = algorithm_stages(mapping)
-        return partial(run_quickstart, warm_start(mapping), **({"stages": stages} if stages else {}))
+        return partial(run_quickstart, warm_start(mapping), stages=stages)
     from rlhf_core.entry.train import train as run
 
     return run if request.origin is None else partial(run, origin=request.origin)

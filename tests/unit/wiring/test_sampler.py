@@ -10,8 +10,8 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins.discovery import Selected
-from rlhf_core.testing.runs import tiny_run
 from rlhf_core.wiring import RunInputs
+from rlhf_testing.runs import tiny_run
 
 
 class First:
