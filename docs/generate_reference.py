@@ -28,7 +28,7 @@ from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS
 from rlhf_core.config.section import Section
 from rlhf_core.config.sections import ModelConfig
-from rlhf_core.config.select import SHARED_OPTIONS
+from rlhf_core.config.select import shared_options
 from rlhf_core.environments import (
     Endpoint,
     Environment,
@@ -183,7 +183,7 @@ def page(kind: str) -> str:
         parts += [f"### `{result.__module__}.{result.__name__}`", inspect.getdoc(result) or "", *members]
     if kind == "environments":
         parts += tools_part()
-    shared = SHARED_OPTIONS.get(kind)
+    shared = shared_options(kind)
     if shared is not None:
         parts += ["## Options that core reads in every section", *options_table(shared)]
     parts.append("## The plugins of this repository")

@@ -132,7 +132,7 @@ class RunArguments:
         return folder.read_config()
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
-        from rlhf_core.config.load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, switch_plugin
+        from rlhf_core.config.load import PLUGIN_SECTIONS, switch_plugin
         from rlhf_core.config.select import option_names
 
         chosen = {
@@ -140,9 +140,9 @@ class RunArguments:
             "strategy": self.strategy,
             "transport": self.transport,
             "engine": self.engine,
-            ENVIRONMENT_SECTION: self.environment,
+            "environment": self.environment,
         }
-        kinds = {**PLUGIN_SECTIONS, ENVIRONMENT_SECTION: "environments"}
+        kinds = {**PLUGIN_SECTIONS, "environment": "environments"}
         dropped: list[str] = []
         for section, name in chosen.items():
             if name is not None:

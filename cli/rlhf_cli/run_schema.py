@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlhf_core.config.load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
-from rlhf_core.config.sections import EnvironmentEntry, EvalSetOptions, PromptsConfig, RewardEntry, RunConfig
-from rlhf_core.config.select import DEFAULT_PLUGINS, SHARED_OPTIONS
+from rlhf_core.config.load import PLUGIN_SECTIONS
+from rlhf_core.config.sections import EvalSetOptions, PromptsConfig, RewardEntry, RunConfig
+from rlhf_core.config.select import DEFAULT_PLUGINS, shared_options
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins.discovery import FROM_FILES, Selected, check_clash, discover, has_options, load_ref
 
@@ -24,15 +24,13 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
     properties: Schema = document["properties"]
     for section, kind in PLUGIN_SECTIONS.items():
         plugins = _installed(kind, left_out)
-        shared = SHARED_OPTIONS.get(kind)
+        shared = shared_options(kind)
         properties[section] = _choice(
             plugins, shared, definitions, default=DEFAULT_PLUGINS.get(section), any_name=kind in FROM_FILES
         )
     schedules = _choice(_installed("schedules", left_out), None, definitions, default="constant")
     for choice in properties["optimizer"]["anyOf"][1:]:
         choice["properties"]["schedule"] = schedules
-    environments = _choice(_installed("environments", left_out), EnvironmentEntry, definitions, any_name=True)
-    properties[ENVIRONMENT_SECTION] = {"anyOf": [environments, {"type": "null"}]}
     properties["rewards"] = {
         "type": "array",
         "description": "What a good answer is: the weighted sum of these.",
@@ -55,8 +53,13 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
         places = [document]
         for parent in parents:
             places = [found for each in places for found in _objects(each["properties"].get(parent, {}), definitions)]
+        selects = getattr(plugin.component.config, "selects", None)
+        if selects is None:
+            schema = _take(plugin.component.config, definitions)
+        else:
+            schema = _choice(_installed(selects, left_out), plugin.component.config, definitions, any_name=True)
         for place in places:
-            place["properties"][last] = {"anyOf": [_take(plugin.component.config, definitions), {"type": "null"}]}
+            place["properties"][last] = {"anyOf": [schema, {"type": "null"}]}
     document["required"] = ["model"]
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     document["title"] = "rlhf run file"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from ..util.did_you_mean import suggestion
-from .load import ENVIRONMENT_SECTION
+from .load import OWN_REWARD
 from .problems import Problem
 from .section import Count, Section
 
@@ -84,8 +84,8 @@ def score_name(run: Mapping[str, Any]) -> str | None:
     chosen = evaluation.get("score") if isinstance(evaluation, Mapping) else None
     if isinstance(chosen, str):
         return chosen
-    if run.get(ENVIRONMENT_SECTION):
-        return ENVIRONMENT_SECTION
+    if run.get(OWN_REWARD):
+        return OWN_REWARD
     first = rewards[0] if isinstance(rewards, list | tuple) and rewards else None
     label = first.get("label") if isinstance(first, Mapping) else None
     return label if isinstance(label, str) else None

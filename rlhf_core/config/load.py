@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import ConfigError
+from ..plugins.discovery import discover
 from ..util.did_you_mean import fold
 from ..util.redact import learn
 from ..util.yaml12 import parse_yaml
@@ -23,14 +24,13 @@ PLUGIN_SECTIONS: Mapping[str, str] = {
     "prompts": "prompts",
     "optimizer": "optimizers",
 }
-"""Sections that name one plugin -> its kind; the sections `environment`, `rewards`, `eval.prompts` and
-`eval.sets` do, too."""
+"""Sections that name one plugin -> its kind; `rewards`, `eval.prompts` and `eval.sets` do, too."""
 
 SHARED_SECTIONS = ("prompts", "engine", "optimizer")
 """Those of them with options that core reads, beside the plugin's."""
 
-ENVIRONMENT_SECTION = "environment"
-"""The section that names a plugin and may be absent."""
+OWN_REWARD = "environment"
+"""Name of the reward that a section's player gives its rows (`Section.reward_weight`)."""
 
 
 class LoadedRun(dict[str, Any]):
@@ -148,7 +148,7 @@ def _check_text(text: str, where: str) -> None:
 def expand(run: Mapping[str, Any]) -> dict[str, Any]:
     """Expand short forms such as `algorithm: ppo`, `rewards: [exact-match:0.5]`. Invalid shapes are left unchanged."""
     full: dict[str, Any] = plain(run)
-    for section in (*PLUGIN_SECTIONS, ENVIRONMENT_SECTION):
+    for section in (*PLUGIN_SECTIONS, *discover("sections")):
         _expand_name(full, section)
     if isinstance(full.get("optimizer"), dict):
         _expand_name(full["optimizer"], "schedule")

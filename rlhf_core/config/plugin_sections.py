@@ -6,10 +6,10 @@ import logging
 from typing import Any, cast
 
 from ..errors import PluginError
-from ..plugins.discovery import PluginRef, check_clash, discover, load_ref
-from .resolved import INVALID, Configured
+from ..plugins.discovery import PluginRef, discover, load_ref
+from .resolved import INVALID, SelectedSection
 from .section import Section
-from .select import Selector, check_options, section_names
+from .select import Selector, check_options
 
 logger = logging.getLogger("rlhf")
 
@@ -25,30 +25,19 @@ def section_models() -> dict[str, type[Section]]:
     return found
 
 
-def take_sections(given: dict[str, Any], select: Selector) -> dict[str, Configured]:
+def take_sections(given: dict[str, Any], select: Selector) -> dict[str, SelectedSection]:
     """Take the sections of plugins out of the run file `given`, and check their options.
 
     A section with problems is `INVALID`. A nested section may be in another one of a plugin.
     """
     refs = sorted(discover("sections").values(), key=lambda ref: ref.name.count("."))
     values = {ref.name: _pop(given, ref.name) for ref in reversed(refs)}
-    found: dict[str, Configured] = {}
+    found: dict[str, SelectedSection] = {}
     for ref in refs:
         value = values[ref.name]
         if value is None and not _is_active_when_absent(ref):
             continue
-        found[ref.name] = INVALID
-        try:
-            check_clash(ref)
-            selected = load_ref(ref)
-            check_options(selected)
-        except PluginError as error:
-            select.problems.add_error(ref.name, error)
-            continue
-        if not isinstance(value, dict | None):
-            select.problems.add(ref.name, f"should be a mapping of options (given {value!r})")
-        elif (configured := select.options(selected, value or {}, ref.name, section_names(ref.name))) is not None:
-            found[ref.name] = configured
+        found[ref.name] = select.section(ref, value) or INVALID
     return found
 
 

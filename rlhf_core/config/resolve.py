@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
 from ..errors import ConfigError, PluginError
-from ..plugins.discovery import load
+from ..plugins.discovery import find, load
 from ..plugins.requirements import missing_modules
 from ..plugins.trust import EVERY_FILE, FileTrust
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections
-from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, SHARED_SECTIONS, LoadedRun, expand
+from .load import PLUGIN_SECTIONS, SHARED_SECTIONS, LoadedRun, expand
 from .plugin_sections import take_sections
 from .problems import Problems
-from .resolved import INVALID, Configured, SelectedEnvironment, SelectedEvalSet, SelectedReward
+from .resolved import INVALID, Configured, SelectedEvalSet, SelectedReward, SelectedSection
 from .resolved import ResolvedRun as ResolvedRun
+from .section import Section
 from .sections import DEFAULT_LOGGER, EvalSetOptions, HooksConfig, LoggingConfig, PromptsConfig, RunConfig
 from .select import OTHER_SECTIONS, SHARED_OPTIONS, Selector, section_names
 
@@ -27,7 +28,7 @@ DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
 """Rewards of a run that samples answers and names none; an environment rewards by itself."""
 
 TASKS: Mapping[str, Any] = {"name": "tasks"}
-"""The `prompts` of a run with an environment and none of its own."""
+"""The `prompts` of a run with a section that needs none, such as an environment, and none of its own."""
 
 _SET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _RESERVED_SET_NAMES = ("sampled", "loss")
@@ -49,14 +50,16 @@ def resolve(
     given = {key: value for key, value in expand(run).items() if value is not None or key not in known_keys}
     learn_environment()
     learn(given)
-    if ENVIRONMENT_SECTION in given:
-        given.setdefault("prompts", dict(TASKS))
     problems = Problems(run.overrides if isinstance(run, LoadedRun) else None)
     for path in hidden_parts(given):
         hint = f"--set {path}={ENVIRONMENT}NAME gives it again, or --set {path}=VALUE"
         problems.add(path, "was hidden when this config was written down", hint)
     select = Selector(problems, trust)
     sections = take_sections(given, select)
+    # Of a section with problems it is not known: what follows from it is not reported.
+    plays = any(each is INVALID or cast(Section, each.config).reward_weight() is not None for each in sections.values())
+    if any(each is INVALID or cast(Section, each.config).needs_no_prompts for each in sections.values()):
+        given.setdefault("prompts", dict(TASKS))
     core = _core_sections(given, problems)
     chosen: dict[str, Any] = {
         name: select.plugin(kind, name, given.get(name, {})) for name, kind in PLUGIN_SECTIONS.items()
@@ -69,9 +72,8 @@ def resolve(
     evaluation = given.get("eval")
     data = evaluation.get("prompts") if isinstance(evaluation, dict) else None
     eval_prompts = None if data is None else _held_out_source(data, "eval.prompts", prompts, select)
-    environment = select.environment(given[ENVIRONMENT_SECTION]) if ENVIRONMENT_SECTION in given else None
     before = len(problems)
-    rewards = tuple(_rewards(given, algorithm, select, functions))
+    rewards = tuple(_rewards(given, algorithm, select, functions, plays))
     has_rewards = len(problems) == before
     hooks = select.listed("hooks", "hooks", given.get("hooks"), HooksConfig)
     loggers = select.listed("loggers", "logging", _with_default_logger(given.get("logging")), LoggingConfig)
@@ -79,8 +81,7 @@ def resolve(
         run=INVALID if core is None else core,
         eval_prompts=eval_prompts,
         rewards=rewards if has_rewards else INVALID,
-        eval_sets=_eval_sets(given, prompts, select),
-        environment=INVALID if environment is None and ENVIRONMENT_SECTION in given else environment,
+        eval_sets=_eval_sets(given, prompts, select, plays),
         hooks=hooks,
         loggers=loggers,
         sections=sections,
@@ -99,9 +100,13 @@ def resolve_reward(entry: Any, problems: Problems, path: str, trust: FileTrust =
     return Selector(problems, trust).reward(entry, path)
 
 
-def resolve_environment(data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> SelectedEnvironment | None:
-    """The section `environment`, checked; None, and problems noted, where it is wrong."""
-    return Selector(problems, trust).environment(data)
+def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> SelectedSection | None:
+    """A section that a plugin brings, checked; None, and problems noted, where it is wrong.
+
+    Raises `PluginError` if no installed plugin brings it.
+    """
+    given = {"name": data} if isinstance(data, str) else data
+    return Selector(problems, trust).section(find("sections", name), given)
 
 
 def check_sections_kept(before: Iterable[str], changed: Mapping[str, Any], hook: str) -> None:
@@ -161,8 +166,8 @@ def _rewards(
     algorithm: Configured | None,
     select: Selector,
     functions: Sequence[Callable[..., Any]],
+    plays: bool,
 ) -> list[SelectedReward]:
-    plays = ENVIRONMENT_SECTION in given
     needs_some = (
         not plays
         and algorithm is not None
@@ -186,7 +191,9 @@ def _held_out_source(data: Any, path: str, prompts: Configured | None, select: S
     return select.plugin("prompts", path, data)
 
 
-def _eval_sets(given: Mapping[str, Any], prompts: Configured | None, select: Selector) -> tuple[SelectedEvalSet, ...]:
+def _eval_sets(
+    given: Mapping[str, Any], prompts: Configured | None, select: Selector, plays: bool
+) -> tuple[SelectedEvalSet, ...]:
     """The entries of `eval.sets`; what one does not say of sampling is as in `eval`."""
     problems = select.problems
     evaluation = given.get("eval")
@@ -215,7 +222,6 @@ def _eval_sets(given: Mapping[str, Any], prompts: Configured | None, select: Sel
             also_known=("prompts", "rewards"),
         )
         source = _held_out_source(data.get("prompts", {}), f"{path}.prompts", prompts, select)
-        plays = ENVIRONMENT_SECTION in given
         chosen = None if own is None else select.rewards(own, f"{path}.rewards", plays=plays)
         if options is not None and source is not None and len(problems) == before:
             found.append(SelectedEvalSet(name, options, source, None if chosen is None else tuple(chosen)))

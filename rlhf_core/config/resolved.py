@@ -12,12 +12,14 @@ from ..columns import Column, columns_of
 from ..plugins.discovery import Selected
 from ..plugins.trust import EVERY_FILE, FileTrust
 from ..types import SamplingParams
-from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, SHARED_SECTIONS
+from .load import OWN_REWARD, PLUGIN_SECTIONS, SHARED_SECTIONS
 from .processes import OwnProcesses, TransportConfig
 from .section import Section, commands_of, options_of
-from .sections import DEFAULT_LOGGER, EnvironmentConfig, EvalSetOptions, RewardCallOptions, RunConfig
+from .sections import DEFAULT_LOGGER, EvalSetOptions, RewardCallOptions, RunConfig
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .changes import Change
 
 ValueT = TypeVar("ValueT")
@@ -50,7 +52,7 @@ class Configured(Selected):
     config: BaseModel = field(kw_only=True)
 
     @classmethod
-    def of(cls, selected: Selected, config: BaseModel) -> Configured:
+    def of(cls, selected: Selected, config: BaseModel) -> Self:
         """The plugin with these options."""
         return cls(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
 
@@ -83,34 +85,18 @@ class SelectedReward:
         return {"name": self.selected.name, **core, **options_of(self.config)}
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedEnvironment:
-    """The environment that the section `environment` names."""
+@dataclass(frozen=True)
+class SelectedSection(Configured):
+    """A section that a plugin brings."""
 
-    options: EnvironmentConfig
-    """Those of core."""
-    selected: Configured
-
-    @property
-    def isolate(self) -> bool:
-        """Whether it is kept in a process of its own: as the run file says, or the environment where it does not."""
-        given = self.options.isolate
-        return self.selected.component.isolate if given is None else given
-
-    @property
-    def name(self) -> str:
-        """Short, for errors: `./game.py:Game` is called Game."""
-        return self.selected.name.rpartition(":")[2] or self.selected.name
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        """Those of its component's config class, or of its own class if there is no component."""
-        return columns_of(self.selected.function or type(self.selected.config))
+    plugin: Configured | None = None
+    """The plugin that it names, if it is a section that names one (`Section.selects`)."""
 
     def to_mapping(self) -> dict[str, Any]:
-        own = self.selected.to_mapping()
-        core = {**self.options.model_dump(mode="json"), "isolate": self.isolate}
-        return {"name": own.pop("name"), **core, **own}
+        if self.plugin is None:
+            return options_of(self.config)
+        own = self.plugin.to_mapping()
+        return {"name": own.pop("name"), **options_of(self.config), **own}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +130,13 @@ class ResolvedRun:
     eval_prompts: Configured | None
     """Another source for evaluation; None holds prompts of `prompts` out."""
     rewards: tuple[SelectedReward, ...]
-    environment: SelectedEnvironment | None = None
-    """None where a prompt has one answer."""
     eval_sets: tuple[SelectedEvalSet, ...] = ()
     """Sets beside that of the section `eval` itself."""
     hooks: tuple[Configured, ...] = ()
     """Hook plugins with options that the run lists."""
     loggers: tuple[Configured, ...] = ()
     """Where the metrics go, beside `metrics.jsonl`."""
-    sections: Mapping[str, Configured] = field(default_factory=dict)
+    sections: Mapping[str, SelectedSection] = field(default_factory=dict)
     """Dotted name -> each active section that a plugin brings."""
     trust: FileTrust = field(default=EVERY_FILE, compare=False)
     """Which files and programs that the run names may be run."""
@@ -170,33 +154,42 @@ class ResolvedRun:
         yield from (self.algorithm, self.strategy, self.engine, self.transport, self.prompts, self.optimizer)
         yield self.schedule
         rewards = [*self.rewards, *(reward for each in self.eval_sets for reward in each.rewards or ())]
-        yield from (each.selected for each in (*rewards, self.environment) if each is not None)
+        yield from (each.selected for each in rewards)
         yield from (each for each in (self.eval_prompts, *(own.prompts for own in self.eval_sets)) if each is not None)
         yield from (*self.hooks, *self.loggers, *self.sections.values())
+        yield from (each.plugin for each in self.sections.values() if each.plugin is not None)
 
     @property
     def player_sections(self) -> Iterator[tuple[str, Section, str]]:
-        """Name, options and owner of the sections that may bring a player: `environment`, then plugins' by name."""
-        if self.environment is not None:
-            yield ENVIRONMENT_SECTION, self.environment.options, self.environment.selected.label
-        for name, brought in sorted(self.sections.items()):
-            yield name, cast(Section, brought.config), brought.label
+        """Name, options and owner of the sections that may bring a player, by name, innermost first.
+
+        One whose player gives a reward plays by itself, so it is the innermost.
+        """
+        for name in sorted(self.sections, key=lambda each: (self._weight_of(each) is None, each)):
+            brought = self.sections[name]
+            yield name, cast(Section, brought.config), (brought.plugin or brought).label
+
+    def _weight_of(self, section: str) -> float | None:
+        return cast(Section, self.sections[section].config).reward_weight()
+
+    @property
+    def player_gives_reward(self) -> bool:
+        """Whether a section's player gives its rows a reward: whether episodes are played."""
+        return any(self._weight_of(name) is not None for name in self.sections)
 
     @property
     def row_columns(self) -> Iterator[tuple[str, Mapping[str, Column]]]:
-        """Owner and columns of what adds columns to the rows of answers: sections, and the environment."""
-        if self.environment is not None:
-            yield "the section environment (rlhf-core)", EnvironmentConfig.columns
-            yield self.environment.selected.label, self.environment.columns
-        yield from ((brought.label, columns_of(type(brought.config))) for brought in self.sections.values())
+        """Owner and columns of what adds columns to the rows of answers: sections, and the plugins they select."""
+        for brought in self.sections.values():
+            yield brought.label, columns_of(type(brought.config))
+            if brought.plugin is not None:
+                yield brought.plugin.label, columns_of(brought.plugin.function or type(brought.plugin.config))
 
     @property
     def reward_weights(self) -> dict[str, float]:
-        """Name of each reward -> its weight in the combined score; the environment's comes first."""
-        weights = {reward.name: reward.weight for reward in self.rewards}
-        if self.environment is None:
-            return weights
-        return {ENVIRONMENT_SECTION: self.environment.options.weight, **weights}
+        """Name of each reward -> its weight in the combined score; that of a section's player comes first."""
+        own = [weight for name in self.sections if (weight := self._weight_of(name)) is not None]
+        return ({OWN_REWARD: own[0]} if own else {}) | {reward.name: reward.weight for reward in self.rewards}
 
     @property
     def sampling(self) -> SamplingParams:
@@ -270,11 +263,9 @@ class ResolvedRun:
         order = ("model", "prompts", "eval", "algorithm", "optimizer", "strategy")
         rewards = [reward.to_mapping() for reward in self.rewards]
         full = {**core, **own, "rewards": rewards}
-        if self.environment is not None:
-            full[ENVIRONMENT_SECTION] = self.environment.to_mapping()
         ordered = {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
         for name, brought in self.sections.items():
-            _put(ordered, name, options_of(brought.config))
+            _put(ordered, name, brought.to_mapping())
         return ordered
 
 
@@ -307,7 +298,10 @@ def map_options(value: ValueT, change: Callable[[str, BaseModel, str], BaseModel
         return map_options(part, change, ".".join(filter(None, (place, name))))
 
     mapped: Any = value
-    if isinstance(value, Configured):
+    if isinstance(value, SelectedSection) and value.plugin is not None:
+        config = change(place, value.config, value.label)
+        mapped = replace(value, config=config, plugin=map_options(value.plugin, change, place))
+    elif isinstance(value, Configured):
         mapped = replace(value, config=change(place, value.config, value.label))
     elif isinstance(value, RunConfig):
         mapped = value.model_copy(update={name: inner(name, each) for name, each in value})
@@ -318,7 +312,7 @@ def map_options(value: ValueT, change: Callable[[str, BaseModel, str], BaseModel
         mapped = tuple(map(inner, keys, value))
     elif isinstance(value, dict):
         mapped = {name: inner(name, each) for name, each in value.items()}
-    elif isinstance(value, ResolvedRun | SelectedReward | SelectedEnvironment | SelectedEvalSet):
+    elif isinstance(value, ResolvedRun | SelectedReward | SelectedEvalSet):
         parts = {each.name: getattr(value, each.name) for each in fields(value)}
         mapped = replace(value, **{name: inner(_PLACES.get(name, name), part) for name, part in parts.items()})
     return mapped  # type: ignore[no-any-return]

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ..prompts.records import Records
     from ..rollout.coordinator import Sampler
     from ..rollout.player import Player, PlayerContext
-    from .resolved import ResolvedRun
+    from ..wiring.inputs import RunInputs
+    from .resolved import Configured, ResolvedRun
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -40,6 +41,12 @@ class Section(BaseModel):
 
     active_when_absent: ClassVar[bool] = False
     """For a section of a plugin: whether a run file without the section has it with its defaults."""
+    selects: ClassVar[str | None] = None
+    """For a section of a plugin: a kind of plugin, such as "environments". The section's `name` then chooses one, whose
+    options stand beside the section's own. The section's entry in `ResolvedRun.sections` has it as `plugin`.
+    """
+    needs_no_prompts: ClassVar[bool] = False
+    """For a section of a plugin: whether a run with it may leave out `prompts`; its tasks are then empty prompts."""
     change_effects: ClassVar[Mapping[str, str]] = {}
     """Option -> effect of changing it on a resumed run. The key "" stands for all other options."""
     adapt_reasons: ClassVar[Mapping[str, str]] = {}
@@ -63,9 +70,27 @@ class Section(BaseModel):
     def player(self, context: PlayerContext) -> Player | None:
         """Return how the policy answers prompts, usually a wrapper of `context.default`; None changes nothing.
 
-        Called for the sections of plugins and for `environment`, in each process that samples answers.
+        Called for the sections of plugins, in each process that samples answers.
         """
         return None
+
+    def reward_weight(self) -> float | None:
+        """Return the weight of the reward `environment`, which the section's player gives its rows (`Played.reward`).
+
+        None: its player gives none. At most one section of a run may have a weight.
+        """
+        return None
+
+    def with_plugin(self, plugin: Configured) -> Self:
+        """Return the section as the plugin that it `selects` needs it. Raises `PluginError` if that cannot be used."""
+        return self
+
+    def for_rehearsal(self) -> Self:
+        """Return the section for `--dry-run`, which plays one sample with made-up answers: fewer turns, say."""
+        return self
+
+    def check_inputs(self, inputs: RunInputs) -> None:
+        """Raise `ConfigError` for a tokenizer or prompts that the section cannot use; no weights are loaded yet."""
 
     def without_files(self) -> Self:
         """Return the section with the default for each option that names a file of code, for those who run none."""

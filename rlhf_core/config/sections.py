@@ -7,12 +7,10 @@ their own models; what core itself reads of them is here: `EngineConfig`, `Promp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictInt, model_validator
 
-from ..columns import Column
 from .engine import EngineConfig as EngineConfig
 from .evaluation import EvalConfig as EvalConfig
 from .evaluation import EvalSetOptions as EvalSetOptions
@@ -22,7 +20,6 @@ from .section import Count
 from .section import Section as Section
 
 if TYPE_CHECKING:
-    from ..rollout.player import Player, PlayerContext
     from .resolved import ResolvedRun
 
 
@@ -151,60 +148,6 @@ class RewardCallOptions(Section):
         return self.model_copy(update={"cache": False})
 
 
-class EnvironmentConfig(Section):
-    """How core plays the episodes of an environment, whoever wrote it."""
-
-    columns: ClassVar[Mapping[str, Column]] = {"environment": Column(per="metrics"), "turn_rewards": Column()}
-
-    max_turns: Count = Field(8, description="Most turns of the policy in an episode.")
-    max_tokens: Count | None = Field(
-        None,
-        description="Most response tokens of an episode, observations included, all branches together; null is what "
-        "the model has room for in each.",
-    )
-    weight: float = Field(1.0, description="Factor of the environment's reward in the combined score.")
-    history: Literal["append", "branch", "error"] = Field(
-        "append",
-        description="Where the chat template writes earlier turns otherwise than they were sampled (thinking that is "
-        "cut): keep them as sampled, train each turn as a branch of its own, or refuse the model.",
-    )
-    tool_format: str = Field(
-        "auto", min_length=1, description="How tool calls are written; auto is as the model's chat template does."
-    )
-    concurrency: Count = Field(64, description="Episodes played at once, by each engine.")
-    timeout_seconds: float = Field(
-        60.0,
-        gt=0,
-        description="Deadline of each reset, step and tool call, in seconds; the policy's time is not counted.",
-    )
-    retries: int = Field(0, ge=0, description="Times an episode that failed is played again from its seeds.")
-    on_failure: Literal["fail", "zero", "drop"] = Field(
-        "fail", description="An episode that still fails: end the run, score it 0, or leave it out."
-    )
-    isolate: bool | None = Field(
-        None,
-        description="Keep the environment in a process of its own, which a deadline can end; null leaves it to the "
-        "environment: true for `tools`, false for most.",
-    )
-    memory_limit_bytes: Count | None = Field(
-        None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
-    )
-
-    def check(self, run: ResolvedRun) -> Iterator[Problem]:
-        if not run.rolls_out:
-            yield Problem("", f"{run.algorithm.name} learns from a dataset, not from what is played")
-
-    def player(self, context: PlayerContext) -> Player:
-        build = import_module("rlhf_core.environments.player").build  # like a component's `build`, imported when used
-        return cast("Player", build(context))
-
-
-class EnvironmentEntry(EnvironmentConfig):
-    """The keys of `environment` that core reads; the rest are options of the environment."""
-
-    name: str = Field(min_length=1, description="An installed environment, or FILE.py:CLASS.")
-
-
 class RewardEntry(RewardCallOptions):
     """The keys that core reads in one entry of `rewards`; the rest are options of the reward."""
 
@@ -233,7 +176,7 @@ class RewardScaling(Section):
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         scales = self.clip is not None or self.normalise
-        if scales and run.environment is not None and run.algorithm.component.credits_turns:
+        if scales and run.player_gives_reward and run.algorithm.component.credits_turns:
             told = f"{run.algorithm.name} gives each turn its own reward, but clip and normalise act on their sum"
             yield Problem("", f"{told}: take them out, or use an algorithm without a critic")
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from pydantic import BaseModel
 
 from ..errors import PluginError
-from ..plugins.discovery import Selected, discover, load
+from ..plugins.discovery import PluginRef, Selected, check_clash, discover, load, load_ref
 from ..plugins.functions import function_component
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference, referenced_files
 from ..util.did_you_mean import suggestion
-from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
+from .load import OWN_REWARD, PLUGIN_SECTIONS
 from .problems import ModelT, Problems
 from .processes import TransportConfig
-from .resolved import METRICS_OF_SCORE, Configured, SelectedEnvironment, SelectedReward
+from .resolved import METRICS_OF_SCORE, Configured, SelectedReward, SelectedSection
 from .section import Section, SelectsPlugins, commands_of
 from .sections import (
     EngineConfig,
-    EnvironmentConfig,
-    EnvironmentEntry,
     OptimizerConfig,
     PromptsConfig,
     RewardCallOptions,
@@ -43,12 +41,25 @@ SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
     "optimizers": OptimizerConfig,
     "prompts": PromptsConfig,
     "rewards": RewardEntry,
-    "environments": EnvironmentEntry,
 }
 """Kind -> options that core reads in the plugin's own section, beside the plugin's."""
 
 
-OTHER_SECTIONS = frozenset({*PLUGIN_SECTIONS, ENVIRONMENT_SECTION, "rewards"})
+def shared_options(kind: str) -> type[BaseModel] | None:
+    """The options that stand beside a plugin's own: core's, or those of the section that `selects` the kind."""
+    if kind in SHARED_OPTIONS or kind in PLUGIN_SECTIONS.values():
+        return SHARED_OPTIONS.get(kind)
+    for ref in discover("sections").values():
+        try:
+            model = load_ref(ref).component.config
+        except PluginError:  # reported to whoever uses the section
+            continue
+        if getattr(model, "selects", None) == kind:
+            return model
+    return None
+
+
+OTHER_SECTIONS = frozenset({*PLUGIN_SECTIONS, "rewards"})
 """Sections that core reads beside those of `RunConfig`."""
 
 _BASES: Mapping[str, tuple[type[BaseModel], str]] = {
@@ -171,20 +182,42 @@ class Selector:
             elif reward is not None and reward.name in METRICS_OF_SCORE:
                 told = f'"{reward.name}" is a metric of the weighted score: give the reward another `label`'
                 self.problems.add(f"{where}.label", told)
-            elif reward is not None and plays and reward.name == ENVIRONMENT_SECTION:
+            elif reward is not None and plays and reward.name == OWN_REWARD:
                 self.problems.add(where, "is called as the environment's own reward: give it a `label` of its own")
             elif reward is not None:
                 rewards.append(reward)
         return rewards
 
-    def environment(self, data: Any) -> SelectedEnvironment | None:
-        """The environment that a section names, with core's options and its own."""
-        selected = self.plugin("environments", ENVIRONMENT_SECTION, data)
-        core = self._core_part(EnvironmentEntry, data, ENVIRONMENT_SECTION) if isinstance(data, dict) else None
-        if selected is None or core is None:
+    def section(self, ref: PluginRef, value: Any) -> SelectedSection | None:
+        """A section that a plugin brings, with the plugin that it names, if it `selects` one."""
+        try:
+            check_clash(ref)
+            selected = load_ref(ref)
+            check_options(selected)
+        except PluginError as error:
+            self.problems.add_error(ref.name, error)
             return None
-        options = EnvironmentConfig(**{key: getattr(core, key) for key in EnvironmentConfig.model_fields})
-        return SelectedEnvironment(options, selected)
+        model = cast("type[Section]", selected.component.config)
+        if model.selects is not None:
+            return self._selecting(selected, model, ref.name, value)
+        if not isinstance(value, dict | None):
+            self.problems.add(ref.name, f"should be a mapping of options (given {value!r})")
+            return None
+        found = self.options(selected, value or {}, ref.name, section_names(ref.name))
+        return None if found is None else SelectedSection.of(found, found.config)
+
+    def _selecting(self, selected: Selected, model: type[Section], path: str, value: Any) -> SelectedSection | None:
+        assert model.selects is not None
+        plugin = self.plugin(model.selects, path, value)
+        own = self._core_part(model, value, path) if isinstance(value, dict) else None
+        if plugin is None or own is None:
+            return None
+        try:
+            own = own.with_plugin(plugin)
+        except PluginError as error:
+            self.problems.add_error(f"{path}.name", error)
+            return None
+        return replace(SelectedSection.of(selected, own), plugin=plugin)
 
     def _core_part(self, model: type[ModelT], data: Mapping[str, Any], path: str) -> ModelT | None:
         return self.problems.validate(model, {key: data[key] for key in model.model_fields if key in data}, path)
@@ -222,7 +255,7 @@ def section_names(parent: str = "") -> list[str]:
 def check_options(selected: Selected) -> None:
     """Raise `PluginError` where a plugin has an option of its own by a name that core reads in its section."""
     model = selected.component.config
-    shared = SHARED_OPTIONS.get(selected.kind)
+    shared = shared_options(selected.kind)
     read_by_core = options_of_core(selected)
     taken = sorted(set(model.model_fields) & {"name", *(read_by_core.model_fields if read_by_core else ())})
     if selected.kind == "sections" and selected.name in {*RunConfig.model_fields, *OTHER_SECTIONS}:
@@ -247,12 +280,12 @@ def check_options(selected: Selected) -> None:
 
 def options_of_core(selected: Selected) -> type[BaseModel] | None:
     """Core's options that stand in a plugin's section beside its own; None where its own include them."""
-    shared = SHARED_OPTIONS.get(selected.kind)
+    shared = shared_options(selected.kind)
     return None if shared is None or issubclass(selected.component.config, shared) else shared
 
 
 def option_names(kind: str, name: str) -> list[str]:
     """Options of a plugin, with those core reads beside them; a file is read, not run. Raises `PluginError`."""
-    shared = SHARED_OPTIONS.get(kind)
+    shared = shared_options(kind)
     own = load(kind, name, check_requires=False, trust=NO_FILE).component.config.model_fields
     return list(dict.fromkeys([*(shared.model_fields if shared else ()), *own]))

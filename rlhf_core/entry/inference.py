@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..components import EngineContext
-from ..config.resolved import SelectedEnvironment
+from ..config.resolved import INVALID, ResolvedRun, SelectedSection
 from ..config.sections import ModelConfig
 from ..contexts import own_device
-from ..environments.player import build_environment_player
 from ..models.kinds import kind_for
 from ..models.loading import check_model, load_policy, load_tokenizer
 from ..plugins.discovery import load, resolve_build
 from ..prompts.stream import PromptEncoder
 from ..protocols import RolloutEngine
+from ..rollout.run_player import RunPlayer
 from ..rollout.samples import SampleRewards, rollout_of
 from ..rollout.single_answer import request_of
 from ..runfolder.samples import SampleRecord
 from ..types import Prompt, SamplingParams
 from ..util.weight_files import load_weights
+from ..wiring.players import player_of
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +56,7 @@ def _encoded(
 def play_text(
     model: str,
     prompts: Sequence[str],
-    environment: SelectedEnvironment,
+    sections: Mapping[str, SelectedSection],
     *,
     engine: str,
     sampling: SamplingParams,
@@ -63,11 +65,12 @@ def play_text(
 ) -> list[dict[str, Any]]:
     """An episode for each prompt, or one of a task without a prompt, as lines of `samples.jsonl`: one for each branch.
 
-    seed: of the tasks and of sampling. Raises `EpisodeError` where an episode fails.
+    sections: those whose players play, as in a run file. seed: of the tasks and of sampling. Raises `EpisodeError`
+    where an episode fails.
     """
     answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, seed)
     with closing(answering):
-        player = build_environment_player(environment, answering, tokenizer, sampling=sampling, seed=seed)
+        player = players_outside_a_run(sections, answering, tokenizer, sampling=sampling, seed=seed)
         encoded = _encoded(model, tokenizer, prompts, chat=bool(prompts))
         with closing(player):
             played = player.play([(prompt, prompt.position) for prompt in encoded])
@@ -83,6 +86,19 @@ def play_text(
         for each in episodes
         for row in each.rows
     ]
+
+
+def players_outside_a_run(
+    sections: Mapping[str, SelectedSection],
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    sampling: SamplingParams,
+    seed: int,
+) -> RunPlayer:
+    """The players of these sections, of which none reads another part of the run."""
+    parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
+    return player_of(ResolvedRun(**parts, sections=sections), engine, tokenizer, sampling, seed=seed)
 
 
 def open_engine(

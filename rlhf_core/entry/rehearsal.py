@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, cast
 
 from ..config.resolve import ResolvedRun
+from ..config.section import Section
 from ..protocols import RolloutEngine
 from ..types import Completion, GenerationRequest, SamplingParams
 from ..wiring.inputs import RunInputs
@@ -25,9 +26,11 @@ def play_one_turn(resolved: ResolvedRun, inputs: RunInputs) -> None:
 
     Does nothing for a run in which no section brings a player. Raises `EpisodeError`, or what else the run would raise.
     """
-    if (environment := resolved.environment) is not None:
-        one_turn = environment.options.model_copy(update={"max_turns": 1})
-        resolved = replace(resolved, environment=replace(environment, options=one_turn))
+    shortened = {
+        name: replace(each, config=cast(Section, each.config).for_rehearsal())
+        for name, each in resolved.sections.items()
+    }
+    resolved = replace(resolved, sections=shortened)
     options = getattr(resolved.engine.config, "request_options", {})
     answering = cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer, options))
     with closing(build_player(resolved, answering, inputs.tokenizer)) as player:

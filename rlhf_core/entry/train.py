@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
+from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
+from ..config.section import Section
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
@@ -279,24 +281,22 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 
     Returns what was built on the way. is_check: nothing is run with it, so the lengths of a sample of prompts suffice.
     """
-    from ..environments.chat import chat_format
     from ..models.frozen import check_frozen
     from ..models.passes import planned_passes
     from ..rollout.samples import check_columns
 
     check_model(resolved.run.model)
-    environment = resolved.environment
     for selected in resolved.selected:
         if selected.unread is None and selected.kind != "sections":
             resolve_build(selected)
     inputs = RunInputs(resolved, checks_records=True, measured=_MEASURED if is_check else None)
     tokenizer = inputs.tokenizer
-    if environment is not None:
-        chat_format(tokenizer, environment.options)
-        for file in sorted(referenced_files(environment.to_mapping())):
+    for name, section in resolved.sections.items():
+        with named_code(f"checking the section {name}", section.label):
+            cast(Section, section.config).check_inputs(inputs)
+        for file in sorted(referenced_files(section.to_mapping())):
             if not file.is_file():
-                hint = "paths start at the current folder"
-                raise ConfigError(f"there is no file {file}", where="environment", hint=hint)
+                raise ConfigError(f"there is no file {file}", where=name, hint="paths start at the current folder")
     algorithm = inputs.algorithm
     check_algorithm(resolved, algorithm)
     check_frozen(getattr(algorithm, "frozen_models", {}), tokenizer)

@@ -13,15 +13,15 @@ from numbers import Real
 from typing import Any, Protocol, get_args
 
 from ..columns import Column, Columns
-from ..config.sections import EnvironmentConfig
 from ..errors import DataError, EpisodeError, RlhfError
-from ..rollout.episode_metrics import ENVIRONMENT, OWN, RESERVED
+from ..rollout.episode_metrics import ENVIRONMENT, EPISODE_COLUMNS, OWN, RESERVED
 from ..rollout.row import Played, Row
 from ..util.error_text import error_text
 from ..util.printable import printable
 from .clock import CallClock, Clock
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
 from .episode import Episode, Record
+from .section import EnvironmentConfig
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
     _check_columns(outcome.columns, episode)
     reward = math.fsum([outcome.reward, *outcome.turn_rewards.values()])
     for row in rows:
-        row.columns = Columns({ENVIRONMENT: measured if row is rows[0] else {}}, EnvironmentConfig.columns)
+        row.columns = Columns({ENVIRONMENT: measured if row is rows[0] else {}}, EPISODE_COLUMNS)
         row.columns |= _columns(row, outcome.columns, episode.rules.columns)
     return Played(task.prompt, task.sample_id, rows, reward, dict(outcome.turn_rewards))
 

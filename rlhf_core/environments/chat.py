@@ -12,11 +12,11 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ..config.sections import EnvironmentConfig
 from ..errors import ConfigError, DataError
 from ..types import Message
 from .chat_template import THINKING_TAGS, USER, WHERE, ChatTemplate, shared_length
 from .contract import Tool
+from .section import EnvironmentConfig
 from .tool_calls import FORMATS, ToolFormat
 
 if TYPE_CHECKING:

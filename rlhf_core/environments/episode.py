@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..columns import Column
-from ..config.sections import EnvironmentConfig
 from ..errors import EpisodeError
 from ..prompts.stream import PromptEncoder
 from ..types import Completion, GenerationRequest, Message, SamplingParams, ToolCall
@@ -18,6 +17,7 @@ from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task
 from .conversations import Conversations
 from .endpoint import Endpoints
 from .row import EpisodeRow
+from .section import EnvironmentConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..components import EnvironmentContext
-from ..config.resolved import SelectedEnvironment
 from ..contexts import environment_context
 from ..plugins.discovery import resolve_build
 from ..plugins.recipe import Recipe
@@ -19,6 +18,7 @@ from .contract import make_task
 from .episode import Rules
 from .isolation.host import IsolatedEnvironments
 from .play import EnvironmentPlayer
+from .selected import SelectedEnvironment
 from .shapes import new_environment
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 def build(context: PlayerContext) -> EnvironmentPlayer:
     """The player of the section `environment`."""
-    assert context.run.environment is not None
+    environment = SelectedEnvironment.of_run(context.run)
+    assert environment is not None
     return build_environment_player(
-        context.run.environment,
+        environment,
         context.engine,
         context.tokenizer,
         sampling=context.sampling,

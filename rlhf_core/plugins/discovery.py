@@ -285,7 +285,7 @@ def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
         return Selected(kind, f"{options.path}:{name}", component, options.path.name, "file", unread=options.unread)
     path, found = load_function_file(reference, trust, spoken=spoken, kind=wanted)
     if isinstance(found, type):
-        component = class_component(found, where=where, is_environment=kind == "environments")
+        component = class_component(found, where=where)
     else:
         component = function_component(found, where=reference, takes=FROM_FILES[kind])
     return Selected(kind, f"{path}:{name}", component, path.name, "file", found)

@@ -25,7 +25,6 @@ from ..components import Component
 from ..errors import PluginError
 from ..util.did_you_mean import suggestion
 from ..util.error_text import error_text
-from .environment_shape import check_shape
 from .trust import EVERY_FILE, FileTrust, split_reference
 
 
@@ -123,13 +122,11 @@ def function_component(
     return Component(summary=summary, config=options_model(function, where, takes=takes), build=build)
 
 
-def class_component(kind: type, *, where: str, build: str = "", is_environment: bool = True) -> Component:
+def class_component(kind: type, *, where: str, build: str = "") -> Component:
     """A component for the class of an environment or a hook; its options are the constructor's keyword-only parameters.
 
-    Raises `PluginError` for an environment that is one in no form.
+    Raises `PluginError` for an option without a type or a default.
     """
-    if is_environment:
-        check_shape(kind, where)
     summary = (inspect.getdoc(kind) or "").strip().partition("\n")[0]
     constructor: Callable[..., None] = vars(kind).get("__init__", kind.__init__)  # type: ignore[misc]
     has_options = constructor is not object.__init__

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from ..columns import Column
+
 ENVIRONMENT: Final = "environment"
 """Name of the environment's reward, and of the column of its metrics, which are with the first row of an episode."""
+EPISODE_COLUMNS: Final[Mapping[str, Column]] = {ENVIRONMENT: Column(per="metrics"), "turn_rewards": Column()}
+"""Columns of the rows of a player that gives a reward: the episode's metrics, and the rewards of its turns."""
 OWN: Final = "own/"
 """Begins the names of what an environment measures itself."""
 RESERVED: Final = frozenset({"num_turns_mean", "truncated_fraction", "failed_fraction", "bad_tool_calls"})

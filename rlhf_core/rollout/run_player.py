@@ -43,7 +43,7 @@ class RunPlayer(TimedPlayer):
 
     def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
         """See `Player`. Raises `PluginError` if a section's player answers a sample twice or not at all, or adds a
-        column that neither a section nor the environment declares.
+        column that no section declares.
         """
         waiting = {sample_id for _, sample_id in samples}
         for played in self._outermost.play(samples):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..columns import ENGINE_COLUMNS, Column, Columns, check_owners, columns_of
-from ..config.load import ENVIRONMENT_SECTION
-from ..config.sections import EnvironmentConfig
+from ..config.load import OWN_REWARD
 from ..errors import ConfigError
 from ..rewards.values import TurnScores
 from ..types import BufferItem, Rollout
+from .episode_metrics import EPISODE_COLUMNS
 from .requests import row_columns
 from .row import Played, Row
 
@@ -102,7 +102,7 @@ class SampleRewards:
             {numbers[turn]: each for turn, each in score.turns.items()} if isinstance(score, TurnScores) else {}
             for score in rewards.values()
         ]
-        return cls({ENVIRONMENT_SECTION: sample.reward, **scores}, [sample.turn_rewards, *turns])
+        return cls({OWN_REWARD: sample.reward, **scores}, [sample.turn_rewards, *turns])
 
 
 def item_of(
@@ -120,7 +120,7 @@ def item_of(
     if greedy_rewards is not None:
         columns |= Columns({GREEDY_REWARDS: greedy_rewards}, GREEDY_COLUMNS)
     if sample.reward is not None:
-        columns |= Columns({TURN_REWARDS: _turn_rewards(row, rewards.turns)}, EnvironmentConfig.columns)
+        columns |= Columns({TURN_REWARDS: _turn_rewards(row, rewards.turns)}, EPISODE_COLUMNS)
     return BufferItem(
         sample_id=rollout.sample_id,
         group_id=rollout.group_id,

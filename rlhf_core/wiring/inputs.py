@@ -98,7 +98,7 @@ class RunInputs:
             max_prompt_tokens=limits.max_prompt_tokens,
             too_long=limits.too_long,
             held_out=held_out,
-            may_be_empty=resolved.environment is not None,
+            may_be_empty=any(cast(Section, each.config).needs_no_prompts for each in resolved.sections.values()),
             skip_duplicates=limits.duplicates == "skip",
             keep=None if limits.filter is None else function_of_file(limits.filter, Path(), "prompts.filter"),
             check=self._record_check() if is_checked and self._checks_records else None,

@@ -34,7 +34,22 @@ def build_player(
     """
     sampling = evaluates or (at_temperature(resolved.sampling, 0) if greedy else resolved.sampling)
     purpose: Purpose = "evaluation" if evaluates else "greedy" if greedy else "train"
-    seed, times = resolved.run.train.seed, PhaseTimes()
+    seed = resolved.run.train.seed
+    return player_of(resolved, engine, tokenizer, sampling, seed=seed, purpose=purpose, run_folder=run_folder)
+
+
+def player_of(
+    resolved: ResolvedRun,
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: SamplingParams,
+    *,
+    seed: int,
+    purpose: Purpose = "train",
+    run_folder: Path | None = None,
+) -> RunPlayer:
+    """Build the player of the sections of `resolved`; of all else it reads nothing itself."""
+    times = PhaseTimes()
     default = SingleAnswers(engine, tokenizer, sampling, times)
     context = PlayerContext(default, engine, tokenizer, sampling, seed, purpose, times, Journal(None), resolved)
     return RunPlayer(context, run_folder)

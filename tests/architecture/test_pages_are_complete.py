@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from rlhf_core.components import KINDS
-from rlhf_core.config.select import SHARED_OPTIONS
+from rlhf_core.config.select import shared_options
 from rlhf_core.plugins.discovery import discover, has_options, load_ref
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ def test_every_key_of_a_run_file_has_its_row(lists: ModuleType) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_option_of_every_plugin_has_its_row(kind: str) -> None:
     page = (DOCS / "reference" / f"{kind}.md").read_text(encoding="utf-8")
-    shared = set(SHARED_OPTIONS[kind].model_fields) if kind in SHARED_OPTIONS else set()
+    shared = set(shared.model_fields) if (shared := shared_options(kind)) else set()
     missing = []
     for ref in discover(kind).values():
         if not ref.distribution.startswith("rlhf-") or not has_options(ref):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlhf_core.config.sections import EnvironmentConfig
 from rlhf_core.environments.contract import Outcome, make_task
 from rlhf_core.environments.episode import Rules
 from rlhf_core.environments.play import EnvironmentPlayer
+from rlhf_core.environments.section import EnvironmentConfig
 from rlhf_core.environments.shapes import new_environment
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.rollout.row import Played

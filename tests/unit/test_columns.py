@@ -152,8 +152,8 @@ def test_values_get_the_type_that_is_declared() -> None:
 @pytest.mark.parametrize(
     ("column", "changes", "owner"),
     [
-        ("environment", GAME, "the section environment (rlhf-core)"),
-        ("turn_rewards", GAME, "the section environment (rlhf-core)"),
+        ("environment", GAME, 'section "environment" (rlhf-episodes'),
+        ("turn_rewards", GAME, 'section "environment" (rlhf-episodes'),
         ("seen", GAME, 'environment "guess-number" (rlhf-environments'),
         ("temperature", {}, "core's sampling"),
         ("score", {}, 'engine "hf" (rlhf-hf'),
@@ -166,8 +166,10 @@ def test_a_run_with_two_owners_is_refused_before_it_starts(
     monkeypatch.setattr("rlhf_ppo.algorithm.PPO.columns", {column: Column()}, raising=False)
     monkeypatch.setattr("rlhf_hf.config.HfEngineConfig.columns", {"score": Column()}, raising=False)
     resolved = resolve(tiny_run(changes))
-    if resolved.environment is not None:
-        monkeypatch.setattr(type(resolved.environment.selected.config), "columns", {"seen": Column()}, raising=False)
+    if "environment" in resolved.sections:
+        monkeypatch.setattr(
+            type(resolved.sections["environment"].plugin.config), "columns", {"seen": Column()}, raising=False
+        )
     with pytest.raises(ConfigError) as found:
         check_run(resolved)
     message = str(found.value)

@@ -10,7 +10,7 @@ from ..output import echo, heading, print_json
 from .sampling import SamplingRequest, sampling_options
 
 if TYPE_CHECKING:
-    from rlhf_core.config.resolved import SelectedEnvironment
+    from rlhf_core.config.resolved import SelectedSection
 
 
 @click.command("generate")
@@ -51,7 +51,7 @@ def generate(
         played = play_text(
             model,
             list(prompts),
-            chosen,
+            {"environment": chosen},
             engine=sampling.engine,
             sampling=sampling.params(),
             seed=seed,
@@ -78,22 +78,22 @@ def generate(
         echo(answer)
 
 
-def _selected(name: str | None, overrides: tuple[str, ...]) -> SelectedEnvironment | None:
+def _selected(name: str | None, overrides: tuple[str, ...]) -> SelectedSection | None:
     """The environment with its options; None where none was requested. Raises `ConfigError`."""
-    from rlhf_core.config.load import ENVIRONMENT_SECTION, load_run
+    from rlhf_core.config.load import load_run
     from rlhf_core.config.problems import Problems
-    from rlhf_core.config.resolve import resolve_environment
+    from rlhf_core.config.resolve import resolve_section
 
     if name is None:
         if overrides:
             raise click.UsageError("--set is for options of an environment: name it with --environment")
         return None
-    run = load_run({ENVIRONMENT_SECTION: {"name": name}}, overrides)
-    others = sorted(set(run) - {ENVIRONMENT_SECTION})
+    run = load_run({"environment": {"name": name}}, overrides)
+    others = sorted(set(run) - {"environment"})
     if others:
         raise click.UsageError(f"--set {others[0]}…: only options of the environment are set here")
     problems = Problems()
-    environment = resolve_environment(run[ENVIRONMENT_SECTION], problems)
+    environment = resolve_section("environment", run["environment"], problems)
     problems.raise_if_any("--environment")
     return environment
 

@@ -17,11 +17,11 @@ from playing import items
 from rlhf_core.batching import collate
 from rlhf_core.columns import Column
 from rlhf_core.config.problems import Problems
-from rlhf_core.config.resolve import resolve_environment
-from rlhf_core.config.resolved import Configured, SelectedEnvironment
-from rlhf_core.config.sections import EnvironmentConfig
+from rlhf_core.config.resolved import Configured
 from rlhf_core.environments.contract import EpisodeTruncated, Outcome
 from rlhf_core.environments.player import build_environment_player
+from rlhf_core.environments.section import EnvironmentConfig
+from rlhf_core.environments.selected import SelectedEnvironment, resolve_environment
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.functions import FunctionOptions, class_component
 from rlhf_core.rollout.row import Played

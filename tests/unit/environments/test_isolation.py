@@ -16,10 +16,10 @@ import lonely_environments
 import pytest
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.environments import play as play_module
 from rlhf_core.environments.isolation import process as process_module
 from rlhf_core.environments.player import build_environment_player
+from rlhf_core.environments.selected import resolve_environment
 from rlhf_core.errors import EpisodeError, PluginError
 from rlhf_core.types import SamplingParams
 from rlhf_testing.engine import FakeEngine

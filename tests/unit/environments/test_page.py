@@ -9,7 +9,8 @@ import pytest
 
 from rlhf_core.config.load import load_run
 from rlhf_core.config.problems import Problems
-from rlhf_core.config.resolve import resolve, resolve_environment, resolve_reward
+from rlhf_core.config.resolve import resolve, resolve_reward
+from rlhf_core.environments.selected import SelectedEnvironment, resolve_environment
 from rlhf_core.plugins.discovery import resolve_build
 from rlhf_core.rollout.samples import rollout_of
 from rlhf_testing.episodes import episode_tokenizer, play_episodes
@@ -37,7 +38,7 @@ def select(name):
 def test_the_run_file_is_right(files):
     assert files == ["guess.py", "guess.yaml", "sums.py", "my_tools.py", "tools.yaml", "notes.py", "agent.py"]
     resolved = resolve(load_run("guess.yaml"))
-    assert resolved.environment.name == "Guess" and resolved.reward_weights == {"environment": 1.0}
+    assert SelectedEnvironment.of_run(resolved).name == "Guess" and resolved.reward_weights == {"environment": 1.0}
 
 
 def test_the_game_is_played(files):

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.config.resolved import SelectedEnvironment
+from rlhf_core.environments.selected import SelectedEnvironment
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util.rng import derive_seed
 

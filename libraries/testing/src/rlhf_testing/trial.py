@@ -25,8 +25,8 @@ from rlhf_core.components import (
     OptimizerContext,
     ScheduleContext,
 )
-from rlhf_core.config.resolved import Configured, SelectedEnvironment
-from rlhf_core.config.sections import EnvironmentConfig, ModelConfig
+from rlhf_core.config.resolved import Configured
+from rlhf_core.config.sections import ModelConfig
 from rlhf_core.config.select import check_options
 from rlhf_core.contexts import (
     algorithm_context,
@@ -35,6 +35,8 @@ from rlhf_core.contexts import (
     reward_context,
     strategy_context,
 )
+from rlhf_core.environments.section import EnvironmentConfig
+from rlhf_core.environments.selected import SelectedEnvironment
 from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import PREFIX

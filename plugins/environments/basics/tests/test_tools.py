@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from rlhf_containment.sandbox import missing
 from rlhf_core.components import EnvironmentContext
 from rlhf_core.config.problems import Problems
-from rlhf_core.config.resolve import resolve_environment
+from rlhf_core.environments.selected import resolve_environment
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_environments import python_tool as module
 from rlhf_environments.config import ToolsConfig

@@ -13,8 +13,8 @@ from running import wait_until
 
 from rlhf_core import train
 from rlhf_core.config.problems import Problems
-from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.environments.player import build_environment_player
+from rlhf_core.environments.selected import resolve_environment
 from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.models.builtin import build_llama
 from rlhf_core.plugins.trust import FileTrust

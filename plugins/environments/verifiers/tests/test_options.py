@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.config.resolve import resolve_environment
+from rlhf_core.environments.selected import resolve_environment
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins import load
 from rlhf_env_verifiers.config import VerifiersConfig

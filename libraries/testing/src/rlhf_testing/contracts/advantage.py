@@ -13,8 +13,8 @@ import pytest
 import rlhf_objective as objective
 from rlhf_core.algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
 from rlhf_core.columns import Columns
-from rlhf_core.config.sections import EnvironmentConfig
 from rlhf_core.rewards.combiner import RewardCombiner
+from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
 from rlhf_core.rollout.made import made_episode
 from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS, TURN_REWARDS
 from rlhf_core.training.batches import BatchPlan
@@ -171,7 +171,7 @@ def _items() -> list[BufferItem]:
                             TURN_REWARDS: torch.zeros(length, len(WEIGHTS)),
                             GREEDY_REWARDS: {"score": float(sample // 4 % 2), "environment": 0.5},
                         },
-                        {**GREEDY_COLUMNS, **EnvironmentConfig.columns},
+                        {**GREEDY_COLUMNS, **EPISODE_COLUMNS},
                     ),
                 )
             )

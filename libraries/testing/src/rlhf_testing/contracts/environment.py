@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from rlhf_core.config.resolved import Configured, SelectedEnvironment
-from rlhf_core.config.sections import EnvironmentConfig
+from rlhf_core.config.resolved import Configured
+from rlhf_core.environments.section import EnvironmentConfig
+from rlhf_core.environments.selected import SelectedEnvironment
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.discovery import Selected
 from rlhf_core.rollout.row import Played, Row
