@@ -15,9 +15,9 @@ from contextlib import closing
 from dataclasses import replace
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.environments.player import build_environment_player
-from rlhf_core.environments.selected import resolve_environment
 from rlhf_core.types import SamplingParams
+from rlhf_episodes.player import build_environment_player
+from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.episodes import episode_tokenizer
 from rlhf_testing.samples import make_prompt

@@ -29,7 +29,13 @@ from rlhf_core.components import KINDS
 from rlhf_core.config.section import Section
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.config.select import shared_options
-from rlhf_core.environments import (
+from rlhf_core.hookspecs import Action, MakerHooks, Moment, SetupHooks, TrainerHooks
+from rlhf_core.models.kinds import ModelKind
+from rlhf_core.plugins.discovery import Selected, discover, has_options, load_ref
+from rlhf_core.protocols import Logger, PromptSource, Reward, RolloutEngine
+from rlhf_core.strategy import Strategy
+from rlhf_core.training.request import RunRequest, Transport
+from rlhf_episodes import (
     Endpoint,
     Environment,
     Outcome,
@@ -43,12 +49,6 @@ from rlhf_core.environments import (
     converse,
     shapes,
 )
-from rlhf_core.hookspecs import Action, MakerHooks, Moment, SetupHooks, TrainerHooks
-from rlhf_core.models.kinds import ModelKind
-from rlhf_core.plugins.discovery import Selected, discover, has_options, load_ref
-from rlhf_core.protocols import Logger, PromptSource, Reward, RolloutEngine
-from rlhf_core.strategy import Strategy
-from rlhf_core.training.request import RunRequest, Transport
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -223,10 +223,10 @@ def tools_part() -> list[str]:
     made = method_row("ToolFunction", ToolFunction.__init__)
     return [
         "## Tools in a `run` of your own",
-        "From `rlhf_core.environments`; an example is in [environments.md](../environments.md#2-tools).",
+        "From `rlhf_episodes`; an example is in [environments.md](../environments.md#2-tools).",
         table(["name", "", "meaning"], [method_row("converse", converse), made]),
         inspect.getdoc(converse) or "",
-        "### `rlhf_core.environments.ToolFunction`",
+        "### `rlhf_episodes.ToolFunction`",
         inspect.getdoc(ToolFunction) or "",
         *methods(ToolFunction),
         "Its attributes: `name` (text), `schema` (a `Tool`), `function`.",

@@ -75,7 +75,7 @@ TEMPLATES: Mapping[str, Template] = {
         "constructor are its options.",
         module="environment",
         attribute="{{Camel}}",
-        needs=(),
+        needs=("rlhf-episodes",),
     ),
     "advantages": Template(
         "advantage",

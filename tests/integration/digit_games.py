@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.environments.contract import Outcome
+from rlhf_episodes.contract import Outcome
 
 
 class CountDigits:

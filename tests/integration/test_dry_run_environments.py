@@ -10,7 +10,7 @@ from rlhf_testing.runs import tiny_run
 
 GAME = """
 from pathlib import Path
-from rlhf_core.environments import Outcome
+from rlhf_episodes import Outcome
 
 LOG = Path(__file__).with_name("log")
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 STAND_IN = Path(__file__).with_name("stand_in")
 """Where a module `vllm` lies: the parts that the engine needs, over transformers."""
 GAME = """
-from rlhf_core.environments import Outcome
+from rlhf_episodes import Outcome
 
 
 def digits_of_turns(rollouts):

@@ -14,7 +14,7 @@ import pytest
 from running import PATIENCE_SECONDS
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.environments.selected import resolve_environment
+from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.episodes import PlayedEpisodes, episode_tokenizer, play_episodes
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "environment"

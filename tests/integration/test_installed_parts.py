@@ -72,7 +72,7 @@ def ddp(config, context):
 """
 GAME = """
 from rlhf_core import Column
-from rlhf_core.environments import Outcome
+from rlhf_episodes import Outcome
 
 
 class Game:

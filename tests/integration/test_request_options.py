@@ -44,7 +44,7 @@ def build(config, context):
     return Reader(config, context)
 """
 GAME = """
-from rlhf_core.environments.contract import Outcome
+from rlhf_episodes.contract import Outcome
 
 
 class Game:

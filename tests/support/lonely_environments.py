@@ -11,7 +11,7 @@ import stat
 import sys
 import time
 
-from rlhf_core.environments import EpisodeTruncated, Outcome
+from rlhf_episodes import EpisodeTruncated, Outcome
 
 
 class Counts:

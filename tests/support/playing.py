@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlhf_core.environments.contract import Outcome, make_task
-from rlhf_core.environments.episode import Rules
-from rlhf_core.environments.play import EnvironmentPlayer
-from rlhf_core.environments.section import EnvironmentConfig
-from rlhf_core.environments.shapes import new_environment
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.rollout.row import Played
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
 from rlhf_core.types import BufferItem, PhaseTimes, Rollout, SamplingParams
+from rlhf_episodes.contract import Outcome, make_task
+from rlhf_episodes.episode import Rules
+from rlhf_episodes.play import EnvironmentPlayer
+from rlhf_episodes.section import EnvironmentConfig
+from rlhf_episodes.shapes import new_environment
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.samples import make_prompt

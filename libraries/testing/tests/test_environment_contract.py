@@ -74,7 +74,7 @@ class Pair(Fine):
 class Taken(Fine):
     """A metric by a name of core."""
     async def run(self, task, policy):
-        from rlhf_core.environments.contract import Outcome
+        from rlhf_episodes.contract import Outcome
         await policy.turn(self.reset(task))
         return Outcome(metrics={"num_turns_mean": 3.0})
 '''

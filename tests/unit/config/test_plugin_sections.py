@@ -53,6 +53,45 @@ def test_the_page_s_section_is_checked_adapted_and_read(safety):
     assert again.to_mapping() == resolved.to_mapping() and not again.adapted
 
 
+def test_a_section_may_select_a_plugin_whose_options_stand_beside_its_own(install):
+    source = """
+from typing import ClassVar
+from pydantic import Field
+from rlhf_core import Component, Section
+
+class Probe(Section):
+    selects: ClassVar[str] = "rewards"
+    every: int | None = Field(None, ge=1, description="Episodes between two probes.")
+
+    def with_plugin(self, plugin):
+        return self if self.every else self.model_copy(update={"every": len(plugin.name)})
+
+probe = Component(summary="Probes with another reward.", config=Probe)
+"""
+    install("acme", {"rlhf.sections": {"probe": "acme_probe:probe"}}, {"acme_probe": source})
+    run = {key: value for key, value in RUN.items() if key != "safety"}
+    resolved = resolve({**run, "probe": {"name": "length", "every": 3, "target_tokens": 9}})
+    section = resolved.sections["probe"]
+    assert (
+        section.config.every == 3 and section.plugin.config.target_tokens == 9 and section.plugin in resolved.selected
+    )
+    mapping = resolved.to_mapping()
+    assert mapping["probe"].items() >= {"name": "length", "every": 3, "target_tokens": 9}.items()
+    assert resolve(mapping).to_mapping() == mapping
+    assert resolve({**run, "probe": "exact-match"}).sections["probe"].config.every == len("exact-match")
+    for wrong, told in [
+        ({"name": "length", "evry": 3}, r"probe\.evry.*did you mean \"every\""),
+        ({"name": "lengt"}, r"probe\.name.*did you mean \"length\""),
+        ({"every": 3}, r"probe\.name.*is required"),
+        ({"name": "length", "every": 0}, r"probe\.every"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            resolve({**run, "probe": wrong})
+    schema, _ = run_schema()
+    choices = schema["properties"]["probe"]["anyOf"][0]["anyOf"]
+    assert any({"every", "target_tokens"} <= set(each.get("properties", {})) for each in choices)
+
+
 def test_a_section_may_be_called_like_a_part_of_core_s(install):
     """Its place in the run file is its own, and its options are not those of a run."""
     named = SOURCE.replace("window", "strategy").replace("int | None = Field(None, ge=1", "str | None = Field(None")

@@ -4,7 +4,6 @@ import pytest
 from playing import Says, driven, player, three_digits
 
 from rlhf_core.config.sections import EvalSetOptions, RewardCallOptions
-from rlhf_core.environments import Outcome
 from rlhf_core.errors import RewardError, RlhfError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
@@ -12,6 +11,7 @@ from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, EvaluatedSet, PolicyEval
 from rlhf_core.rollout.maker import GREEDY_SAMPLE_ID, PolicyExperienceMaker
 from rlhf_core.rollout.single_answer import SingleAnswers
 from rlhf_core.types import SamplingParams
+from rlhf_episodes import Outcome
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.samples import make_prompt
 

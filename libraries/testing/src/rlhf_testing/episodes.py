@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.environments.selected import SelectedEnvironment
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util.rng import derive_seed
+from rlhf_episodes.selected import SelectedEnvironment
 
 from .engine import EOS, FakeEngine
 from .models import tiny_tokenizer
@@ -93,8 +93,8 @@ def play_episodes(
     records: prompts as a source gives them; none is the empty tasks of a run without prompts. folder: where relative
     paths in the environment's options start. Raises what the run would.
     """
-    from rlhf_core.environments.player import build_environment_player
     from rlhf_core.prompts.stream import PromptStream
+    from rlhf_episodes.player import build_environment_player
 
     stream = PromptStream(records or [{"prompt": ""}] * num_prompts, tokenizer, seed=seed, may_be_empty=True)
     engine = ScriptedEngine(tokenizer, replies, seed=seed)

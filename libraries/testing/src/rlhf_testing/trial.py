@@ -35,8 +35,6 @@ from rlhf_core.contexts import (
     reward_context,
     strategy_context,
 )
-from rlhf_core.environments.section import EnvironmentConfig
-from rlhf_core.environments.selected import SelectedEnvironment
 from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import PREFIX
@@ -51,13 +49,15 @@ from rlhf_core.plugins.discovery import (
     import_target,
     load_ref,
 )
-from rlhf_core.plugins.environment_shape import check_shape
 from rlhf_core.plugins.requirements import unmet
 from rlhf_core.plugins.rules import broken_rules
 from rlhf_core.protocols import PromptSource
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
 from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_core.util.error_text import error_text
+from rlhf_episodes.environment_shape import check_shape
+from rlhf_episodes.section import EnvironmentConfig
+from rlhf_episodes.selected import SelectedEnvironment
 from rlhf_objective.named_functions import bind_function
 
 TrialStatus = Literal["ok", "not run", "not installed", "broken"]

@@ -2,7 +2,7 @@
 
 from openai import AsyncOpenAI
 
-from rlhf_core.environments import Outcome
+from rlhf_episodes import Outcome
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 QUESTION = [{"role": "user", "content": "1 and 2?"}]

@@ -9,7 +9,7 @@ from chat_templates import chat_tokenizer
 from openai import AsyncOpenAI
 from playing import Reworded, driven, play
 
-from rlhf_core.environments import Outcome
+from rlhf_episodes import Outcome
 
 TOKENIZER = chat_tokenizer("qwen2")
 USER = {"role": "user", "content": "hello"}

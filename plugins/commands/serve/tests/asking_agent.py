@@ -4,7 +4,7 @@ import asyncio
 import json
 from urllib.request import Request, urlopen
 
-from rlhf_core.environments import Outcome
+from rlhf_episodes import Outcome
 
 
 class Asks:

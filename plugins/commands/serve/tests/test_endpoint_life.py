@@ -20,8 +20,8 @@ from agents import (
 from playing import driven, play, play_one
 from running import PATIENCE_SECONDS
 
-from rlhf_core.environments import Outcome
 from rlhf_core.errors import EpisodeError, PluginError
+from rlhf_episodes import Outcome
 from rlhf_testing.models import tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

@@ -6,7 +6,7 @@ import asking_agent
 import pytest
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.environments.selected import resolve_environment
+from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
 

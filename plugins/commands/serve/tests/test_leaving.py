@@ -8,8 +8,8 @@ import pytest
 from chat_templates import chat_tokenizer
 from running import wait_until
 
-from rlhf_core.environments import Call
 from rlhf_core.protocols import CancelingEngine, InFlightEngine
+from rlhf_episodes import Call
 from rlhf_serve.serving import ServedModel
 from rlhf_testing.engine import FakeEngine
 

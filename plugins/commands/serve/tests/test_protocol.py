@@ -8,7 +8,7 @@ import openai
 import pytest
 from test_server import KEY, Owner, connect, request, response, serving
 
-from rlhf_core.environments import CallRefused
+from rlhf_episodes import CallRefused
 from rlhf_serve.protocol import read_chat, read_text
 
 MESSAGES = [{"role": "user", "content": "hello"}]

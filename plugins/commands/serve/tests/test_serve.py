@@ -24,10 +24,10 @@ from tool_models import CALL
 from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.entry.inference import generate_text
-from rlhf_core.environments import Keys
 from rlhf_core.errors import UserInputError
 from rlhf_core.types import SamplingParams
 from rlhf_core.util import ServerLimits
+from rlhf_episodes import Keys
 from rlhf_serve.server import start
 from rlhf_serve.serving import serve_model
 from rlhf_serve.weights import choose_model

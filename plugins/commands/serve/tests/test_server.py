@@ -11,8 +11,8 @@ import psutil
 import pytest
 from running import PATIENCE_SECONDS, wait_until
 
-from rlhf_core.environments import Answer, Keys
 from rlhf_core.util import ServerLimits
+from rlhf_episodes import Answer, Keys
 from rlhf_serve.connection import BytesInFlight
 from rlhf_serve.server import start
 

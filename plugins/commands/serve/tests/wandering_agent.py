@@ -4,7 +4,7 @@ from random import Random
 
 from openai import AsyncOpenAI, BadRequestError
 
-from rlhf_core.environments import Outcome
+from rlhf_episodes import Outcome
 
 
 class Wanders:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from playing import driven, player
 
 from rlhf_core.components import EngineContext
-from rlhf_core.environments import Outcome
 from rlhf_core.models.builtin import build_llama
 from rlhf_core.types import Prompt
+from rlhf_episodes import Outcome
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import build
 

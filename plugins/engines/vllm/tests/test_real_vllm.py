@@ -25,7 +25,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup-vllm")
 pytestmark = pytest.mark.slow
 PLAIN = SamplingParams(max_new_tokens=24)
 GAME = """
-from rlhf_core.environments import Outcome
+from rlhf_episodes import Outcome
 
 
 class Branches:

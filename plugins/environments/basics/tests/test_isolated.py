@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.environments import play as play_module
-from rlhf_core.environments.selected import resolve_environment
+from rlhf_episodes import play as play_module
+from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.episodes import episode_tokenizer, play_episodes
 

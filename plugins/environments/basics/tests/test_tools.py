@@ -6,11 +6,11 @@ from pydantic import ValidationError
 from rlhf_containment.sandbox import missing
 from rlhf_core.components import EnvironmentContext
 from rlhf_core.config.problems import Problems
-from rlhf_core.environments.selected import resolve_environment
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_environments import python_tool as module
 from rlhf_environments.config import ToolsConfig
 from rlhf_environments.tools import build
+from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
 in_the_sandbox = pytest.mark.skipif(missing() is not None, reason=f"{missing()}")

@@ -9,10 +9,10 @@ from running import wait_until
 
 from rlhf_core import train
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.environments import Reply, Task
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins import load
 from rlhf_core.types import Prompt
+from rlhf_episodes import Reply, Task
 from rlhf_gymnasium.config import GymnasiumConfig
 from rlhf_gymnasium.environment import build
 from rlhf_gymnasium.game import Game

@@ -12,12 +12,12 @@ from running import wait_until
 
 from rlhf_core import train
 from rlhf_core.config.problems import Problems
-from rlhf_core.environments.player import build_environment_player
-from rlhf_core.environments.selected import resolve_environment
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.functions import run_file
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.types import SamplingParams
+from rlhf_episodes.player import build_environment_player
+from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.episodes import episode_tokenizer
 from rlhf_testing.runs import tiny_run

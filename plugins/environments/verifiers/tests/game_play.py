@@ -3,10 +3,10 @@
 from playing import Reworded
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.environments.player import build_environment_player
-from rlhf_core.environments.selected import resolve_environment
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.types import SamplingParams
+from rlhf_episodes.player import build_environment_player
+from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.episodes import episode_tokenizer
 
 

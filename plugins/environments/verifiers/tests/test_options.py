@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.environments.selected import resolve_environment
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins import load
 from rlhf_env_verifiers.config import VerifiersConfig
+from rlhf_episodes.selected import resolve_environment
 
 FUNCTION = {"task": {"rewards": {"short": {"fn": "./mine.py:short"}}}}
 

@@ -13,11 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf_core.config.resolved import Configured
-from rlhf_core.environments.section import EnvironmentConfig
-from rlhf_core.environments.selected import SelectedEnvironment
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.discovery import Selected
 from rlhf_core.rollout.row import Played, Row
+from rlhf_episodes.section import EnvironmentConfig
+from rlhf_episodes.selected import SelectedEnvironment
 
 from ..episodes import PlayedEpisodes, episode_tokenizer, play_episodes
 from .base import ComponentContract

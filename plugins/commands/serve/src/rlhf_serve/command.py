@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rlhf_core.environments import Answering
+    from rlhf_episodes import Answering
 
 
 @click.command("serve")
@@ -69,8 +69,8 @@ def _name(model: str) -> str:
 async def _serve(answering: Answering, label: str, name: str, host: str, port: int, key: str | None) -> None:
     """Until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
     from rlhf_core.distributed import stop_signals
-    from rlhf_core.environments import Keys
     from rlhf_core.util import ServerLimits
+    from rlhf_episodes import Keys
 
     from .server import start
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_core.environments import Answer, Call, CallRefused, ChatMessage
 from rlhf_core.types import ToolCall
+from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
 
 _MAX_PROMPTS = 128
 _MAX_STOPS = 16

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from rlhf_core.config import ModelConfig
 from rlhf_core.entry.inference import open_engine
-from rlhf_core.environments import Answer, Call, CallRefused, ChatFormat, reply_message, template_messages
 from rlhf_core.errors import RlhfError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.protocols import Asked, CancelingEngine, InFlightEngine, RolloutEngine
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
+from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, reply_message, template_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

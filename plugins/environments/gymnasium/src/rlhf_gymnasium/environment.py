@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.environments import EpisodeTruncated, Outcome, Policy, Status, Task
+from rlhf_episodes import EpisodeTruncated, Outcome, Policy, Status, Task
 
 from .config import GymnasiumConfig
 from .game import Game

@@ -11,10 +11,10 @@ from typing import Any
 from mcp.types import Tool as ServerTool
 
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.environments import Outcome, Policy, Task, converse
 from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.types import ToolCall
 from rlhf_core.util import printable
+from rlhf_episodes import Outcome, Policy, Task, converse
 
 from .config import McpConfig
 from .process import ServerProcess

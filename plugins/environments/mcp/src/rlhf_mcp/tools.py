@@ -13,9 +13,9 @@ from mcp.types import CallToolResult, EmbeddedResource, TextContent, TextResourc
 from mcp.types import Tool as ServerTool
 from referencing import Registry
 
-from rlhf_core.environments import Tool
 from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.util import printable
+from rlhf_episodes import Tool
 
 MAX_NAME_CHARS = 128
 MAX_TOOLS_CHARS = 100_000

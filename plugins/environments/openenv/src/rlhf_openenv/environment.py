@@ -7,8 +7,8 @@ import logging
 from typing import Any
 
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.environments import EpisodeTruncated, Outcome, Policy, Status, Task
 from rlhf_core.errors import EpisodeError
+from rlhf_episodes import EpisodeTruncated, Outcome, Policy, Status, Task
 
 from .config import OpenEnvConfig
 from .session import Session

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import verifiers.v1 as vf
 
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.environments import Outcome, Policy, Status, Task
 from rlhf_core.errors import ConfigError
+from rlhf_episodes import Outcome, Policy, Status, Task
 
 from .config import VerifiersConfig
 from .loading import Loaded, load

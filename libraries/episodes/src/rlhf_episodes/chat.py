@@ -1,0 +1,344 @@
+"""A conversation as token ids, turn by turn, for one tokenizer.
+
+A row is a prompt, then sampled ids and given ids in turn. Sampled ids stay as they were sampled: what is given between
+two of the policy's turns comes from the chat template, rendered around a dummy reply, and is encoded by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rlhf_core.errors import ConfigError, DataError
+from rlhf_core.types import Message
+
+from .chat_template import THINKING_TAGS, USER, WHERE, ChatTemplate, shared_length
+from .contract import Tool
+from .section import EnvironmentConfig
+from .tool_calls import FORMATS, ToolFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_REMEMBERED = 1024
+"""Texts whose ids are kept: an environment says much the same to many episodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryCheck:
+    """Whether a row that only grows is what the template writes for the whole conversation."""
+
+    cut_after: tuple[str, ...]
+    """Roles of messages that, where they follow, make the template write earlier replies otherwise."""
+    cut_thinking_after: tuple[str, ...]
+    """The same for replies that think (`<think>…</think>`) before they answer."""
+    changes: tuple[str, ...]
+    """Differences from the template's own rendering, in words: one for each role and kind of reply."""
+    error: ConfigError | None
+    """The error of `after_reply` where a row cannot grow with this template at all; it can only branch."""
+
+    @property
+    def prefix_preserving(self) -> bool:
+        return not (self.cut_after or self.cut_thinking_after)
+
+    def cuts(self, messages: Sequence[Message], *, thinking: bool) -> bool:
+        """Whether earlier replies are written otherwise where `messages` follow. thinking: one of them thought.
+
+        Roles that were not tried count as the user's.
+        """
+        cut = {*self.cut_after, *(self.cut_thinking_after if thinking else ())}
+        return any((role if (role := _role(message)) == "tool" else "user") in cut for message in messages)
+
+
+class ChatFormat:
+    """How one tokenizer writes conversations and tools.
+
+    With `tool_format: auto` tools are rendered and called as the template does it, or, where it renders none, described
+    in a system message (in the first user's, where it knows no system) and called in Hermes form. Any other format is
+    described so, unless it is the template's own. Where the template itself does not render them, tools' results
+    (messages of the role `tool`) are written as user messages with `<tool_response>`.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, tool_format: str = "auto", eos_token_ids: Iterable[int] = ()
+    ) -> None:
+        """eos_token_ids: tokens that end a sampled turn, besides the tokenizer's EOS and the template's end of turn
+        (those of the model's generation config). Raises `ConfigError` for an unknown `tool_format`.
+        """
+        if tool_format not in ("auto", *FORMATS):
+            raise ConfigError(
+                f"there is no tool format {tool_format!r}",
+                where="environment.tool_format",
+                hint=f"one of auto, {', '.join(FORMATS)}",
+            )
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer)
+        self._wanted_format = tool_format
+        self._given_eos = frozenset(eos_token_ids)
+        self._encode = lru_cache(maxsize=_REMEMBERED)(self._encode_anew)
+        self._last_check: tuple[tuple[Tool, ...], HistoryCheck] | None = None
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, tuple[int, ...]]:
+        """Text and ids of a conversation at whose end the policy answers.
+
+        Without tools they are those of a prompt with these messages. For a branch, give the whole conversation, the
+        policy's replies as messages of the role `assistant` with their text as content: the template cuts from history
+        what it cuts. Raises `DataError` where the template refuses the messages.
+        """
+        given = self._with_described(messages, tools)
+        text = self._template.render(self._without_tool_role(given, tools), self._native(tools))
+        return text, self._encode(text)
+
+    def after_reply(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), sampled_ids: Sequence[int]
+    ) -> tuple[int, ...]:
+        """The ids between a sampled turn and the next one.
+
+        What closes the assistant's message comes first: after a sampled EOS only what stands behind the end of turn,
+        and after a turn that was cut (or ended by a stop text) the end of turn too. Then `messages`, and what makes
+        the model answer. Without messages a cut turn just goes on: nothing comes between. `tools`: as at the
+        first turn. Raises `DataError` where the template refuses the messages, `ConfigError` where it cannot append.
+        """
+        ended = bool(sampled_ids) and sampled_ids[-1] in self.eos_token_ids
+        if not (messages or ended):
+            return ()
+        ids = self._after(self._template.after_reply(self._without_tool_role(messages, tools), self._native(tools)))
+        return ids[self._closed_by(sampled_ids[-1], ids) :] if ended else ids
+
+    def reply_message(self, sampled_ids: Sequence[int]) -> Message:
+        """A sampled reply as the template takes it: its parts, or its text without special tokens but thinking tags."""
+        if (channels := self._template.channels) is not None:
+            parts = channels.message(str(self._tokenizer.decode(list(sampled_ids), skip_special_tokens=False)))
+            if parts is not None:
+                return parts
+        pieces: list[str] = []
+        for is_tag, run in groupby(sampled_ids, key=self._thinking_tags.__contains__):
+            pieces.append(str(self._tokenizer.decode(list(run), skip_special_tokens=not is_tag)))
+        return _reply("".join(pieces))
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Ids of a plain text that stands behind other text: no special tokens, no blank put before it."""
+        behind = self._behind_newline(text) if self._puts_blank_before else None
+        return self._encode(text) if behind is None else behind
+
+    def tool_format(self) -> ToolFormat:
+        """How calls are written. Raises `ConfigError` where the template has a form of its own that is not known."""
+        if self._wanted_format != "auto":
+            return FORMATS[self._wanted_format]
+        if not self._template.renders_tools:
+            return FORMATS["hermes"]
+        found = self._template.call_format
+        if found is None:
+            raise ConfigError(
+                "it renders tools, but writes calls in a form that cannot be read here",
+                where=WHERE,
+                hint=f"say environment.tool_format: one of {', '.join(FORMATS)}; tools are then described in that form",
+            )
+        return found
+
+    def check(self, tools: Sequence[Tool] = ()) -> HistoryCheck:
+        """Find out what the template does to history, for messages of the user and, with tools, of tools.
+
+        The answer for the last tools is kept. Raises what `open` would.
+        """
+        given = tuple(tools)
+        if self._last_check is None or self._last_check[0] != given:
+            self._last_check = (given, self._find_out(given))
+        return self._last_check[1]
+
+    @cached_property
+    def end_of_turn_id(self) -> int | None:
+        """The token with which the template ends a reply; None where it writes none, or there is no template."""
+        try:
+            return self._first_marker(self._after(self._template.closing()))
+        except (ConfigError, DataError):  # there is no template, or none for several turns
+            return None
+
+    @cached_property
+    def _end_between_id(self) -> int | None:
+        """The token that ends a reply before other messages, if the last one of a conversation ends otherwise."""
+        return self._first_marker(self._after(self._template.closing_between()))
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sampled turn. An engine should stop at each of them."""
+        own = (self._tokenizer.eos_token_id, self.end_of_turn_id)
+        return self._given_eos.union(int(token) for token in own if token is not None)
+
+    def ends(self, eos_token_ids: frozenset[int]) -> tuple[str, ...]:
+        """The text that ends a turn, where an engine that ends at these tokens does not know it (a base model's)."""
+        token = self.end_of_turn_id
+        if token is None or token in eos_token_ids:
+            return ()
+        return (str(self._tokenizer.decode([token])),)
+
+    @cached_property
+    def _markers(self) -> frozenset[int]:
+        """Tokens that stand by themselves: no text before or after them changes how they are encoded."""
+        return frozenset(self._tokenizer.added_tokens_decoder) | self._given_eos
+
+    @cached_property
+    def _thinking_tags(self) -> frozenset[int]:
+        """Special tokens that a text without special tokens would lose, though a template looks for them."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset(number for number, token in added if token.special and token.content in THINKING_TAGS)
+
+    @cached_property
+    def _puts_blank_before(self) -> bool:
+        """Whether the tokenizer writes a blank before each text, as SentencePiece often does."""
+        return self._behind_newline("x") not in (None, self._encode("x"))
+
+    def _behind_newline(self, text: str) -> tuple[int, ...] | None:
+        """Ids of a text behind a newline; None where the two share a token."""
+        newline, whole = self._encode("\n"), self._encode("\n" + text)
+        return whole[len(newline) :] if whole[: len(newline)] == newline else None
+
+    def _encode_anew(self, text: str) -> tuple[int, ...]:
+        # A template writes its special tokens itself; half of a surrogate pair, which tools may give, is no text.
+        text = text.encode("utf-8", "replace").decode()
+        return tuple(self._tokenizer([text], add_special_tokens=False, verbose=False)["input_ids"][0])
+
+    def _after(self, text: str) -> tuple[int, ...]:
+        """Ids of a text that stands behind a reply; a special token at its front needs no care."""
+        ids = self._encode(text)
+        return ids if ids and ids[0] in self._markers else self.text_ids(text)
+
+    def _first_marker(self, ids: tuple[int, ...]) -> int | None:
+        return next((token for token in ids if token in self._markers), None)
+
+    def _closed_by(self, sampled: int, ids: tuple[int, ...]) -> int:
+        """How many of the ids that close a reply are settled by the EOS that was sampled."""
+        first = self._first_marker(ids)
+        # Without an end of turn, some templates end a reply with the token that begins the next message.
+        ends = (self.end_of_turn_id, self._end_between_id, sampled)
+        return ids.index(first) + 1 if first is not None and first in ends else 0
+
+    def _is_native(self) -> bool:
+        """Whether the template itself renders tools in the format that is used."""
+        return self._template.renders_tools and self._template.call_format is self.tool_format()
+
+    def _native(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        return tools if tools and self._is_native() else ()
+
+    def _with_described(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+        """Messages with the tools described in them, where the template does not render them."""
+        given = list(messages)
+        if not tools or self._is_native():
+            return given
+        text = self.tool_format().describe(tools)
+        if given and _role(given[0]) == "system":
+            return [_joined(given[0], text, before=False), *given[1:]]
+        if self._template.refusal("system", first=True) is None:
+            return [{"role": "system", "content": text}, *given]
+        place = next((place for place, message in enumerate(given) if _role(message) == "user"), None)
+        if place is None:
+            return [{"role": "user", "content": text}, *given]
+        return [*given[:place], _joined(given[place], text, before=True), *given[place + 1 :]]
+
+    def _without_tool_role(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+        """Messages with tools' results as a user's, where the template does not know them.
+
+        Neighbours become one message, for roles that have to alternate.
+        """
+        results = [message for message in messages if _role(message) == "tool"]
+        if not results:
+            return list(messages)
+        takes = self._template.refusal("tool") is None or (
+            self._template.takes_results_of_calls and all(each.get("name") for each in results)
+        )
+        if takes and (not tools or self._is_native()):
+            # Some templates ask which call it answers.
+            return [{"tool_call_id": "call00000", **each} if _role(each) == "tool" else each for each in messages]
+        found: list[Message] = []
+        after_result = False
+        for message in messages:
+            is_result = _role(message) == "tool"
+            content = message.get("content")
+            if is_result:
+                content = f"<tool_response>\n{content}\n</tool_response>"
+            joins = after_result and _role(message) in ("tool", "user") and isinstance(content, str)
+            if joins:
+                found[-1] = {"role": "user", "content": f"{found[-1]['content']}\n{content}"}
+            else:
+                found.append({"role": "user", "content": content} if is_result else message)
+            after_result = is_result or joins
+        return found
+
+    def _find_out(self, tools: Sequence[Tool]) -> HistoryCheck:
+        opened, _ = self.open([USER], tools)
+        thought = "" if opened.rstrip().endswith("<think>") else "<think>\n"
+        thinking = f"{thought}Zq7Thought\n</think>\n\nZq7Answer"
+        roles = ("user", "tool") if tools else ("user",)
+        cut: dict[str, list[str]] = {"plain": [], "thinking": []}
+        changes = []
+        broken: ConfigError | None = None
+        for kind, reply in (("plain", "Zq7Answer"), ("thinking", thinking)):
+            for role in roles:
+                try:
+                    change = self._change(reply, role, tools)
+                except ConfigError as error:
+                    broken, change = error, error.message
+                if change is not None:
+                    cut[kind].append(role)
+                    changes.append(f"a reply {'that thinks ' * (kind == 'thinking')}before a {role} message: {change}")
+        return HistoryCheck(
+            cut_after=tuple(cut["plain"]),
+            cut_thinking_after=tuple(cut["thinking"]),
+            changes=tuple(changes),
+            error=broken,
+        )
+
+    def _change(self, reply: str, role: str, tools: Sequence[Tool]) -> str | None:
+        """How the template writes a conversation otherwise than as a row that grows; None where it does not."""
+        message: Message = {"role": role, "content": "Zq7Next"}
+        between = self._template.after_reply(self._without_tool_role([message], tools), self._native(tools))
+        row = self.open([USER], tools)[0] + (reply + between) * 2
+        try:
+            whole, _ = self.open([USER, _reply(reply), message, _reply(reply), message], tools)
+        except DataError as error:
+            return error.message
+        if row == whole:
+            return None
+        place = shared_length(row, whole)
+        return f"{row[place:][:40]!r} becomes {whole[place:][:40]!r}"
+
+
+def chat_format(
+    tokenizer: PreTrainedTokenizerBase, options: EnvironmentConfig, eos_token_ids: Iterable[int] = ()
+) -> ChatFormat:
+    """How conversations are written.
+
+    Raises `ConfigError` where `environment.tool_format` is unknown, or the template rewrites earlier turns in a way
+    that `environment.history` forbids.
+    """
+    chat = ChatFormat(tokenizer, tool_format=options.tool_format, eos_token_ids=eos_token_ids)
+    check = chat.check() if tokenizer.chat_template else None
+    if check is not None and check.error is not None and options.history != "branch":
+        raise check.error
+    if check is not None and not check.prefix_preserving and options.history == "error":
+        raise ConfigError(
+            f"this model's chat template rewrites earlier turns: {'; '.join(check.changes)}",
+            where="environment.history",
+            hint="say history: append to keep turns as they were sampled, or branch to train each turn by itself",
+        )
+    return chat
+
+
+def _role(message: Message) -> object:
+    return message.get("role")
+
+
+def _reply(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _joined(message: Message, text: str, *, before: bool) -> Message:
+    """A message with more text, before or after its own; content may be text or a list of parts."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": f"{text}\n\n{content}" if before else f"{content}\n\n{text}"}
+    part = [{"type": "text", "text": text}]
+    return {**message, "content": [*part, *content] if before else [*content, *part]}

@@ -1,0 +1,230 @@
+"""How a tokenizer's chat template renders conversations, found by rendering small ones. Texts only, no ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rlhf_core.errors import ConfigError, DataError
+from rlhf_core.prompts.encoder import Refusal, render_chat
+from rlhf_core.types import Message, ToolCall
+
+from .contract import Tool
+from .response_formats import ResponseFormat, format_of_tokens, recognise_reply
+from .tool_calls import ToolFormat, recognise
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WHERE = "the tokenizer's chat template"
+THINKING_TAGS = THINKING_BEGINS, THINKING_ENDS = "<think>", "</think>"
+"""Stand around a thought, as text or as special tokens."""
+USER: Message = {"role": "user", "content": "Hello"}
+_REPLY = "Zq7Reply"
+"""Stands for a reply; no template writes it by itself, and it has no blanks that one could strip."""
+_DUMMY: Message = {"role": "assistant", "content": _REPLY}
+_EARLIER = "Zq7Earlier"
+_CONTENT = "Zq7Content"
+_LEFT_OUT = "it leaves the message out"
+_PROBE = "zq7_probe"
+_PROBE_CALL = ToolCall(name=_PROBE, arguments={"text": _CONTENT})
+_PROBE_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": _PROBE,
+        "description": "Returns its argument.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "Any text."}},
+            "required": ["text"],
+        },
+    },
+}
+
+
+def _calling(name: str, text: str) -> Message:
+    """A reply that calls a tool with `text`."""
+    function = {"name": name, "arguments": {"text": text}}
+    call = {"type": "function", "id": "call00000", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def shared_length(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._refusals: dict[tuple[str, bool], str | None] = {}
+        self._verified: set[tuple[object, ...]] = set()
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
+        """The conversation as text; with `prompt`, what makes the model answer stands at its end.
+
+        Raises `DataError` where there is no template or it refuses the messages.
+        """
+        try:
+            return self._try(messages, tools, prompt=prompt)
+        except Refusal as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise DataError(
+                f"it refuses messages of the roles {roles}: {error}",
+                where=WHERE,
+                hint="let the environment give messages that this model was trained on, mostly one of the user a turn",
+            ) from error
+
+    def after_reply(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The text after a reply's content: its closing, `messages`, and the beginning of the next reply.
+
+        Raises `ConfigError` where that depends on what stood before, and `DataError` where the template refuses the
+        messages.
+        """
+        reply = self._reply_before(messages)
+        text = self._rest(self.render([USER, reply, *messages], tools))
+        kind = (*(message.get("role") for message in messages), bool(tools))
+        if kind not in self._verified:
+            self._verify([{**message, "content": _CONTENT} for message in messages], tools)
+            self._verified.add(kind)
+        return text
+
+    def closing(self) -> str:
+        """The text that closes a reply, whatever follows."""
+        last = self._rest(self.render([USER, _DUMMY], prompt=False))
+        return last[: shared_length(last, self._rest(self.render([USER, _DUMMY, USER])))]
+
+    def closing_between(self) -> str:
+        """The text that closes a reply before any message, where one at the end of a conversation may have another."""
+        if not self._rest(self.render([USER, _DUMMY], prompt=False)):
+            return ""  # the next message ends it
+        opening = self.render([USER])[len(self.render([USER], prompt=False)) :]
+        closing = self._rest(self.render([USER, _DUMMY])).removesuffix(opening)
+        return closing if self._rest(self.render([USER, _DUMMY, USER])).startswith(closing) else ""
+
+    def refusal(self, role: str, *, first: bool = False) -> str | None:
+        """Why a message of this role cannot stand after a reply (`first`: before a user's message); None if it can."""
+        if (role, first) not in self._refusals:
+            probe: Message = {"role": role, "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
+            try:
+                text = self._try([probe, USER] if first else [USER, _DUMMY, probe])
+                self._refusals[role, first] = None if _CONTENT in text else _LEFT_OUT
+            except Refusal as error:
+                self._refusals[role, first] = str(error)
+        return self._refusals[role, first]
+
+    @cached_property
+    def takes_results_of_calls(self) -> bool:
+        """Whether a tool's result can stand after the message that calls it, as in gpt-oss; maybe after no other."""
+        try:
+            result: Message = {"role": "tool", "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
+            text = self._try([USER, _calling(_PROBE, _REPLY), result])
+            return _CONTENT in text and f'{_REPLY}"}}' in text  # else what closes the call is not known
+        except Refusal:
+            return False
+
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether tools that are given to the template stand in what it writes."""
+        try:
+            return _PROBE in self._try([USER], [_PROBE_TOOL])
+        except Refusal:
+            return False
+
+    @property
+    def call_format(self) -> ToolFormat | None:
+        """How it writes an assistant's tool calls; None where it renders no tools, or calls in no known format."""
+        known, parsed = self._call_formats
+        return known if parsed is None else parsed.tools
+
+    @property
+    def channels(self) -> ResponseFormat | None:
+        """How a reply is read that has its parts in channels; None where a reply is its text."""
+        parsed = self._call_formats[1]
+        return parsed if parsed is not None and parsed.in_channels else None
+
+    @cached_property
+    def _call_formats(self) -> tuple[ToolFormat | None, ResponseFormat | None]:
+        for arguments in (
+            dict(_PROBE_CALL.arguments),
+            json.dumps(_PROBE_CALL.arguments),
+        ):  # templates expect the one or the other
+            function = {"name": _PROBE, "arguments": arguments}
+            call = {"type": "function", "id": "call00000", "function": function}
+            message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+            try:
+                start = self._try([USER], [_PROBE_TOOL])
+                whole = self._try([USER, message], [_PROBE_TOOL], prompt=False)
+            except Refusal:
+                continue
+            if _PROBE not in start:
+                continue
+            written = whole[shared_length(start, whole) :]
+            if (found := recognise(written, _PROBE_CALL)) is not None:
+                return found, None
+            own = getattr(self._tokenizer, "response_template", None)
+            if (parsed := recognise_reply(written, _PROBE_CALL, own if isinstance(own, dict) else None)) is not None:
+                return None, parsed
+            if _PROBE not in written:
+                return None, format_of_tokens(self._tokenizer.get_added_vocab())
+        return None, None
+
+    def _try(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
+        if not self._tokenizer.chat_template:
+            raise DataError(
+                "there is no chat template, but the conversation is a list of chat messages",
+                where=WHERE,
+                hint="use a chat model, or write prompts and observations as text",
+            )
+        return render_chat(self._tokenizer, messages, tools, prompt=prompt)
+
+    def _reply_before(self, messages: Sequence[Message], text: str = _REPLY) -> Message:
+        """A dummy reply that `messages` may follow: one that calls the tool if results can follow no other."""
+        first = messages[0] if messages else {}
+        if first.get("role") == "tool" and self.refusal("tool") is not None and self.takes_results_of_calls:
+            return _calling(str(first.get("name")), text)
+        return {"role": "assistant", "content": text}
+
+    def _rest(self, text: str) -> str:
+        """The text after the dummy reply, and after the arguments it may stand in."""
+        _, found, rest = text.partition(_REPLY)
+        rest = rest.removeprefix('"}')
+        if not found:
+            raise ConfigError(
+                "it does not write an assistant's reply as it is: turns cannot be appended with it",
+                where=WHERE,
+                hint="use a tokenizer with another chat_template",
+            )
+        return rest
+
+    def _verify(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        """Raise `ConfigError` where the same reply and messages are written otherwise in a longer conversation.
+
+        Raises `DataError` where a message is left out without a word.
+        """
+        for role in {str(message.get("role")) for message in messages}:
+            if self.refusal(role) == _LEFT_OUT and not (role == "tool" and self.takes_results_of_calls):
+                raise DataError(
+                    f"it leaves out messages of the role {role} that follow a reply",
+                    where=WHERE,
+                    hint="let the environment give what it has to say as a message of the user",
+                )
+        reply, earlier = self._reply_before(messages), self._reply_before(messages, _EARLIER)
+        text = self._rest(self.render([USER, reply, *messages], tools))
+        try:
+            longer = self._try([USER, earlier, *messages, reply, *messages], tools)
+        except Refusal:  # of tools' results without their calls, say
+            longer = self.render([USER, earlier, USER, reply, *messages], tools)
+        if (other := self._rest(longer)) != text:
+            place = shared_length(text, other)
+            raise ConfigError(
+                "what it writes between two turns depends on how long the conversation is: "
+                f"{text[place:][:60]!r}, later {other[place:][:60]!r}",
+                where=WHERE,
+                hint="say environment.history: branch, or use a tokenizer with another chat_template",
+            )

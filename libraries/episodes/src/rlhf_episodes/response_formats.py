@@ -1,0 +1,81 @@
+"""Replies that are read by transformers' `parse_response` (`response_templates.py`): a fallback to `tool_calls.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlhf_core.types import Message, ToolCall
+from rlhf_core.util.untrusted_json import UnreadableJson, read_json
+
+from .contract import Tool
+from .response_parser import ResponseParser, UnreadableReply
+from .response_templates import FAMILIES, Family
+from .tool_calls import ToolFormat, to_call, unreadable
+
+_TEXTS = ("content", "thinking", "reasoning_content")
+
+
+class ResponseFormat:
+    """The replies of one family of models."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._parser = ResponseParser()
+        self.tools = ToolFormat(name=family.name, example="", calls=self._calls, tag=family.tag)
+        """How its calls are read."""
+
+    @property
+    def in_channels(self) -> bool:
+        """Whether a reply has to be parsed even without calls (`message`)."""
+        return self._family.in_channels
+
+    def message(self, text: str) -> Message | None:
+        """A reply with its special tokens as the chat template takes it; None if it cannot be read."""
+        try:
+            found = self._parser.message(self._family.template, text)
+        except UnreadableReply:
+            return None
+        texts = {name: value for name in _TEXTS if isinstance(value := found.get(name), str)}
+        calls = [call for call in map(_read, found.get("tool_calls") or []) if call.error is None]
+        # A thought before a call stands in place of content: templates that know both refuse them together.
+        content = "" if calls and "thinking" in texts else texts.pop("content", "")
+        return {**texts, **self.tools.message(content, calls)}
+
+    def _calls(self, text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
+        family = self._family
+        if family.tag not in text:
+            return
+        try:
+            found = self._parser.message(family.template, text, tools).get("tool_calls") or []
+        except UnreadableReply as error:
+            yield unreadable(str(error))
+            return
+        num_cut = text.count(family.tag) - text.count(family.end) if family.end else 0
+        whole = found[: len(found) - num_cut] if num_cut > 0 else found
+        yield from map(_read, whole)
+        if num_cut > 0:
+            yield unreadable(f"{family.end} is missing")
+
+
+def recognise_reply(text: str, call: ToolCall, own: Mapping[str, Any] | None) -> ResponseFormat | None:
+    """The form in which `text` is exactly this call: of the tokenizer's `own` response template, or a known one."""
+    brought = () if own is None else (Family(name="own", tag="", end=None, template=own, in_channels=True),)
+    found = (ResponseFormat(family) for family in (*brought, *FAMILIES) if family.tag in text)
+    return next((form for form in found if form.tools.parse(text) == (call,)), None)
+
+
+def format_of_tokens(tokens: Container[str]) -> ResponseFormat | None:
+    """The form of a tokenizer with a token of its own for calls, whose chat template leaves calls out."""
+    found = (family for family in FAMILIES if family.tag.startswith("<|") and family.tag in tokens)
+    return next((ResponseFormat(replace(family, in_channels=False)) for family in found), None)
+
+
+def _read(call: Any) -> ToolCall:
+    """A call of the parser's, within the bounds of `read_json`."""
+    try:
+        return to_call(read_json(json.dumps(call))["function"])
+    except (UnreadableJson, TypeError, KeyError) as error:
+        return unreadable(str(error))

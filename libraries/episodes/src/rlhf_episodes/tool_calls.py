@@ -1,0 +1,200 @@
+"""Tool calls as models write them: how they are read, and how tools are described where a template does not.
+
+Text of a model is hostile: reading takes linear time, is bounded, and never raises. A call that cannot be read is a
+`ToolCall` without a name, whose `error` can be shown to the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from rlhf_core.types import Message, ToolCall
+from rlhf_core.util.untrusted_json import UnreadableJson, read_first_json, read_json
+
+from .contract import Tool
+
+MAX_CALLS = 32
+"""Calls read from one reply; one more entry says that the rest was left out."""
+MAX_NAME_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """One way to write tool calls."""
+
+    name: str
+    """For `environment.tool_format`."""
+    example: str
+    """A call as a model is told to write it."""
+    calls: Callable[[str, Sequence[Tool]], Iterator[ToolCall]]
+    tag: str
+    """Stands before calls."""
+    joined: Callable[[Sequence[ToolCall]], str] | None = None
+    """Calls as a model writes them, after whatever else it says; None if only the chat template writes them."""
+
+    def write(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """The text of a reply that says `content` and then makes the calls."""
+        written = self.joined(calls) if calls and self.joined else ""
+        return f"{content}\n{written}" if content and written else content or written
+
+    def message(self, content: str, calls: Sequence[ToolCall]) -> Message:
+        """A reply that says `content` and makes the calls, as the chat template takes it."""
+        message: Message = {"role": "assistant", "content": self.write(content, calls)}
+        if self.joined is not None or not calls:
+            return message
+        made = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+        return {**message, "tool_calls": [{"type": "function", "function": each} for each in made]}
+
+    def content(self, text: str, calls: Sequence[ToolCall]) -> str:
+        """The text of a reply before the calls read from it; all of it where one could not be read."""
+        if not calls or any(call.error is not None for call in calls):
+            return text
+        thought, ended, answer = text.partition("</think>")
+        if not ended:
+            thought, answer = "", text
+        before, tagged, _ = answer.partition(self.tag) if self.tag else (answer, "", "")
+        return thought + ended + (before if tagged else "")
+
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
+        """The calls in a reply, in order; what the model thought (up to `</think>`) is left out. Never raises.
+
+        `tools`: their schemas type the arguments where a format writes them as plain text.
+        """
+        found = tuple(islice(self.calls(without_thinking(text), tools), MAX_CALLS + 1))
+        if len(found) > MAX_CALLS:
+            return (*found[:MAX_CALLS], unreadable(f"only the first {MAX_CALLS} calls of a reply are made"))
+        return found
+
+    def describe(self, tools: Sequence[Tool]) -> str:
+        """A part of a system message that lists the tools and says how to call them."""
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        return (
+            "# Tools\n\nYou may call one or more functions to help with the user's request.\n\n"
+            "These functions are available, each as a JSON schema within <tools></tools>:\n"
+            f"<tools>\n{listed}\n</tools>\n\n"
+            f"To call a function, write its name and its arguments as JSON, in this form:\n{self.example}"
+        )
+
+
+def without_thinking(text: str) -> str:
+    """The text after the first `</think>`; empty for a reply that begins to think and does not end it."""
+    _, ended, answer = text.partition("</think>")
+    if ended:
+        return answer
+    return "" if text.lstrip().startswith("<think>") else text
+
+
+def recognise(text: str, call: ToolCall) -> ToolFormat | None:
+    """The format in which `text` is exactly this call; None where it is in none of them."""
+    return next((form for form in FORMATS.values() if form.parse(text) == (call,)), None)
+
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+def _hermes(text: str, tools: Sequence[Tool] = ()) -> Iterator[ToolCall]:
+    """Each call between tags; the last closing tag may be missing where the call itself is whole."""
+    start = text.find(_OPEN)
+    while start >= 0:
+        start += len(_OPEN)
+        end = text.find(_CLOSE, start)
+        try:
+            yield to_call(read_json(text[start:end]) if end >= 0 else read_first_json(text, start)[0])
+        except UnreadableJson as error:
+            yield unreadable(str(error) if end >= 0 else f"{_CLOSE} is missing")
+        start = text.find(_OPEN, end) if end >= 0 else -1
+
+
+_LOOKS_LIKE_CALL = re.compile(r'(?:\[\s*)?\{[^{}\[\]]{0,200}"name"\s*:')
+
+
+def _json_after(tag: str, opening: str, text: str) -> Iterator[ToolCall]:
+    """JSON objects, or a list of them, after `tag`; or, as decoding may have dropped it, as the whole reply.
+
+    `opening` is the bracket that such a reply begins with.
+    """
+    _, tagged, body = text.partition(tag)
+    if not tagged:
+        body = text.strip()
+        if not (body.startswith(opening) and _LOOKS_LIKE_CALL.match(body)):
+            return
+    place = _next_call(body, 0)
+    if tagged and not body.startswith(("{", "["), place):
+        yield unreadable(f"no JSON object follows {tag}")
+    while body.startswith(("{", "["), place):
+        try:
+            value, place = read_first_json(body, place)
+        except UnreadableJson as error:
+            yield unreadable(str(error))
+            return
+        # A list without a call counts as one that cannot be read: what is read makes an entry, and they are bounded.
+        yield from map(to_call, value if isinstance(value, list) and value else [value])
+        place = _next_call(body, place)
+
+
+def _next_call(text: str, place: int) -> int:
+    """Where the next JSON value would begin: after blanks and separators."""
+    return len(text) - len(text[place:].lstrip(" \t\r\n;,"))
+
+
+def to_call(value: Any) -> ToolCall:
+    """A call from `{"name", "arguments" | "parameters"}`; arguments may be JSON within a string, as OpenAI has them."""
+    if not isinstance(value, dict):
+        return unreadable('a call is a JSON object with "name" and "arguments"')
+    name = value.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+        return unreadable('"name" has to be the name of a function')
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        try:
+            arguments = read_json(arguments)
+        except UnreadableJson as error:
+            return unreadable(f'"arguments" of {name}: {error}')
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return unreadable(f'"arguments" of {name} have to be a JSON object')
+    return ToolCall(name=name, arguments=arguments)
+
+
+def unreadable(reason: str) -> ToolCall:
+    """A call that cannot be read, and why, for the model to see."""
+    return ToolCall(name="", error=f"The tool call could not be read: {reason}.")
+
+
+def _written(call: ToolCall, arguments: str = "arguments") -> str:
+    return json.dumps({"name": call.name, arguments: dict(call.arguments)}, ensure_ascii=False)
+
+
+FORMATS: Mapping[str, ToolFormat] = {
+    form.name: form
+    for form in (
+        ToolFormat(
+            name="hermes",
+            example=f'{_OPEN}\n{{"name": <function-name>, "arguments": <arguments-object>}}\n{_CLOSE}',
+            calls=_hermes,
+            tag=_OPEN,
+            joined=lambda calls: "\n".join(f"{_OPEN}\n{_written(call)}\n{_CLOSE}" for call in calls),
+        ),
+        ToolFormat(
+            name="mistral",
+            example='[TOOL_CALLS][{"name": <function-name>, "arguments": <arguments-object>}]',
+            calls=lambda text, _: _json_after("[TOOL_CALLS]", "[", text),
+            tag="[TOOL_CALLS]",
+            joined=lambda calls: f"[TOOL_CALLS][{', '.join(map(_written, calls))}]",
+        ),
+        ToolFormat(
+            name="llama3",
+            example='{"name": <function-name>, "parameters": <arguments-object>}',
+            calls=lambda text, _: _json_after("<|python_tag|>", "{", text),
+            tag="<|python_tag|>",
+            joined=lambda calls: "; ".join(_written(call, "parameters") for call in calls),
+        ),
+    )
+}
+"""By name; `environment.tool_format` takes one of them, or `auto`."""

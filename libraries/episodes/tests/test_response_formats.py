@@ -1,0 +1,181 @@
+"""Replies in a family's own form: calls are read, and a branch gets thoughts and answers in their places."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+
+import pytest
+from playing import branches
+from reply_templates import HARMONY, reply_tokenizer
+
+from rlhf_core.types import ToolCall
+from rlhf_episodes.chat import ChatFormat
+from rlhf_episodes.conversations import template_messages
+from rlhf_episodes.endpoint import ChatMessage
+from rlhf_episodes.response_parser import MAX_CHARS, ResponseParser, UnreadableReply
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "text": {"type": "string"}}},
+    },
+}
+CALL = ToolCall(name="add", arguments={"a": 7, "text": "7"})
+XML = "<tool_call>\n<function=add>\n<parameter=a>\n7\n</parameter>\n<parameter=text>\n7\n</parameter>\n</function>\n"
+GLM = (
+    "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n<arg_key>text</arg_key>\n<arg_value>7</arg_value>"
+)
+THOUGHT = "<|channel|>analysis<|message|>her<|end|><|start|>assistant"
+CALLED = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsers_are_collected():
+    """A parser ends its process when it is collected."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("family", "whole", "cut"),
+    [
+        ("qwen3_5", f"hello\n{XML}</tool_call><|im_end|>", XML.partition("</function>")[0]),
+        ("qwen3_5", f"{XML}</tool_call>", "<tool_call>\n<function=add>\n<parameter=a>\n7\n</parameter>\n"),
+        ("glm4moe", f"<think>x</think>{GLM}\n</tool_call>", GLM),
+        ("lfm2", "<|tool_call_start|>[add(a=7, text='7')]<|tool_call_end|><|im_end|>", "<|tool_call_start|>[add(a=7"),
+        ("lfm2-without-calls", '<|tool_call_start|>[add(a=7, text="7")]<|tool_call_end|>', "<|tool_call_start|>[add("),
+        (
+            "gpt-oss",
+            THOUGHT + CALLED + '{"a": 7, "text": "7"}<|call|>',
+            f'{THOUGHT} to=functions.add<|channel|>commentary json<|message|>{{"a": 7, "te',
+        ),
+    ],
+)
+def test_calls_of_a_family_are_read_and_cut_ones_are_not_made(family, whole, cut):
+    form = ChatFormat(reply_tokenizer(family)).tool_format()
+    assert form.name in (family, "lfm2")
+    assert form.parse(whole, [ADD]) == (CALL,)
+    assert form.parse("hello", [ADD]) == ()
+    (unmade,) = form.parse(cut, [ADD])
+    assert unmade.name == "" and "could not be read" in unmade.error
+
+
+def test_several_calls_in_a_list_and_values_of_json():
+    form = ChatFormat(reply_tokenizer("lfm2")).tool_format()
+    listed = "<|tool_call_start|>[add(a=1, text='), x'), add(a=true, b={\"c\": [null]})]<|tool_call_end|>"
+    assert form.parse(listed) == (
+        ToolCall(name="add", arguments={"a": 1, "text": "), x"}),
+        ToolCall(name="add", arguments={"a": True, "b": {"c": [None]}}),
+    )
+
+
+@pytest.mark.parametrize("listed", ["[add(7)]", "[add(a=open('x'))]", "[" * 5000, "[add(a=9**9**9)]"])
+def test_what_is_no_list_of_plain_calls_is_unreadable(listed):
+    form = ChatFormat(reply_tokenizer("lfm2")).tool_format()
+    (call,) = form.parse(f"<|tool_call_start|>{listed}<|tool_call_end|>")
+    assert call.error is not None
+
+
+def test_a_text_that_takes_too_long_ends_its_process_and_the_next_reply_is_read():
+    parser = ResponseParser(timeout_seconds=1.0)
+    fields = {"content": {"content": "text"}, "slow": {"open_pattern": "(a|aa)+$", "content": "text"}}
+    template = {"start_anchor": "x", "fields": fields}
+    assert parser.message(template, "hello") == {"content": "hello"}
+    process = parser._worker.pid
+    with pytest.raises(UnreadableReply, match=r"not read within 1 s"):
+        parser.message(template, "a" * 200 + "b")
+    assert not os.path.exists(f"/proc/{process}")
+    assert ResponseParser.message(ResponseParser(), template, "hello") == {"content": "hello"}
+    with pytest.raises(UnreadableReply, match="more than"):
+        parser.message(template, "a" * (MAX_CHARS + 1))
+
+
+FINAL = "<|channel|>final<|message|>he<|return|>"
+
+
+def test_a_branch_of_gpt_oss_has_the_answer_in_the_final_channel_and_no_thought():
+    _, second = branches(reply_tokenizer("gpt-oss"), [THOUGHT + FINAL, FINAL], [None, "on"])
+    assert second.prompt.endswith(
+        "<|start|>user<|message|>hello<|end|><|start|>assistant<|channel|>final<|message|>he<|end|>"
+        "<|start|>user<|message|>on<|end|><|start|>assistant"
+    )
+
+
+def test_a_row_of_gpt_oss_that_grows_has_one_end_after_a_reply():
+    tokenizer = reply_tokenizer("gpt-oss")
+    (row,) = branches(tokenizer, [THOUGHT + FINAL, FINAL], [None, "on"], history="append")
+    text = tokenizer.decode(row.completion_ids)
+    assert text == f"{THOUGHT}{FINAL}<|start|>user<|message|>on<|end|><|start|>assistant{FINAL}"
+
+
+def test_a_cut_reply_of_gpt_oss_is_given_its_end():
+    tokenizer = reply_tokenizer("gpt-oss")
+    (row,) = branches(tokenizer, ["<|channel|>final<|message|>he", FINAL], [None, "on"], history="append")
+    assert "<|message|>he<|end|><|start|>user" in tokenizer.decode(row.completion_ids)
+
+
+def test_a_call_in_a_branch_of_gpt_oss_is_written_as_a_call():
+    chat = ChatFormat(reply_tokenizer("gpt-oss"))
+    ids = reply_tokenizer("gpt-oss")(THOUGHT + CALLED + '{"a": 7}<|call|>', add_special_tokens=False)["input_ids"]
+    message = chat.reply_message(ids)
+    assert message["thinking"] == "her" and message["content"] == ""
+    text, _ = chat.open([{"role": "user", "content": "hello"}, message, {"role": "user", "content": "7"}])
+    written = '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 7}<|call|><|start|>user'
+    assert written in text
+
+
+RESULT = {"role": "tool", "name": "add", "content": "7"}
+GIVEN = '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"7"<|end|><|start|>assistant'
+
+
+@pytest.mark.parametrize(("end", "between"), [("<|call|>", ""), ("}", "<|call|>")])
+def test_a_result_follows_its_call_in_gpt_oss(end, between):
+    tokenizer = reply_tokenizer("gpt-oss")
+    chat = ChatFormat(tokenizer, eos_token_ids=tokenizer.convert_tokens_to_ids(["<|call|>"]))
+    sampled = tokenizer.convert_tokens_to_ids(["h", end])
+    assert tokenizer.decode(chat.after_reply([RESULT], tools=[ADD], sampled_ids=sampled)) == between + GIVEN
+    call = tokenizer(CALLED + '{"a": 7}<|call|>', add_special_tokens=False)["input_ids"]
+    text, _ = chat.open([{"role": "user", "content": "hello"}, chat.reply_message(call), RESULT], [ADD])
+    assert text.endswith('<|message|>{"a": 7}<|call|>' + GIVEN)
+
+
+def test_what_is_wrong_with_a_call_is_told_to_gpt_oss_as_by_a_user():
+    tokenizer = reply_tokenizer("gpt-oss")
+    wrong = {"role": "tool", "name": "", "content": "error: no"}
+    ids = ChatFormat(tokenizer).after_reply([wrong], tools=[ADD], sampled_ids=[tokenizer.eos_token_id])
+    assert tokenizer.decode(ids).startswith("<|start|>user<|message|><tool_response>\nerror: no\n</tool_response>")
+
+
+def test_a_tokenizers_own_response_template_comes_first():
+    tokenizer = copy.copy(reply_tokenizer("qwen3_5"))
+    tokenizer.chat_template = HARMONY.replace("to=functions.", "calls ").replace("commentary json", "own")
+    assert ChatFormat(tokenizer).check() is not None
+    tokenizer.response_template = {
+        "start_anchor": "<|start|>assistant",
+        "fields": {
+            "tool_calls": {
+                "open_pattern": r" calls (?P<name>\w+)<\|channel\|>own<\|message\|>",
+                "close": "<|call|>",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            },
+            "content": {"content": "text"},
+        },
+    }
+    form = ChatFormat(tokenizer).tool_format()
+    assert form.parse(' calls add<|channel|>own<|message|>{"a": 7}<|call|>') == (
+        ToolCall(name="add", arguments={"a": 7}),
+    )
+
+
+def test_calls_that_only_the_template_writes_reach_it_as_calls():
+    chat = ChatFormat(reply_tokenizer("qwen3_5"))
+    asked = ChatMessage(role="assistant", content="hello", tool_calls=(CALL,), call_ids=("1",))
+    (message,) = template_messages([asked], chat.tool_format)
+    text, _ = chat.open([{"role": "user", "content": "hello"}, message, {"role": "user", "content": "on"}], [ADD])
+    assert f"<|im_start|>assistant\nhello{XML}</tool_call><|im_end|>" in text
