@@ -15,7 +15,7 @@ from .section import Count, Section
 
 if TYPE_CHECKING:
     from ..prompts.records import Records
-    from ..rollout.coordinator import Sampler
+    from ..rollout.sampler import Sampler
     from .resolved import ResolvedRun
 
 SuccessRange = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -76,8 +76,13 @@ class Selector:
     trust: FileTrust = EVERY_FILE
     """Which files of code and programs that the run names are run."""
 
-    def plugin(self, kind: str, path: str, data: Any, *, name_path: str | None = None) -> Configured | None:
-        """The plugin that a section names, with the options that are its own; `name_path`: where its name stands."""
+    def plugin(
+        self, kind: str, path: str, data: Any, *, name_path: str | None = None, beside: Iterable[str] = ()
+    ) -> Configured | None:
+        """The plugin that a section names, with the options that are its own.
+
+        name_path: where its name stands. beside: further keys of the section, which are not the plugin's.
+        """
         problems = self.problems
         if not isinstance(data, dict):
             problems.add(path, f"should be a plugin's name, or a mapping with `name` and its options (given {data!r})")
@@ -94,7 +99,7 @@ class Selector:
             problems.add_error(name_path or f"{path}.name", error)
             return None
         shared = options_of_core(selected)
-        elsewhere = {"name", *(shared.model_fields if shared else ())}
+        elsewhere = {"name", *beside, *(shared.model_fields if shared else ())}
         self._check_files({key: data[key] for key in data if key in elsewhere and key != "name"}, path)
         # Older runs wrote null for a section in any source of prompts.
         elsewhere.update(name for name in section_names(kind) if name in data and data[name] is None)
@@ -208,7 +213,7 @@ class Selector:
 
     def _selecting(self, selected: Selected, model: type[Section], path: str, value: Any) -> SelectedSection | None:
         assert model.selects is not None
-        plugin = self.plugin(model.selects, path, value)
+        plugin = self.plugin(model.selects, path, value, beside=model.model_fields)
         own = self._core_part(model, value, path) if isinstance(value, dict) else None
         if plugin is None or own is None:
             return None

@@ -1,5 +1,4 @@
 from .coordinator import RolloutCoordinator as RolloutCoordinator
-from .coordinator import Sampler as Sampler
 from .eval_metrics import EvaluationRow as EvaluationRow
 from .eval_metrics import EvaluationSet as EvaluationSet
 from .eval_metrics import evaluation_metrics as evaluation_metrics
@@ -18,6 +17,7 @@ from .player import Player as Player
 from .player import PlayerContext as PlayerContext
 from .row import Played as Played
 from .row import Row as Row
+from .sampler import Sampler as Sampler
 from .single_answer import SingleAnswers as SingleAnswers
 from .weight_sync import Checksum as Checksum
 from .weight_sync import CopiedWeights as CopiedWeights

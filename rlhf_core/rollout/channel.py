@@ -14,8 +14,9 @@ from .groups import coordinator_from_tree, coordinator_to_tree
 from .made import made_episode
 
 if TYPE_CHECKING:
-    from .coordinator import RolloutCoordinator, Sampler
+    from .coordinator import RolloutCoordinator
     from .maker import PolicyExperienceMaker
+    from .sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

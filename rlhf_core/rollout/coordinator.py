@@ -21,12 +21,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import RewardError, RlhfError
-
-if TYPE_CHECKING:
-    from ..types import RolloutGroup
+from .sampler import Sampler
 
 
 class Group(Protocol):
@@ -40,33 +38,6 @@ class Group(Protocol):
 
 
 GroupT = TypeVar("GroupT", bound=Group)
-
-
-class Sampler(Protocol):
-    """Decides which records are drawn, from the success of those drawn before (`Section.sampler`)."""
-
-    def judge(self, group: RolloutGroup) -> float | None:
-        """Return the success of a finished group; None if `learn` should not receive it.
-
-        Called where the answers are made, over Ray on another instance: it must not depend on `learn` or a state.
-        """
-        ...
-
-    def draw(self, count: int, episode: int) -> list[int]:
-        """The records of the next `count` positions, for an episode."""
-        ...
-
-    def learn(self, record: int, success: float) -> None:
-        """Take in the success of a record's group."""
-        ...
-
-    def take_metrics(self) -> dict[str, float]:
-        """Metrics since the last call."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

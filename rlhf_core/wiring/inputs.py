@@ -19,7 +19,7 @@ from ..plugins.discovery import resolve_build
 from ..plugins.functions import function_of_file
 from ..prompts.records import Check
 from ..prompts.stream import PromptStream
-from ..rollout.coordinator import Sampler
+from ..rollout.sampler import Sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
