@@ -27,6 +27,7 @@ from rlhf_core.whole import Whole, whole_of
 from rlhf_objective import (
     AdaptiveKLController,
     FixedKLController,
+    FlatGroups,
     KLController,
     PolicyObjective,
     check_groups,
@@ -72,6 +73,7 @@ class PPO(RolloutAlgorithm):
         self._objective = PolicyObjective(config, temperature=temperature, max_new_tokens=max_new_tokens)
         self.estimator = self._objective.functions.get("advantage")
         """In place of GAE; None is GAE."""
+        self._flat_groups = FlatGroups(self.estimator)
         self._pretraining = pretraining
         self._pin_memory = pin_memory
         self._controller = _controller(config)
@@ -129,6 +131,7 @@ class PPO(RolloutAlgorithm):
             advantages = estimated(
                 self.estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=penalised
             )
+            self._flat_groups.see(whole.scalars, advantages, scores=shaped.scores, penalises_kl=penalised)
         if config.whiten_advantages:
             advantages = masked_whiten(advantages, mask, all_reduce=whole.all_reduce)
         if kl is not None:
