@@ -85,8 +85,7 @@ class PPO(RolloutAlgorithm):
 
     @property
     def roles(self) -> frozenset[Role]:
-        has_reference = self._objective.has_reference
-        return frozenset({"policy", "critic", "reference"} if has_reference else {"policy", "critic"})
+        return frozenset({"policy", "critic", *(["reference"] if self._objective.has_reference else [])})
 
     @property
     def terms(self) -> Mapping[str, LossTerm]:
@@ -192,8 +191,7 @@ def _of_turns(episode: Experience, whole: Whole) -> Tensor | None:
     given = episode.columns.get("turn_rewards")  # [R, A, rewards], raw
     if given is None:
         return None
-    weights = whole.scalars.weights
-    return cast(Tensor, given @ torch.tensor([weights.get(name, 1.0) for name in episode.rewards]))
+    return cast(Tensor, given @ torch.tensor([whole.scalars.weights.get(name, 1.0) for name in episode.rewards]))
 
 
 def _controller(config: PPOConfig) -> KLController:
