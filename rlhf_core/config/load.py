@@ -188,10 +188,8 @@ def apply_override(run: dict[str, Any], path: str, value: Any) -> None:
         at: Any = _index(place, key, path) if isinstance(place, list) else key
         if depth == len(keys) - 1:
             place[at] = plain(value, path)
-        elif isinstance(place, list):
-            place = place[at]
         else:
-            if place.get(at) is None:
+            if isinstance(place, dict) and place.get(at) is None:
                 place[at] = {}
             place = place[at]
 

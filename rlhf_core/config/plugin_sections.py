@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any, cast
 
 from ..errors import PluginError
@@ -18,10 +19,8 @@ def section_models() -> dict[str, type[Section]]:
     """Dotted name -> options of each installed section; broken ones are left out."""
     found: dict[str, type[Section]] = {}
     for ref in discover("sections").values():
-        try:
+        with suppress(PluginError):  # reported to whoever uses the section
             found[ref.name] = _model(ref)
-        except PluginError:  # reported to whoever uses the section
-            continue
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +90,9 @@ def strategies_with(ability: Callable[[Component], bool]) -> str:
     """Hint that names the installed strategies with an ability that this run needs."""
     found = []
     for ref in discover("strategies").values():
-        try:
-            is_able = ability(load(ref.kind, ref.name).component)
-        except PluginError:  # a broken one is no way out
-            continue
-        if is_able:
-            found.append(ref.name)
+        with suppress(PluginError):  # a broken one is no way out
+            if ability(load(ref.kind, ref.name).component):
+                found.append(ref.name)
     return f"add --strategy {' or '.join(found)}" if found else "install a strategy that can"
 
 
@@ -132,8 +130,7 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
     if num_processes == 1:
         return
     where = f"{where} {num_processes}"
-    own = run.own_processes
-    if own is not None:
+    if (own := run.own_processes) is not None:
         raise ConfigError(
             f"does not go with transport {run.transport.name}, which starts its own trainers",
             where=where,
@@ -141,12 +138,8 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
         )
     if problem := too_many(run.strategy, num_processes):
         raise ConfigError(problem, where=where, hint=other_strategies(num_processes))
-    train = run.run.train
-    for key, count in (
-        ("prompts_per_episode", train.prompts_per_episode),
-        ("train_batch_size", train.train_batch_size),
-    ):
-        if num_processes // processes_per_rank(run) > count:
+    for key in ("prompts_per_episode", "train_batch_size"):
+        if num_processes // processes_per_rank(run) > (count := getattr(run.run.train, key)):
             raise ConfigError(
                 f"more processes than train.{key} ({count}): some would never have work",
                 where=where,

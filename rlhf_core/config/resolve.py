@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import find, load
 from ..plugins.requirements import missing_modules
-from ..plugins.trust import EVERY_FILE, FileTrust
+from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections
 from .load import PLUGIN_SECTIONS, SHARED_SECTIONS, LoadedRun, expand
@@ -109,17 +109,35 @@ def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust =
     return Selector(problems, trust).section(find("sections", name), given)
 
 
-def check_sections_kept(before: Iterable[str], changed: Mapping[str, Any], hook: str) -> None:
-    """Raise `ConfigError` if a hook removed an unknown section, which `config check` and a resume would miss."""
+def check_sections_kept(before: Mapping[str, Any], changed: Mapping[str, Any], hook: str) -> None:
+    """Raise `ConfigError` if a hook removed a nested section or an unknown key: `config check` and a resume differ."""
     known = {*RunConfig.model_fields, *OTHER_SECTIONS, *section_names()}
-    if lost := [key for key in before if key not in changed and key not in known]:
+    lost = [key for key in before if key not in changed and key not in known]
+    inside = [
+        (name, key)
+        for name, old in before.items()
+        for key in (old if isinstance(old, dict) and isinstance(changed.get(name), Mapping) else ())
+        if key not in changed[name] and changed[name].get("name") == old.get("name")
+    ]
+    lost += [f"{name}.{key}" for name, key in inside if key in section_names(name) or (name, key) == ("eval", "sets")]
+    if lost := lost or _unknown(before, [".".join(each) for each in inside]):
         raise ConfigError(
-            f"rlhf_transform_config removes the section `{lost[0]}`, which is not a section of run files: "
-            "config check rejects it, and a resumed run would not have it",
+            f"rlhf_transform_config removes the section `{lost[0]}`: config check reads or rejects it, and a resumed "
+            "run would not have it",
             where=hook,
-            hint=f"remove `{lost[0]}` from the run file; a hook plugin's options belong in hooks: {{NAME: "
-            "{option: value}} (docs/hooks.md)",
+            hint="null turns a section off; options of a hook plugin belong in hooks: {NAME: {option: value}} "
+            "(docs/hooks.md)",
         )
+
+
+def _unknown(run: Mapping[str, Any], places: Sequence[str]) -> list[str]:
+    """Those of `places` that `config check` rejects as unknown keys."""
+    try:
+        if places:
+            resolve(run, trust=NO_FILE)
+    except ConfigError as error:
+        return [place for place in places if f"{place}: unknown key" in error.message]
+    return []
 
 
 def _with_shared_options(core: RunConfig, plugins: Mapping[str, Configured | None]) -> RunConfig:
@@ -134,14 +152,11 @@ def _with_shared_options(core: RunConfig, plugins: Mapping[str, Configured | Non
 
 def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | None:
     core: dict[str, Any] = {key: value for key, value in given.items() if key not in OTHER_SECTIONS}
-    for section in SHARED_SECTIONS:
-        data = given.get(section)
-        if isinstance(data, dict):
-            known = SHARED_OPTIONS[PLUGIN_SECTIONS[section]].model_fields
-            core[section] = {key: value for key, value in data.items() if key in known}
-    for section, model in (("hooks", HooksConfig), ("logging", LoggingConfig)):
-        if isinstance(core.get(section), dict):
-            core[section] = {key: value for key, value in core[section].items() if key in model.model_fields}
+    models: dict[str, type[BaseModel]] = {"hooks": HooksConfig, "logging": LoggingConfig}
+    models |= {section: SHARED_OPTIONS[PLUGIN_SECTIONS[section]] for section in SHARED_SECTIONS}
+    for section, model in models.items():
+        if isinstance(data := given.get(section), dict):
+            core[section] = {key: value for key, value in data.items() if key in model.model_fields}
     if isinstance(core.get("eval"), dict):
         evaluation = core["eval"]
         core["eval"] = {key: value for key, value in evaluation.items() if key not in ("prompts", "sets")}
@@ -168,12 +183,8 @@ def _rewards(
     functions: Sequence[Callable[..., Any]],
     plays: bool,
 ) -> list[SelectedReward]:
-    needs_some = (
-        not plays
-        and algorithm is not None
-        and algorithm.component.feeds == "rollouts"
-        and algorithm.component.learns_from_rewards
-    )
+    component = None if algorithm is None or plays else algorithm.component
+    needs_some = component is not None and component.feeds == "rollouts" and component.learns_from_rewards
     entries = given.get("rewards", DEFAULT_REWARDS if needs_some and not functions else [])
     if functions and isinstance(entries, list | tuple):
         entries = [*entries, *functions]
@@ -215,12 +226,9 @@ def _eval_sets(
         own = data.get("rewards")
         inherited = [key for key in EvalSetOptions.model_fields if key in evaluation and key != "num_prompts"]
         shared = {key: evaluation[key] for key in inherited if own is None or key != "score"}
-        options = problems.validate(
-            EvalSetOptions,
-            {**shared, **{key: value for key, value in data.items() if key not in ("prompts", "rewards")}},
-            path,
-            also_known=("prompts", "rewards"),
-        )
+        others = ("prompts", "rewards")
+        values = {**shared, **{key: value for key, value in data.items() if key not in others}}
+        options = problems.validate(EvalSetOptions, values, path, also_known=others)
         source = _held_out_source(data.get("prompts", {}), f"{path}.prompts", prompts, select)
         chosen = None if own is None else select.rewards(own, f"{path}.rewards", plays=plays)
         if options is not None and source is not None and len(problems) == before:

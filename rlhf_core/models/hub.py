@@ -1,4 +1,4 @@
-"""Whether the hub answers, found out at once: transformers retries each of a model's files for half a minute."""
+"""Whether the hub answers, found out at once: its clients retry each file for half a minute."""
 
 from __future__ import annotations
 
@@ -22,11 +22,17 @@ def check_name(path: str, *, where: str) -> None:
 def check_hub(path: str, *, where: str) -> None:
     """Raise `UserInputError` if `path` is a hub name whose files are not in the cache, and the hub does not answer."""
     check_name(path, where=where)
-    if os.path.exists(path):
-        return
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
-    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(path, "config.json"), str):
+    if not os.path.exists(path) and not isinstance(try_to_load_from_cache(path, "config.json"), str):
+        check_answer(path, where=where)
+
+
+def check_answer(name: str, *, where: str) -> None:
+    """Raise `UserInputError` if the hub, which is needed for `name`, does not answer. In offline mode do nothing."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
         return
     answers: list[int] = []
     probe = BoundedThread(_ask, "hub probe", (answers,))
@@ -34,9 +40,9 @@ def check_hub(path: str, *, where: str) -> None:
     probe.join(_SECONDS)
     if not answers:
         raise UserInputError(
-            f"{path!r} is neither a folder here nor in the cache, and {constants.ENDPOINT} does not answer",
+            f"{name!r} is neither a folder here nor in the cache, and {constants.ENDPOINT} does not answer",
             where=where,
-            hint="give the folder of a model that is on this machine, or check the network",
+            hint="give a folder that is on this machine, or check the network",
         )
 
 

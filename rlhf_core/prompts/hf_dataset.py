@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..components import PromptsContext
 from ..errors import DataError, PluginError, first_line
+from ..models.hub import check_answer
 from ..protocols import PromptSource, StreamingPromptSource
 from ..util.did_you_mean import suggestion
 from .config import HfDatasetConfig
@@ -194,11 +195,13 @@ def _load_saved(path: Path, split: str) -> PromptSource:
 
 def _load_hub(config: HfDatasetConfig) -> Any:
     datasets = _datasets(config.path)
-    streaming = {"streaming": True} if config.streaming else {}
+    *owner, name = config.path.split("/")
+    cached = "___".join([*owner, datasets.naming.camelcase_to_snakecase(name)])
+    if not (Path(config.path).exists() or Path(datasets.config.HF_DATASETS_CACHE, cached).exists()):
+        check_answer(config.path, where="prompts.path")
+    options = {"split": config.split, "revision": config.revision, "streaming": config.streaming}
     try:
-        return datasets.load_dataset(
-            config.path, config.subset, split=config.split, revision=config.revision, **streaming
-        )
+        return datasets.load_dataset(config.path, config.subset, **options)
     except (OSError, ValueError) as error:  # raised for names, splits and connections
         raise DataError(
             f"neither a file or folder here nor to be had from the hub: {first_line(error)}",

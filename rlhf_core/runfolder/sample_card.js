@@ -22,8 +22,8 @@ const SampleCard = (() => {
     if (text !== undefined) made.textContent = text;
     return made;
   };
-  // What is nothing but rounding is 0.
-  const isNothing = (value) => Math.abs(value) < 1e-12;
+  // What is below the resolution of float32 next to 1 is rounding, and shown as 0, in all pages.
+  const isNothing = (value) => Math.abs(value) < 1e-7;
   const short = (value) => (isNothing(value) ? "0" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(3))));
 
   // The parts that a chat template wrote, each with the role it names; one part without a role where there is none.

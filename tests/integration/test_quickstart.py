@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 
 import pytest
 from run_files import tree
@@ -14,7 +15,9 @@ from rlhf_cli.main import run as rlhf
 from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
+from rlhf_core.guards.control import CONTROL
 from rlhf_core.runfolder.control_box import ControlBox, parse_command
+from rlhf_core.runfolder.folder import RunFolder
 from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -113,6 +116,50 @@ def test_a_stop_during_the_warm_start_stops_the_run(tmp_path, capfd, step, where
     assert f"warm-start: stops at the end of episode {step}" in capfd.readouterr().out
     assert status(folder) == "interrupted" and not (folder / "metrics.jsonl").exists()
     assert run_quickstart(WARM_START, PPO, output=folder, resume="auto").summary["status"] == "done"
+
+
+class PauseAndResume:
+    """Pauses the run with `rlhf control` before its first update, and resumes it half a second later."""
+
+    def __init__(self, folder):
+        self.folder, self.codes, self.num_updates = folder, [], []
+        self.thread = threading.Thread(target=self.send)
+
+    def rlhf_update_start(self, step):
+        if self.thread.ident is None:
+            self.thread.start()
+            wait_until(lambda: list(self.folder.glob("**/control/*.json")), "the command")
+
+    def send(self):
+        self.codes.append(rlhf(["control", str(self.folder), "pause"]))
+        for seconds in (0, 0.5):
+            time.sleep(seconds)
+            self.num_updates.append(len((self.folder / "warm-start/metrics.jsonl").read_text().splitlines()))
+        self.codes.append(rlhf(["control", str(self.folder), "resume"]))
+
+
+def test_a_pause_during_the_warm_start_holds_it_until_it_is_resumed(tmp_path, capfd):
+    folder = tmp_path / "run"
+    control = PauseAndResume(folder)
+    result = run_quickstart(WARM_START, PPO, output=folder, hooks=[control])
+    control.thread.join()
+    assert control.codes == [0, 0] and control.num_updates[0] == control.num_updates[1] < 2
+    out = capfd.readouterr().out
+    assert "warm-start: paused; resume goes on" in out and "warm-start: goes on" in out
+    assert result.summary["status"] == status(folder / "warm-start") == "done"
+    assert [event["command"] for event in RunFolder(folder / "warm-start").events(CONTROL)] == ["pause", "resume"]
+    assert RunFolder(folder).events(CONTROL) == []
+
+
+def test_a_checkpoint_during_the_warm_start_is_one_of_the_warm_start(tmp_path, capfd):
+    folder = tmp_path / "run"
+    control = Control(folder, "checkpoint", 1)
+    result = run_quickstart(WARM_START, PPO, output=folder, hooks=[control])
+    control.thread.join()
+    assert "warm-start: a checkpoint is written at the end of episode 1" in capfd.readouterr().out
+    assert (folder / "warm-start/checkpoints/step-1").is_dir()
+    assert result.summary["status"] == status(folder / "warm-start") == "done"
+    assert RunFolder(folder).events(CONTROL) == []
 
 
 def test_a_command_that_reaches_no_update_of_the_warm_start_is_kept_for_the_last_stage(tmp_path):

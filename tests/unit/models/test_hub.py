@@ -7,12 +7,15 @@ from threading import Event, Thread
 import pytest
 from huggingface_hub import constants
 
+from rlhf_core.components import PromptsContext
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import hub
 from rlhf_core.models.hub import check_hub
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.models.meta import meta_model
+from rlhf_core.prompts.config import HfDatasetConfig
+from rlhf_core.prompts.hf_dataset import build
 
 NAME = "no-such-owner/no-such-model"
 
@@ -33,7 +36,31 @@ def test_an_unreachable_hub_is_told_before_any_file_is_asked_for(endpoint, load)
     with pytest.raises(UserInputError, match="neither a folder here nor in the cache.*does not answer") as caught:
         load(ModelConfig(path=NAME))
     assert caught.value.where == "model.path"
-    assert "give the folder of a model that is on this machine" in caught.value.hint
+    assert "give a folder that is on this machine" in caught.value.hint
+
+
+@pytest.fixture
+def load_prompts(monkeypatch, tmp_path):
+    """Builds the prompt source `hf-dataset` on a hub name; `datasets` has an empty cache in `tmp_path`."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: [{"prompt": "1"}])
+    return lambda **options: build(HfDatasetConfig(path="Owner/MyPrompts", **options), PromptsContext(0, tmp_path))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_prompts_of_an_unreachable_hub_are_an_error_before_any_is_loaded(endpoint, load_prompts, streaming):
+    with pytest.raises(UserInputError, match="'Owner/MyPrompts' is neither a folder here nor in the cache") as caught:
+        load_prompts(streaming=streaming)
+    assert caught.value.where == "prompts.path"
+
+
+def test_prompts_in_the_cache_and_offline_mode_need_no_answer(endpoint, load_prompts, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load_prompts()[0] == {"prompt": "1"}
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    (tmp_path / "Owner___my_prompts").mkdir()  # as `datasets` names it
+    assert load_prompts()[0] == {"prompt": "1"}
 
 
 def test_a_name_that_never_resolves_does_not_hold_up_the_error(endpoint, monkeypatch):

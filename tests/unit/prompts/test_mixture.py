@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,6 +181,7 @@ class TestAStreamInAMixture:
     def test_a_run_file_may_mix_them(self, tmp_path, monkeypatch):
         datasets = pytest.importorskip("datasets")
         monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: Endless())
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # the hub is not asked whether it answers
         entries = [
             {"name": "hf-dataset", "path": "o/n", "streaming": True, "label": "hub"},
             {"name": "sort-digits", "size": 9},

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -193,6 +194,8 @@ class TestHfDataset:
         datasets = pytest.importorskip("datasets")
         asked = {}
 
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # the hub is not asked whether it answers
+
         def load(path, name, *, split, revision, streaming):
             asked.update(path=path, streaming=streaming)
             return ({"question": str(index)} for index in range(3))
@@ -206,8 +209,11 @@ class TestHfDataset:
         datasets = pytest.importorskip("datasets")
         asked = {}
 
-        def offline(path, name, *, split, revision):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+        def offline(path, name, *, split, revision, streaming):
             asked.update(path=path, name=name, split=split, revision=revision)
+            assert not streaming
             raise ConnectionError("no route to the hub\nand more")
 
         monkeypatch.setattr(datasets, "load_dataset", offline)

@@ -1,5 +1,6 @@
 from .estimate import check_groups as check_groups
 from .estimate import estimated as estimated
+from .flat_groups import FlatGroups as FlatGroups
 from .functional.advantages import AdvantageInput as AdvantageInput
 from .functional.advantages import Advantages as Advantages
 from .functional.advantages import explained_variance as explained_variance

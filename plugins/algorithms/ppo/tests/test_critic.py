@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import peft
 import pytest
 import torch
+from huggingface_hub import constants
 
 from rlhf_core.batching import collate
 from rlhf_core.config.sections import LoraConfig
+from rlhf_core.errors import UserInputError
 from rlhf_core.models.forward import value_forward
 from rlhf_core.models.pretrained import add_lora
 from rlhf_core.strategy import Strategy
@@ -97,6 +100,28 @@ def test_a_folder_of_a_language_model_gets_a_new_head(actor: Any, tmp_path: Path
     ours, theirs = critic.trunk.state_dict(), actor.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert not critic.value_head.weight.any()
+
+
+def test_a_hub_that_does_not_answer_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as taken:  # this port refuses connections
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        with pytest.raises(UserInputError, match="neither a folder here nor in the cache.*does not answer") as caught:
+            Critic.from_pretrained("no-such-owner/no-such-model")
+    assert caught.value.where == "Critic.from_pretrained"
+    with pytest.raises(UserInputError, match="there is no folder './missing'"):
+        Critic.from_pretrained("./missing")
+
+
+@pytest.mark.parametrize("count", [-1, 10**9])
+def test_impossible_layer_counts_are_an_error_before_a_model_is_built(actor: Any, tmp_path: Path, count: int) -> None:
+    actor.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": count}))
+    with pytest.raises(UserInputError, match=f"num_hidden_layers: {count}"):
+        Critic.from_pretrained(tmp_path)
 
 
 def test_of_an_actor_with_lora_it_trains_an_adapter_of_its_own(actor: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.runfolder import known_sample
+from rlhf_core.runfolder import known_sample, sample_card_script
 from rlhf_report.cards import duration, number
 from rlhf_report.data import Run, read_run
 from rlhf_report.figures import FIGURES, figures_for
@@ -68,6 +68,11 @@ def test_smoothing_keeps_a_constant_and_is_a_mean():
 )
 def test_numbers_for_people(value, text):
     assert number(value) == text
+
+
+def test_what_counts_as_nothing_is_the_same_in_text_and_in_the_scripts_of_samples():
+    (bound,) = re.findall(r"isNothing = .*Math.abs\(value\) < (\S+);", sample_card_script())
+    assert number(0.99 * float(bound)) == "0" != number(1.01 * float(bound))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import openai
@@ -13,7 +14,7 @@ from running import PATIENCE_SECONDS, wait_until
 
 from rlhf_core.util import ServerLimits
 from rlhf_episodes import Answer, Keys
-from rlhf_serve.connection import BytesInFlight
+from rlhf_serve.connection import MAX_PIPELINED_BYTES, BytesInFlight
 from rlhf_serve.server import start
 
 KEY = "k3y"
@@ -270,6 +271,39 @@ def test_a_client_that_leaves_takes_its_call_with_it():
             connection.sendall(request())
             assert owner.inside.acquire(timeout=PATIENCE_SECONDS)
         wait_until(lambda: owner.cancelled == 1, "the call to be cancelled")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1000])
+def test_a_client_that_leaves_after_bytes_of_its_next_request_takes_its_call_with_it(num_bytes):
+    owner = Owner(waits=True)
+    with serving(owner) as (port, _):
+        with connect(port) as connection:
+            connection.sendall(request())
+            assert owner.inside.acquire(timeout=PATIENCE_SECONDS)
+            connection.sendall(request(length=10_000)[:num_bytes])
+            time.sleep(0.1)  # they are read apart from what follows
+            assert owner.cancelled == 0
+        wait_until(lambda: owner.cancelled == 1, "the call to be cancelled")
+
+
+@pytest.mark.parametrize("length", [len(BODY), 10 * MAX_PIPELINED_BYTES])
+def test_a_request_sent_during_another_is_answered_after_it(length):
+    owner = Owner(waits=True)
+    with serving(owner) as (port, loop), connect(port) as connection:
+        connection.sendall(request())
+        assert owner.inside.acquire(timeout=PATIENCE_SECONDS)
+        sending = threading.Thread(target=connection.sendall, args=(request(body=BODY.ljust(length)),))
+        sending.start()
+        time.sleep(0.1)
+        assert len(owner.calls) == 1 and owner.cancelled == 0
+        loop.call_soon_threadsafe(owner.go.set)
+        received = b""
+        while received.count(b'"total_tokens"') < 2:
+            received += (part := connection.recv(65536))
+            assert part, received
+        sending.join(PATIENCE_SECONDS)
+        assert received.count(b"HTTP/1.1 200") == 2
+        assert len(owner.calls) == 2
 
 
 def test_closing_cuts_what_is_open_and_nothing_listens():

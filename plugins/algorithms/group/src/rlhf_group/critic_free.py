@@ -20,10 +20,9 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience, Role, RolloutGroup
 from rlhf_core.whole import whole_of
-from rlhf_objective import PolicyObjective, check_groups, estimated, group_spread, token_rewards
+from rlhf_objective import FlatGroups, PolicyObjective, check_groups, estimated, group_spread, token_rewards
 
 from .config import CriticFreeConfig
-from .flat_groups import FlatGroups
 
 
 def build(config: CriticFreeConfig, context: AlgorithmContext) -> CriticFree:
@@ -54,7 +53,7 @@ class CriticFree(RolloutAlgorithm):
         self.estimator = self._objective.functions["advantage"]
         """Turns what it needs of an episode into advantages, [B] or [B, A]."""
         self._score = context.score
-        self._flat_groups = FlatGroups() if getattr(self.estimator, "compares_answers", False) else None
+        self._flat_groups = FlatGroups(self.estimator)
 
     @property
     def roles(self) -> frozenset[Role]:
@@ -104,10 +103,7 @@ class CriticFree(RolloutAlgorithm):
             kl=kl,
             penalises_kl=in_reward is not None,
         )
-        if self._flat_groups is not None:
-            # With a KL in the reward, advantages differ by the KL alone.
-            is_flat = spread.without_spread_fraction == 1.0 and (in_reward is not None or not bool(advantages.any()))
-            self._flat_groups.see(whole.scalars, is_flat=is_flat)
+        self._flat_groups.see(whole.scalars, advantages, scores=shaped.scores, penalises_kl=in_reward is not None)
         return EpisodeOutput(self._objective.corrected(episode, advantages, whole, metrics), metrics)
 
     def set_option(self, name: str, value: float) -> None:

@@ -27,6 +27,7 @@ from rlhf_core.whole import Whole, whole_of
 from rlhf_objective import (
     AdaptiveKLController,
     FixedKLController,
+    FlatGroups,
     KLController,
     PolicyObjective,
     check_groups,
@@ -72,6 +73,7 @@ class PPO(RolloutAlgorithm):
         self._objective = PolicyObjective(config, temperature=temperature, max_new_tokens=max_new_tokens)
         self.estimator = self._objective.functions.get("advantage")
         """In place of GAE; None is GAE."""
+        self._flat_groups = FlatGroups(self.estimator)
         self._pretraining = pretraining
         self._pin_memory = pin_memory
         self._controller = _controller(config)
@@ -83,8 +85,7 @@ class PPO(RolloutAlgorithm):
 
     @property
     def roles(self) -> frozenset[Role]:
-        has_reference = self._objective.has_reference
-        return frozenset({"policy", "critic", "reference"} if has_reference else {"policy", "critic"})
+        return frozenset({"policy", "critic", *(["reference"] if self._objective.has_reference else [])})
 
     @property
     def terms(self) -> Mapping[str, LossTerm]:
@@ -129,6 +130,7 @@ class PPO(RolloutAlgorithm):
             advantages = estimated(
                 self.estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=penalised
             )
+            self._flat_groups.see(whole.scalars, advantages, scores=shaped.scores, penalises_kl=penalised)
         if config.whiten_advantages:
             advantages = masked_whiten(advantages, mask, all_reduce=whole.all_reduce)
         if kl is not None:
@@ -189,8 +191,7 @@ def _of_turns(episode: Experience, whole: Whole) -> Tensor | None:
     given = episode.columns.get("turn_rewards")  # [R, A, rewards], raw
     if given is None:
         return None
-    weights = whole.scalars.weights
-    return cast(Tensor, given @ torch.tensor([weights.get(name, 1.0) for name in episode.rewards]))
+    return cast(Tensor, given @ torch.tensor([whole.scalars.weights.get(name, 1.0) for name in episode.rewards]))
 
 
 def _controller(config: PPOConfig) -> KLController:

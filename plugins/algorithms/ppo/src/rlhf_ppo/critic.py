@@ -15,7 +15,14 @@ from transformers import AutoModel, PreTrainedModel
 
 from rlhf_core.algorithm import Mean, Metric
 from rlhf_core.functional import aggregate_sum, mean_over_ranks
-from rlhf_core.models import is_lora, merged_weights, value_forward, write_transformers_folder
+from rlhf_core.models import (
+    check_hub,
+    check_layers,
+    is_lora,
+    merged_weights,
+    value_forward,
+    write_transformers_folder,
+)
 from rlhf_core.types import Experience
 from rlhf_core.whole import Whole
 from rlhf_objective import explained_variance, value_loss
@@ -49,12 +56,17 @@ class Critic(nn.Module):
 
         If the model has a LoRA adapter, the copy gets its own and its base stays frozen. A folder written by a critic's
         `save_pretrained` includes the head.
+
+        Raises:
+            UserInputError: Neither a folder nor a hub name, a hub that does not answer, or impossible layer counts.
         """
         if isinstance(path_or_model, nn.Module):
             given: Any = path_or_model
             model = given.get_base_model() if hasattr(given, "peft_config") else given
             trunk = copy.deepcopy(model.base_model)
             return cls(trunk, trunk.config.hidden_size)
+        check_hub(str(path_or_model), where="Critic.from_pretrained")
+        check_layers(Path(path_or_model), "Critic.from_pretrained")
         trunk = AutoModel.from_pretrained(path_or_model, dtype=dtype, use_safetensors=True)
         critic = cls(trunk, trunk.config.hidden_size)
         head = Path(path_or_model) / _HEAD_FILE

@@ -17,6 +17,7 @@ logger = logging.getLogger("rlhf.serve")
 
 MAX_HEADER_BYTES = 32 * 1024
 CHUNK_BYTES = 64 * 1024
+MAX_PIPELINED_BYTES = 256 * 1024
 JSON = "application/json"
 EVENTS = "text/event-stream"
 T = TypeVar("T")
@@ -85,12 +86,9 @@ class HttpConnection:
     async def while_it_stays(self, work: Awaitable[T]) -> T:
         """Await `work`; it is cancelled where the client closes the connection. Raises `ClientLeft`."""
         working = asyncio.ensure_future(work)
-        hearing = asyncio.ensure_future(self._reader.read(CHUNK_BYTES))
+        hearing = asyncio.ensure_future(self._until_it_leaves())
         try:
             await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)
-            if hearing.done() and not hearing.exception() and (data := hearing.result()):
-                self._http.receive_data(data)  # of its next request
-                await asyncio.wait({working})
             if not working.done():
                 raise ClientLeft
             return working.result()
@@ -101,6 +99,18 @@ class HttpConnection:
             for each in (working, hearing):
                 if not each.cancelled():
                     each.exception()  # nobody else will ask for it
+
+    async def _until_it_leaves(self) -> None:
+        """Return once the client closed the connection. What it sends before is of its next request.
+
+        A client that has sent `MAX_PIPELINED_BYTES` is read no further until its first request is answered.
+        """
+        num_bytes = 0
+        while data := await self._reader.read(CHUNK_BYTES):
+            self._http.receive_data(data)
+            num_bytes += len(data)
+            if num_bytes >= MAX_PIPELINED_BYTES:
+                await asyncio.Event().wait()  # never set: `while_it_stays` cancels this
 
     async def respond(
         self, status: int, body: bytes, *, closes: bool = False, headers: Iterable[tuple[str, str]] = ()

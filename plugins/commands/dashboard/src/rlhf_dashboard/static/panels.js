@@ -10,7 +10,7 @@ const Panels = (() => {
     const minutes = Math.round(seconds / 60);
     return minutes < 60 ? minutes + " min" : Math.floor(minutes / 60) + " h " + String(minutes % 60).padStart(2, "0") + " min";
   };
-  const number = (value) => (isNumber(value) ? short(Math.abs(value) < 1e-7 ? 0 : value) : "–"); // below float32's resolution
+  const number = (value) => (isNumber(value) ? short(value) : "–");
   const ago = (seconds) => {
     const age = Date.now() / 1000 - seconds;
     return age < 86400 ? new Date(1000 * seconds).toLocaleTimeString() : new Date(1000 * seconds).toLocaleDateString();

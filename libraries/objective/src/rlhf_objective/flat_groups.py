@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf_core.whole import EpisodeScalars
-from rlhf_objective import group_spread
+
+from .functional.groups import group_spread
 
 logger = logging.getLogger("rlhf")
 
@@ -41,13 +44,24 @@ class _Range:
 class FlatGroups:
     """Counts successive episodes without any difference within a group, and warns at the third."""
 
-    def __init__(self) -> None:
+    def __init__(self, estimator: Callable[..., Any] | None) -> None:
+        """`estimator`: the run's advantage estimator. One that does not compare answers is never warned about."""
+        self._compares_answers = getattr(estimator, "compares_answers", False)
         self._num_episodes = 0
         self._ranges: dict[str, _Range] = {}
 
-    def see(self, episode: EpisodeScalars, *, is_flat: bool) -> None:
-        """Take note of an episode. `is_flat`: no advantage comes from its scores."""
-        if not is_flat:
+    def see(self, episode: EpisodeScalars, advantages: Tensor, *, scores: Tensor, penalises_kl: bool) -> None:
+        """Record the result of an episode.
+
+        Args:
+            episode: Scalars of all rows.
+            advantages: What the estimator returned, before any whitening.
+            scores: [B] scores of all rows, with the penalty for long answers.
+            penalises_kl: Whether the rewards contain a KL. Advantages then differ by the KL alone.
+        """
+        if not self._compares_answers:
+            return
+        if not _is_flat(scores, episode) or (not penalises_kl and bool(advantages.any())):
             self._num_episodes, self._ranges = 0, {}
             return
         self._num_episodes += 1
@@ -64,9 +78,12 @@ class FlatGroups:
             )
 
 
+def _is_flat(values: Tensor, episode: EpisodeScalars) -> bool:
+    return group_spread(values, episode.group_ids, episode.row_sample_ids).without_spread_fraction == 1.0
+
+
 def _widened(before: _Range | None, values: Tensor, episode: EpisodeScalars) -> _Range:
-    flat = group_spread(values, episode.group_ids, episode.row_sample_ids).without_spread_fraction == 1.0
-    here = _Range(float(values.min()), float(values.max()), not flat)
+    here = _Range(float(values.min()), float(values.max()), not _is_flat(values, episode))
     if before is None:
         return here
     return replace(
