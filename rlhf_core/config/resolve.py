@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import find, load
 from ..plugins.requirements import missing_modules
-from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
+from ..plugins.trust import EVERY_FILE, FileTrust
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections
 from .load import PLUGIN_SECTIONS, SHARED_SECTIONS, LoadedRun, expand
@@ -109,35 +109,17 @@ def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust =
     return Selector(problems, trust).section(find("sections", name), given)
 
 
-def check_sections_kept(before: Mapping[str, Any], changed: Mapping[str, Any], hook: str) -> None:
-    """Raise `ConfigError` if a hook removed a nested section or an unknown key: `config check` and a resume differ."""
+def check_sections_kept(before: Iterable[str], changed: Mapping[str, Any], hook: str) -> None:
+    """Raise `ConfigError` if a hook removed an unknown section, which `config check` and a resume would miss."""
     known = {*RunConfig.model_fields, *OTHER_SECTIONS, *section_names()}
-    lost = [key for key in before if key not in changed and key not in known]
-    inside = [
-        (name, key)
-        for name, old in before.items()
-        for key in (old if isinstance(old, dict) and isinstance(changed.get(name), Mapping) else ())
-        if key not in changed[name] and changed[name].get("name") == old.get("name")
-    ]
-    lost += [f"{name}.{key}" for name, key in inside if key in section_names(name) or (name, key) == ("eval", "sets")]
-    if lost := lost or _unknown(before, [".".join(each) for each in inside]):
+    if lost := [key for key in before if key not in changed and key not in known]:
         raise ConfigError(
-            f"rlhf_transform_config removes the section `{lost[0]}`: config check reads or rejects it, and a resumed "
-            "run would not have it",
+            f"rlhf_transform_config removes the section `{lost[0]}`, which is not a section of run files: "
+            "config check rejects it, and a resumed run would not have it",
             where=hook,
-            hint="null turns a section off; options of a hook plugin belong in hooks: {NAME: {option: value}} "
-            "(docs/hooks.md)",
+            hint=f"remove `{lost[0]}` from the run file; a hook plugin's options belong in hooks: {{NAME: "
+            "{option: value}} (docs/hooks.md)",
         )
-
-
-def _unknown(run: Mapping[str, Any], places: Sequence[str]) -> list[str]:
-    """Those of `places` that `config check` rejects as unknown keys."""
-    try:
-        if places:
-            resolve(run, trust=NO_FILE)
-    except ConfigError as error:
-        return [place for place in places if f"{place}: unknown key" in error.message]
-    return []
 
 
 def _with_shared_options(core: RunConfig, plugins: Mapping[str, Configured | None]) -> RunConfig:

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import pluggy
 
-from ..config.load import plain
 from ..config.resolve import check_sections_kept
 from ..errors import HookError, PluginError, RlhfError
 from ..hookspecs import PREFIX, PROJECT, SPECS, Action
@@ -207,7 +206,7 @@ class HookRelay:
         is a whole run file, the last one their final result.
         """
         self._config = config
-        before = plain(config)
+        before = tuple(config)
         answers = _checked(self.fire("transform_config", config=config), "a hookwrapper")
         changed = dict(answers[-1]) if answers else config
         check_sections_kept(before, changed, "a hookwrapper")
@@ -247,7 +246,7 @@ class HookRelay:
         @wraps(function)
         def chained(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(names, args, strict=True)), **kwargs}
-            before = plain(self._config)
+            before = tuple(self._config)
             changed = function(**dict.fromkeys(given, self._config))
             if changed is not None:
                 self._config = dict(_checked([changed], who)[0])

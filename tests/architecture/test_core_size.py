@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 15779
+CODE_LINES = 15764
 PUBLIC_NAMES = 337
 _NO_CODE = {
     tokenize.COMMENT,

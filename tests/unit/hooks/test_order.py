@@ -7,11 +7,9 @@ import inspect
 import pytest
 from hook_specs import spec_function
 
-from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, HookError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import Action, hookimpl
-from rlhf_testing.runs import tiny_run
 
 
 class Ordered:
@@ -167,49 +165,6 @@ def test_a_section_that_a_hook_consumes_is_rejected(style: str):
     with pytest.raises(ConfigError, match=rf"{named}.*removes the section `mine`"):
         relay.transform_config({"train": {}, "mine": {"x": 1}})
     assert relay.transform_config({"train": {}}) == {"train": {}}
-
-
-NESTED = {
-    "eval.sets": {"eval": {"sets": {"hard": {"prompts": "sort-digits"}}}},
-    "prompts.curriculum": {"prompts": {"name": "sort-digits", "curriculum": {}}},
-    "prompts.mine": {"prompts": {"name": "sort-digits", "mine": {"x": 1}}},
-    "train.mine": {"train": {"mine": 1}},
-}
-
-
-@pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("name", NESTED)
-def test_a_nested_section_that_a_hook_consumes_is_rejected(name: str, copies: bool):
-    outer, inner = name.split(".")
-
-    class Consumes:
-        def rlhf_transform_config(self, config):
-            if not copies:
-                config[outer].pop(inner)
-                return None
-            return {**config, outer: {key: value for key, value in config[outer].items() if key != inner}}
-
-    relay = HookRelay()
-    relay.register(Consumes(), name="greedy", distribution="greedy 1.0")
-    with pytest.raises(ConfigError, match=rf"greedy.*greedy 1\.0.*removes the section `{name}`"):
-        relay.transform_config(tiny_run(NESTED[name]))
-
-
-def test_options_of_a_section_and_sections_of_another_plugin_may_be_removed():
-    class Changes:
-        def rlhf_transform_config(self, config):
-            config["prompts"].pop("num_digits")
-            config["algorithm"] = {"name": "grpo"}
-            config["eval"]["sets"] = None
-            del config["logging"]
-
-    relay = HookRelay()
-    relay.register(Changes())
-    run = tiny_run({"algorithm": {"advantage": {"name": "leave-one-out"}}, **NESTED["eval.sets"]})
-    changed = relay.transform_config(run)
-    assert "num_digits" not in changed["prompts"] and "logging" not in changed
-    assert resolve(changed).algorithm.name == "grpo"
-    assert resolve(changed).eval_sets == ()
 
 
 def test_an_answer_that_is_no_run_file_is_named():
