@@ -36,7 +36,6 @@ COMMANDS = {
     "generate": LazyCommand("rlhf_cli.commands.generate:generate", "Let a trained model answer prompts."),
     "eval": LazyCommand("rlhf_cli.commands.evaluate:evaluate", "Score a model's answers to a file of prompts."),
     "export": LazyCommand("rlhf_cli.commands.export:export", "Make a plain model folder of a run or a checkpoint."),
-    "control": LazyCommand("rlhf_cli.commands.control:control", "Pause, stop or change a run that is going on."),
     "completion": LazyCommand("rlhf_cli.commands.completion:completion", "Print the script for completion in a shell."),
     "version": LazyCommand("rlhf_cli.commands.version:version", "Print the versions of the parts."),
 }

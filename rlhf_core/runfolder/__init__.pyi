@@ -4,8 +4,6 @@ from .checkpoint_state import load_run_state as load_run_state
 from .checkpoint_state import save_run_state as save_run_state
 from .checkpoints import CheckpointStore as CheckpointStore
 from .checkpoints import find_damage as find_damage
-from .control_box import ControlBox as ControlBox
-from .control_box import parse_command as parse_command
 from .conversation import conversation_lines as conversation_lines
 from .folder import RunFolder as RunFolder
 from .known import known_line as known_line

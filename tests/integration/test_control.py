@@ -9,8 +9,8 @@ import pytest
 from run_files import command, lines, metrics, start, write_run
 from running import ended, rlhf, wait_until
 
+from rlhf_control.control_box import ControlBox, parse_command
 from rlhf_core.errors import InterruptedRun
-from rlhf_core.runfolder.control_box import ControlBox, parse_command
 
 TRAIN = {"episodes": 4, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
 BASE = {"train": TRAIN, "checkpoint": {"every_episodes": None}}

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_cli.main import run
+from rlhf_control.control_box import ControlBox, parse_command
 from rlhf_core.errors import InterruptedRun, RlhfError
 from rlhf_core.models.builtin import build_builtin
-from rlhf_core.runfolder.control_box import ControlBox, parse_command
 
 TRAIN = {"episodes": 3, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
 BASE = {"train": TRAIN, "checkpoint": {"every_episodes": 1}}

@@ -12,11 +12,11 @@ from run_files import tree
 from running import wait_until
 
 from rlhf_cli.main import run as rlhf
+from rlhf_control.control_box import ControlBox, parse_command
+from rlhf_control.plugin import CONTROL
 from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
-from rlhf_core.guards.control import CONTROL
-from rlhf_core.runfolder.control_box import ControlBox, parse_command
 from rlhf_core.runfolder.folder import RunFolder
 from rlhf_testing.runs import tiny_run
 

@@ -12,8 +12,8 @@ from chaos_chain import DONE, FAILED, KILLED, STOPPED, Chain, Missed, pause
 from chaos_placement import HEARTBEAT_SECONDS
 from chaos_session import Session, Wrong, count_lines, wait
 
+from rlhf_control.control_box import ControlBox, parse_command
 from rlhf_core.errors import RlhfError
-from rlhf_core.runfolder.control_box import ControlBox, parse_command
 from rlhf_core.runfolder.folder import RunFolder
 
 _FULL = ("full", "No space left")

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from rlhf_core.runfolder import ControlBox
 from rlhf_ray.actors import Actors
+from rlhf_ray.draining import take_request
 from rlhf_ray.fleet import Fleet
 from rlhf_ray.messages import Overview
 
@@ -36,12 +36,11 @@ def test_a_trainer_on_a_draining_node_is_asked_for_a_checkpoint_of_each_episode(
     monkeypatch.setattr("rlhf_ray.fleet._NODES_SECONDS", 0.0)
     drained: dict[str, Any] = {}
     monkeypatch.setattr("rlhf_ray.fleet.draining_nodes", lambda: drained)
-    box = ControlBox(tmp_path / "control")
     fleet.step(VIEW)
-    assert box.take() == []
+    assert not take_request(tmp_path)
     drained[node] = 60.0
     taken = []
     for version in (3, 3, 4):
         fleet.step(replace(VIEW, version=version))
-        taken.append([command.kind for command in box.take()])
-    assert taken == [["checkpoint"] * count for count in asked]
+        taken.append(int(take_request(tmp_path)))
+    assert taken == asked

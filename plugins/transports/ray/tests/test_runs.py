@@ -16,9 +16,9 @@ import pytest
 import torch
 from running import PATIENCE_SECONDS
 
+from rlhf_control.control_box import ControlBox, parse_command
 from rlhf_core import train
 from rlhf_core.errors import ConfigError, InterruptedRun, RlhfError
-from rlhf_core.runfolder.control_box import ControlBox, parse_command
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

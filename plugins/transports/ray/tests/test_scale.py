@@ -17,9 +17,9 @@ import ray
 from click.testing import CliRunner
 from running import PATIENCE_SECONDS, wait_until
 
+from rlhf_control.control_box import ControlBox, parse_command
 from rlhf_core import train
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, UserInputError
-from rlhf_core.runfolder.control_box import ControlBox, parse_command
 from rlhf_core.util import write_json
 from rlhf_ray.commands import ray as command
 from rlhf_ray.orphan_reaper import start_time

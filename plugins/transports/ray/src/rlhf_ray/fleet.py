@@ -17,12 +17,12 @@ from typing import Any
 import ray
 
 from rlhf_core.errors import EngineLostError, RlhfError
-from rlhf_core.runfolder import ControlBox, RunFolder, parse_command
 from rlhf_core.util import printable
 
 from .actors import Actors, Maker, Placement, lacking
 from .calls import ActorLostError, ask, error_of, explain, is_lost
 from .cluster import cluster_address, draining_nodes
+from .draining import request_checkpoint
 from .messages import Overview
 from .scale_request import ScaleAnswer, ScaleRequest, ScaleRequests
 
@@ -235,7 +235,7 @@ class Fleet:
             )
         self._saved_at = version
         try:
-            ControlBox(RunFolder(self._folder).control).send(parse_command(["checkpoint"]))
+            request_checkpoint(self._folder)
         except OSError as error:
             logger.error("a checkpoint cannot be asked for: %s", error)
 

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from ..errors import DeadlineError, RlhfError, UserInputError
-from ..util.did_you_mean import suggestion
-from ..util.jsonl import write_json
-from ..util.plain_files import is_own
+from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
+from rlhf_core.util.did_you_mean import suggestion
+from rlhf_core.util.jsonl import write_json
+from rlhf_core.util.plain_files import is_own
 
 Kind = Literal["pause", "resume", "checkpoint", "stop", "set"]
 KEYS = {

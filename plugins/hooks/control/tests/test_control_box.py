@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from rlhf_control.control_box import Command, ControlBox, parse_command
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
-from rlhf_core.runfolder.control_box import Command, ControlBox, parse_command
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..output import echo
-
 if TYPE_CHECKING:
-    from rlhf_core.runfolder.control_box import Command
     from rlhf_core.runfolder.folder import RunFolder
+
+    from .control_box import Command
 
 
 @click.command("control")
@@ -38,8 +37,9 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
       rlhf control runs/first stop
     """
     from rlhf_core.errors import UserInputError
-    from rlhf_core.runfolder.control_box import parse_command
     from rlhf_core.runfolder.folder import RunFolder
+
+    from .control_box import parse_command
 
     command = parse_command(words)
     folder = RunFolder.read(run_dir)
@@ -47,7 +47,7 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
         raise UserInputError(
             "no run is going on in this folder", where=str(run_dir), hint=f"rlhf train --output {run_dir} --resume auto"
         )
-    echo(_executed(command, folder, wait_seconds))
+    click.echo(_executed(command, folder, wait_seconds))
 
 
 def _executed(command: Command, folder: RunFolder, wait_seconds: float) -> str:
@@ -74,7 +74,7 @@ def _executed(command: Command, folder: RunFolder, wait_seconds: float) -> str:
 
 
 def _answer(folder: RunFolder, command: Command, wait_seconds: float) -> str:
-    from rlhf_core.runfolder.control_box import ControlBox
+    from .control_box import ControlBox
 
     box = ControlBox(folder.control)
     return box.wait(box.send(command), seconds=wait_seconds, is_running=lambda: folder.is_in_use)

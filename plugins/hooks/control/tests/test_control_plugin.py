@@ -4,12 +4,12 @@ import os
 
 import pytest
 
+from rlhf_control.control_box import ControlBox, parse_command
+from rlhf_control.plugin import CONTROL, build
 from rlhf_core.components import HookContext
 from rlhf_core.config.section import Section
 from rlhf_core.errors import UserInputError
-from rlhf_core.guards.control import CONTROL, build
 from rlhf_core.hookspecs import Moment
-from rlhf_core.runfolder.control_box import ControlBox, parse_command
 from rlhf_core.runfolder.folder import RunFolder
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ..components import Component, HookContext
-from ..config.section import Section
-from ..hookspecs import Action, Moment, hookimpl
-from ..runfolder.control_box import Command, ControlBox
-from ..runfolder.folder import RunFolder
+from rlhf_core.components import Component, HookContext
+from rlhf_core.config.section import Section
+from rlhf_core.hookspecs import Action, Moment, hookimpl
+from rlhf_core.runfolder.folder import RunFolder
+
+from .control_box import Command, ControlBox
 
 CONTROL = "control"
 """Its name, and the kind of its events in the manifest."""
@@ -49,6 +50,6 @@ def build(config: Section, context: HookContext) -> Control:
 control = Component(
     summary="Has a run do what `rlhf control` sends it.",
     config=Section,
-    build="rlhf_core.guards.control:build",
+    build="rlhf_control.plugin:build",
     always_on=True,
 )
