@@ -13,7 +13,7 @@ from running import wait_until
 
 from rlhf_cli.main import run as rlhf
 from rlhf_control.control_box import ControlBox, parse_command
-from rlhf_control.plugin import CONTROL
+from rlhf_control.hooks import CONTROL
 from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from rlhf_control.control_box import ControlBox, parse_command
-from rlhf_control.plugin import CONTROL, build
+from rlhf_control.hooks import CONTROL, build
 from rlhf_core.components import HookContext
 from rlhf_core.config.section import Section
 from rlhf_core.errors import UserInputError

@@ -1,5 +1,1 @@
-"""TODO"""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""Commands to a run that is going on."""

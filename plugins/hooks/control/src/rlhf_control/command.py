@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rlhf_core.runfolder.folder import RunFolder
+    from rlhf_core.runfolder import RunFolder
 
     from .control_box import Command
 
@@ -37,7 +37,7 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
       rlhf control runs/first stop
     """
     from rlhf_core.errors import UserInputError
-    from rlhf_core.runfolder.folder import RunFolder
+    from rlhf_core.runfolder import RunFolder
 
     from .control_box import parse_command
 
@@ -52,13 +52,11 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
 
 def _executed(command: Command, folder: RunFolder, wait_seconds: float) -> str:
     """Send the command to the stage of the run that is running, and to the next one if that ends first."""
-    from rlhf_core.entry.resume import stage_models
     from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
-    from rlhf_core.runfolder.folder import RunFolder
+    from rlhf_core.runfolder import RunFolder
 
-    for name in stage_models(folder.read_config()):
-        stage = RunFolder(folder.path / name)
-        if not stage.is_in_use:
+    for path in sorted(folder.path.iterdir()):
+        if path.is_symlink() or not path.is_dir() or not (stage := RunFolder(path)).is_in_use:
             continue
         stage.refuse_oddities()
         try:
@@ -69,7 +67,7 @@ def _executed(command: Command, folder: RunFolder, wait_seconds: float) -> str:
             if not folder.is_in_use:
                 raise
         else:
-            return f"{name}: {answer}"
+            return f"{path.name}: {answer}"
     return _answer(folder, command, wait_seconds)
 
 

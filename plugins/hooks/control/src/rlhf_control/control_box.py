@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
-from rlhf_core.util.did_you_mean import suggestion
-from rlhf_core.util.jsonl import write_json
-from rlhf_core.util.plain_files import is_own
+from rlhf_core.util import is_own, suggestion, write_json
 
 Kind = Literal["pause", "resume", "checkpoint", "stop", "set"]
 KEYS = {

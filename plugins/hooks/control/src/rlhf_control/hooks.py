@@ -1,0 +1,47 @@
+"""The hooks by which a run does what `rlhf control` sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rlhf_core import Section
+from rlhf_core.components import HookContext
+from rlhf_core.hookspecs import Action, Moment, hookimpl
+from rlhf_core.runfolder import RunFolder
+
+from .control_box import Command, ControlBox
+
+CONTROL = "control"
+"""Its name, and the kind of its events in the manifest."""
+
+
+class Control:
+    """Takes the commands in a run folder after each update, and answers and notes them once they are done."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = RunFolder(run_folder)
+        self._box = ControlBox(self._folder.control)
+        if (lock := self._folder.lock).exists():  # written when the folder was taken, before the first stage
+            self._box.clear(lock.stat().st_mtime_ns)
+
+    @hookimpl
+    def rlhf_decide(self, moment: Moment) -> list[Action]:
+        taken = self._box.take() if moment.at in ("update", "paused") else []
+        return [self._action(command, partial(self._answer, command, moment)) for command in taken]
+
+    def _action(self, command: Command, answer: Callable[[str, bool], None]) -> Action:
+        kind = "interrupt" if command.kind == "stop" else command.kind
+        key, value = command.key, command.value
+        return Action(kind=kind, by=CONTROL, reason=str(command), key=key, value=value, answer=answer)
+
+    def _answer(self, command: Command, moment: Moment, text: str, refused: bool) -> None:
+        self._box.answer(command.id, text, refused=refused)
+        facts = {"command": str(command), "step": moment.step, "episode": moment.episode, "answer": text}
+        self._folder.add_event(CONTROL, facts)
+
+
+def build(config: Section, context: HookContext) -> Control:
+    """The hook plugin."""
+    return Control(context.run_folder)
