@@ -47,6 +47,11 @@ from inside import watch
 def fail(*arguments, **named): raise OSError(24, "Too many open files")
 watch._processes = fail
 """
+FAILING_FORK = """
+import os
+def fail(): raise BlockingIOError(11, "Resource temporarily unavailable")
+os.fork = fail
+"""
 OLD_LANDLOCK_ATTACKS = ("signal the parent", "signal the parent by other ways", "truncate outside", "write outside")
 SHORT = Limits(timeout_seconds=0.5, cpu_seconds=10)
 USER = 54321
@@ -315,10 +320,18 @@ def test_a_machine_that_gives_nothing_is_refused_and_says_what_it_lacks(monkeypa
         run_program("print('ran')")
 
 
-def test_a_watcher_that_fails_is_a_failure_of_that_program_only(monkeypatch):
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [
+        (FAILING_WATCHER, "OSError(24, 'Too many open files')"),
+        (FAILING_FORK, "BlockingIOError(11, 'Resource temporarily unavailable')"),
+    ],
+    ids=["watcher", "fork"],
+)
+def test_what_fails_around_a_program_is_a_failure_of_that_program_only(monkeypatch, fails, error):
     if why := missing():
         pytest.skip(why)
-    monkeypatch.setattr(run_module, "_BOOTSTRAP", FAILING_WATCHER + run_module._BOOTSTRAP)
+    monkeypatch.setattr(run_module, "_BOOTSTRAP", fails + run_module._BOOTSTRAP)
     result = run_program("import time; time.sleep(1000)")
     assert not result.succeeded and not result.stopped_for
-    assert "the process that watches the program failed: OSError(24, 'Too many open files')" in result.error_output
+    assert f"the process that watches the program failed: {error}" in result.error_output

@@ -114,18 +114,11 @@ def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: 
     socket_bytes = watch.bytes_of_a_socket() if whole else 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Python handler would let the program reach this process
     _say(status_fd, {"ready": True})
-    child = os.fork()
-    if child == 0:
-        try:
-            _become(job, status_fd, program, given, folder)
-        except (kernel.Unavailable, OSError) as error:
-            _say(status_fd, {"missing": f"the interpreter inside ({error})"})
-        os._exit(127)
     how: dict[str, Any]
     try:
         try:
             code, stopped_for = watch.wait_for(
-                child,
+                _fork(job, status_fd, program, given, folder),
                 wall_seconds=job["timeout_seconds"],
                 cpu_seconds=job["cpu_seconds"],
                 memory_bytes=job["memory_bytes"] if whole else None,
@@ -139,6 +132,18 @@ def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: 
         how = {"exit_code": 128 + signal.SIGKILL, "stopped_for": "", "failed": repr(error)}
     _say(status_fd, how)
     os._exit(0)
+
+
+def _fork(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> int:
+    """Start the third process; returns its id. Raises `OSError` if the system starts no process."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _become(job, status_fd, program, given, folder)
+        except Exception as error:
+            _say(status_fd, {"missing": f"the interpreter inside ({error})"})
+        os._exit(127)
+    return child
 
 
 def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
