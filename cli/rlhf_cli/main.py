@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import io
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,11 +12,11 @@ from typing import NoReturn
 
 import click
 
-from rlhf_core.distributed.interrupts import stop_signals
 from rlhf_core.errors import InterruptedRun, RlhfError, full_disk
 
 from .lazy import LazyCommand, LazyGroup
 from .output import echo, let_go, outliving
+from .signals import exit_at_signals, ignore_signals, kept_handlers, raise_at_signals
 
 _HELP = """Train language models from feedback.
 
@@ -51,35 +50,26 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 failed, 2 the input was wrong, 130 interrupted, however often."""
-    for number in stop_signals():
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
-    atexit.register(_ignore_signals)
+    raise_at_signals()
+    atexit.register(ignore_signals)  # runs just before Python removes its handlers
     for name, value in _NO_BARS.items():
         os.environ.setdefault(name, value)
     try:
-        code = run(argv)
-        _exit_at_signals(code)
+        code = _run(argv)
+        exit_at_signals(code)
     except KeyboardInterrupt:  # another one, while the first was answered
         code = EXIT_INTERRUPTED
-        _exit_at_signals(code)
+        exit_at_signals(code)
     sys.exit(code)
 
 
-def _ignore_signals() -> None:
-    """Ignore signals just before Python removes its handlers: a later signal would change the exit code."""
-    for number in stop_signals():
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _exit_at_signals(code: int) -> None:
-    """From here on a signal ends the process at once with `code`, even if threads or exit handlers still run."""
-    for number in stop_signals():
-        signal.signal(number, lambda number, frame: os._exit(code))
-
-
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; errors go to stderr."""
+    """Run the command in a process that goes on; returns its exit code, and errors go to stderr."""
+    with kept_handlers():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         code = cli.main(args=None if argv is None else list(argv), prog_name="rlhf", standalone_mode=False)
         sys.stdout.flush()

@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
 
+from ..util.bounded_thread import BoundedThread
+
 START_SECONDS = 300.0
 """Deadline for a new process to import and build what it serves (a neural reward loads weights)."""
 _EXIT_SECONDS = 2.0
@@ -43,20 +45,16 @@ class ChildProcess:
         output: int | IO[str] | None = None,
     ) -> None:
         """descriptors: files that stay open in the child, by the same numbers. output: where it prints to; None is
-        this process's stderr. Raises `OSError` where the system starts no process."""
+        this process's stderr. Raises `OSError` or `MemoryError` if the system starts no process."""
         self.connection, theirs = socket.socketpair()
         self._ended = threading.Event()
         started: Future[subprocess.Popen[bytes]] = Future()
         command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid()), *arguments]
         # On a thread that lasts as long as the child: the kernel ends a child with the thread that started it.
-        threading.Thread(
-            target=_hold,
-            args=(command, [theirs.fileno(), *descriptors], output, started, self._ended),
-            name=f"starter of {module}",
-            daemon=True,
-        ).start()
+        held = (command, [theirs.fileno(), *descriptors], output, started, self._ended)
         try:
-            self._process = started.result()
+            BoundedThread(_hold, f"starter of {module}", held).start()
+            self._process = started.result(START_SECONDS)
         except BaseException:
             self.connection.close()
             raise

@@ -32,7 +32,7 @@ _END_SECONDS = 5.0
 _MAX_MESSAGE = 600
 _NEWLINE, _FIRST_OF_TEXT = 10, 32
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_STACKS_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
+STACKS_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 """Has the watched process print its stacks. A real-time signal, if the system has them, since libraries use others."""
 _STACKS_SECONDS = 1.0
 _STDERR = 2
@@ -44,7 +44,7 @@ class LockWatch:
     def __init__(self, grace_seconds: float) -> None:
         read, self._told = os.pipe()
         os.set_blocking(self._told, False)
-        faulthandler.register(_STACKS_SIGNAL, file=_STDERR)  # its handler is in C and does not need Python's lock
+        faulthandler.register(STACKS_SIGNAL, file=_STDERR)  # its handler is in C and does not need Python's lock
         arguments = [__file__, str(read), str(os.getpid()), str(grace_seconds)]
         try:
             self._process = subprocess.Popen(
@@ -156,7 +156,7 @@ class _Watcher:
                 sys.stderr.write(f"{message}\nwhat its threads do, the newest first:\n")
                 sys.stderr.flush()
                 with suppress(ProcessLookupError):  # it has ended by itself
-                    os.kill(self._pid, _STACKS_SIGNAL)
+                    os.kill(self._pid, STACKS_SIGNAL)
                     time.sleep(_STACKS_SECONDS)
                     os.kill(self._pid, signal.SIGKILL)
                 sys.exit(0)

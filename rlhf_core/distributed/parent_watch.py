@@ -6,8 +6,9 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 import time
+
+from ..util.bounded_thread import BoundedThread
 
 _CHECK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -19,7 +20,7 @@ def end_with_parent() -> None:
 
     A hung process does not notice that a connection closed; without this it would outlive a killed run.
     """
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    BoundedThread(_watch, "parent watch", (os.getppid(),)).start()
 
 
 def killed_with_parent(parent: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeadlineError, first_line
+from ..util.bounded_thread import BoundedThread
 from .launch_env import LaunchEnv, read_launch_env
 from .loopback import is_loopback, keep_to_loopback, loopback_store
 
@@ -191,7 +191,7 @@ class ProcessGroup:
         answers: list[list[int]] = []
         if not self._store_is_stuck:
             # Where rank 0 keeps the store and is stopped, a question to it is never answered.
-            asking = threading.Thread(target=lambda: answers.append(self._ask_store(seconds, topic)), daemon=True)
+            asking = BoundedThread(lambda: answers.append(self._ask_store(seconds, topic)), "roll call")
             asking.start()
             asking.join(seconds + _STORE_SECONDS)
             self._store_is_stuck = not answers

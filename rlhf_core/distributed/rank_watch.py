@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..util.bounded_thread import BoundedThread
+
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 1.0
 """For a process that was only late to end by itself, once the others have given it up."""
@@ -38,7 +40,7 @@ def watched_ranks(request: Path, timeout_seconds: float) -> Iterator[RankWatch]:
         while not over.wait(_POLL_SECONDS):
             watch.look()
 
-    thread = threading.Thread(target=look_until_over, name="rank-watch", daemon=True)
+    thread = BoundedThread(look_until_over, "rank-watch")
     thread.start()
     try:
         yield watch

@@ -169,6 +169,8 @@ def refuse_output(path: Path) -> None:
 def owned(output: Path, resume: str | None) -> Iterator[RunFolder]:
     """The run folder, which belongs to this process within the block; refused, it is as it was.
 
+    A KeyboardInterrupt has `run_is_done`: whether the run that the block is about had ended as done before it.
+
     Raises:
         UserInputError: the folder is another process's, or not what a new run or a resume needs.
     """
@@ -176,8 +178,13 @@ def owned(output: Path, resume: str | None) -> Iterator[RunFolder]:
         find_checkpoint(resume, output)  # says so where there is none
     with RunFolder.create(output) if resume is None else RunFolder.open(output) as folder:
         watch = FileWatch(folder)
+        before = folder.read_json(folder.summary)
         try:
             yield folder
+        except KeyboardInterrupt as error:
+            summary = folder.read_json(folder.summary)
+            error.run_is_done = summary != before and summary.get("status") == "done"  # type: ignore[attr-defined]
+            raise
         except UserInputError:
             for path in folder.made if watch.has_folder else ():
                 with suppress(OSError):  # something else stands there meanwhile
@@ -211,7 +218,7 @@ def told_in_summary(folder: RunFolder, earlier: RunState | None = None) -> Itera
     """Around a run: `summary.json` says that it goes on, and at its end never anything else than how it ended.
 
     Whoever trains writes the end; this one writes it where that could not (a killed process), or where something
-    failed after it. A KeyboardInterrupt after a run is done leaves it done, and has `run_is_done`.
+    failed after it. A KeyboardInterrupt after a run is done leaves it done.
 
     earlier: what the checkpoint says that a run goes on from.
     """
@@ -232,11 +239,8 @@ def told_in_summary(folder: RunFolder, earlier: RunState | None = None) -> Itera
 
 def _settle(folder: RunFolder, error: BaseException, seconds: float) -> None:
     said = folder.read_json(folder.summary)
-    if isinstance(error, KeyboardInterrupt):
-        is_done = said.get("status") == "done"
-        error.run_is_done = is_done  # type: ignore[attr-defined]
-        if is_done:
-            return
+    if isinstance(error, KeyboardInterrupt) and said.get("status") == "done":
+        return
     is_running = said.get("status", "running") == "running"
     if said.get("status") != _status(folder, error):
         wall_s = said.get("wall_s", 0.0) + (seconds if is_running else 0.0)

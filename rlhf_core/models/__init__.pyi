@@ -4,7 +4,6 @@ from .classifier import last_token_scores as last_token_scores
 from .classifier import scores_at as scores_at
 from .compiled import explained_compiling as explained_compiling
 from .compiled import transformer_blocks as transformer_blocks
-from .config_check import check_layers as check_layers
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost
 from .forward import next_token_logits as next_token_logits

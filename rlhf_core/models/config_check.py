@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,17 @@ def config_of(path: str) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def check_layers(folder: Path, where: str) -> None:
-    """Check the layer counts of `config.json`, of all its parts. A folder without one passes.
+def check_layers(path: Path, where: str, *, fetch: bool = False) -> None:
+    """Check the layer counts of a model's `config.json`, of all its parts; of an adapter's base for an adapter.
+
+    path: a folder, or a hub name, whose file is read from the cache, or with `fetch` from the hub. A model without a
+    file passes.
 
     Raises `UserInputError`: a count is negative or too large, or the file cannot be read.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        return
-    try:
-        left: list[Any] = [json.loads(path.read_bytes())]
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserInputError(f"its config.json cannot be read: {error}", where=f"{where} {folder}") from error
+    if isinstance(adapter := _read(path / "adapter_config.json", where), dict):
+        path = Path(str(adapter.get("base_model_name_or_path")))
+    left = [_read(path / "config.json" if path.exists() else _hub_file(str(path), fetch), where)]
     while left:
         part = left.pop()
         if not isinstance(part, dict):
@@ -45,6 +45,23 @@ def check_layers(folder: Path, where: str) -> None:
             if isinstance(count, int | float) and not 0 <= count <= _MAX_LAYERS:
                 raise UserInputError(
                     f"its config.json has {key}: {count}, and a model has between 0 and {_MAX_LAYERS:,} layers",
-                    where=f"{where} {folder}",
+                    where=f"{where} {path}",
                     hint="get the model's own config.json",
                 )
+
+
+def _read(file: Path, where: str) -> Any:
+    """The value of a JSON file; None if there is no file."""
+    try:
+        return json.loads(file.read_bytes()) if file.is_file() else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserInputError(f"its {file.name} cannot be read: {error}", where=f"{where} {file.parent}") from error
+
+
+def _hub_file(name: str, fetch: bool) -> Path:
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    with suppress(Exception):  # reported when the model is loaded
+        found = try_to_load_from_cache(name, "config.json")
+        return Path(found if isinstance(found, str) or not fetch else hf_hub_download(name, "config.json"))
+    return Path(name)  # which does not exist

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 from ..errors import UserInputError
 from ..util.bounded_thread import BoundedThread
+from .config_check import check_layers
 
 _SECONDS = 5.0
 """Deadline of the first answer, name resolution included."""
@@ -20,12 +22,17 @@ def check_name(path: str, *, where: str) -> None:
 
 
 def check_hub(path: str, *, where: str) -> None:
-    """Raise `UserInputError` if `path` is a hub name whose files are not in the cache, and the hub does not answer."""
+    """Check a model's folder or hub name before transformers reads its files.
+
+    Raises `UserInputError`: its files are neither here nor in the cache, and the hub does not answer; or no model has
+    the number of layers in its `config.json`.
+    """
     check_name(path, where=where)
     from huggingface_hub import try_to_load_from_cache
 
     if not os.path.exists(path) and not isinstance(try_to_load_from_cache(path, "config.json"), str):
         check_answer(path, where=where)
+    check_layers(Path(path), where, fetch=True)
 
 
 def check_answer(name: str, *, where: str) -> None:

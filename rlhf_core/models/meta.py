@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ..config.sections import ModelConfig
 from ..errors import UserInputError
 from .builtin import PREFIX
-from .config_check import check_layers
 from .hub import check_hub
 from .kinds import ModelKind, kind_for
 
@@ -38,7 +37,6 @@ def _meta_model(config: ModelConfig) -> nn.Module:
     adapter = Path(path) / "adapter_config.json"
     if adapter.exists():
         path = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    check_layers(Path(path), "model.path")
     check_hub(path, where="model.path")
     try:
         described = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)

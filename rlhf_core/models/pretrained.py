@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +46,7 @@ def check_pretrained(config: ModelConfig) -> None:
         return
     folder = Path(path)
     check_name(path, where=WHERE)
+    check_layers(folder, WHERE)
     if not os.path.exists(folder):
         return
     if not folder.is_dir():
@@ -58,10 +58,6 @@ def check_pretrained(config: ModelConfig) -> None:
         raise UserInputError(
             f"{path!r} has no config.json, so it is no transformers model folder", where=WHERE, hint=hint
         )
-    check_layers(folder, WHERE)
-    if is_adapter:
-        base = json.loads((folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
-        check_layers(Path(str(base)), f"{WHERE}: the base of the adapter")
     if not any(folder.glob("*.safetensors")):
         raise UserInputError(
             f"{path!r} holds no *.safetensors weights",
@@ -111,6 +107,7 @@ def _from_files(config: ModelConfig, dtype: torch.dtype, *, scores: bool) -> Pre
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": config.trust_remote_code}
+    check_layers(Path(config.path), WHERE, fetch=True)
     try:
         if (Path(config.path) / "adapter_config.json").exists():
             silence_bitsandbytes()

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import takewhile
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ..distributed.child_process import START_SECONDS, ChildProcess, default_memory_limit_bytes
+from ..distributed.lock_watch import STACKS_SIGNAL
 from ..types import Rollout
 from .threads import DeadlinePassed
 from .values import BadScore, RewardFault
@@ -24,6 +28,12 @@ from .worker import BadAnswer, read_answer
 
 _POLL_SECONDS = 0.05
 _MAX_ANSWER_BYTES = 64 << 20
+_STACK_SECONDS = 0.5
+_MAX_STACK_BYTES = 1 << 16
+_STACK_ENDS = (b"in _run_module_as_main", b"  ...")
+"""The last line of a stack, and of one that is cut."""
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_MAX_FRAMES = 4
 
 
 class ProcessLost(RewardFault):
@@ -145,7 +155,7 @@ class _Worker(ChildProcess):
                 if memory_limit_bytes is not None and (used := self.resident_bytes()) > memory_limit_bytes:
                     raise ProcessLost(f"took {used:,} bytes of memory, more than its limit of {memory_limit_bytes:,}")
                 if time.monotonic() > deadline:
-                    raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s")
+                    raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s{self._hanging_line()}")
             return read_answer(self._connection.recv_bytes(_MAX_ANSWER_BYTES), count)
         except BlockingIOError:
             raise DeadlinePassed(f"stopped in the middle of an answer for {timeout_seconds:g} s") from None
@@ -153,6 +163,21 @@ class _Worker(ChildProcess):
             raise ProcessLost(self.death()) from None
         except (OSError, BadAnswer) as error:
             raise RewardFault(f"wrote what is no answer: {error}") from None
+
+    def _hanging_line(self) -> str:
+        """Where its main thread is, as the end of a sentence; empty if it does not say. Nothing can be asked after."""
+        found = b""
+        with suppress(OSError):
+            os.kill(self.pid, STACKS_SIGNAL)
+            while len(found) < _MAX_STACK_BYTES and self._connection.poll(_STACK_SECONDS):
+                more = os.read(self._connection.fileno(), _MAX_STACK_BYTES)
+                found += more
+                if not more or found.rstrip().endswith(_STACK_ENDS):
+                    break
+        frames = _FRAME.findall(found.decode(errors="replace"))
+        of_reward = takewhile(lambda frame: not frame[0].endswith("rlhf_core/rewards/worker.py"), frames[:_MAX_FRAMES])
+        lines = ", called from ".join(f"{file}:{line} in {name}" for file, line, name in of_reward)
+        return f", at {lines}" if lines else ""
 
     def _limit_transfers(self, seconds: float) -> None:
         """Bound each read and write: a process that hangs neither takes nor gives the rest of a message."""

@@ -1,12 +1,14 @@
 """The process an isolated reward runs in: `python -m rlhf_core.rewards.worker FD PARENT`.
 
 It reads what to build from the connection, then answers batches of rollouts until the other side is gone. Its answers
-are JSON: `["ready"]`, `["failed", why]`, `["scores", [...]]`; `read_answer` is for the other side.
+are JSON: `["ready"]`, `["failed", why]`, `["scores", [...]]`; `read_answer` is for the other side. At `STACKS_SIGNAL`
+it writes what it does to the connection, as text: for the other side, which then ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import pickle
 import sys
@@ -14,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..distributed.lock_watch import STACKS_SIGNAL
 from ..distributed.parent_watch import killed_with_parent
 from ..types import Rollout
 from ..util.error_text import error_text
@@ -25,6 +28,7 @@ _MAX_REASON_CHARS = 10_000
 def main(descriptor: int, parent: int) -> None:
     """Serve the connection behind `descriptor`. Ends when it closes or when the parent process is gone."""
     killed_with_parent(parent)
+    faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=False)  # in C: Python's lock may be held
     connection = Connection(descriptor)
     loop = asyncio.new_event_loop()
     try:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import DeadlineError, RlhfError
 from ..types import FinishReason, Rollout, Turn
+from ..util.bounded_thread import BoundedThread
 from ..util.jsonl import LineFile, dump_line, truncate_lines
 
 T = TypeVar("T")
@@ -118,9 +119,9 @@ class SampleWriter:
         self._keep = keep
         self._timeout = timeout_seconds
         self._queue: queue.Queue[Sequence[SampleRecord] | threading.Event | None] = queue.Queue(_QUEUE_EPISODES)
-        self._error: OSError | ValueError | None = None
+        self._error: Exception | None = None
         self._file = LineFile(path)
-        self._thread = threading.Thread(target=self._run, name="samples-writer", daemon=True)
+        self._thread = BoundedThread(self._run, "samples-writer")
         self._thread.start()
 
     @classmethod
@@ -168,7 +169,7 @@ class SampleWriter:
             while (job := self._queue.get()) is not None:
                 try:
                     self._do(job)
-                except (OSError, ValueError) as error:
+                except Exception as error:  # raised by the next call
                     self._error = self._error or error
                 if isinstance(job, threading.Event):
                     job.set()
@@ -189,7 +190,7 @@ class SampleWriter:
         error, self._error = self._error, None
         if error is not None:
             raise RlhfError(
-                f"samples cannot be written: {error}",
+                f"samples cannot be written: {str(error) or type(error).__name__}",
                 where=str(self._path),
                 hint="free disk space, or set logging.samples to none",
             ) from error

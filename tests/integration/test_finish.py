@@ -1,6 +1,9 @@
 """Runs that a hook or a guard ends as done: the model is there, and a resume goes no further."""
 
+import importlib
 import json
+import subprocess
+import sys
 
 import pytest
 from run_files import command, lines, metrics, samples, start, write_run
@@ -9,6 +12,7 @@ from rlhf_cli.main import run
 from rlhf_core.errors import ConfigError, GuardStop
 from rlhf_core.hookspecs import Action
 
+train_module = importlib.import_module("rlhf_core.entry.train")  # `rlhf_core.entry.train` is also a function
 TRAIN = {"episodes": 5, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
 BASE = {"train": TRAIN, "checkpoint": {"every_episodes": None}}
 AT_ONCE = {"early-stop": {"metric": "reward/mean", "below": 2.0, "patience": 2}}
@@ -142,6 +146,65 @@ def test_two_signals_after_the_end_leave_the_run_done(tmp_path, own_logger):
     assert run(["train", str(file), "--output", str(tmp_path / "run"), "--quiet"]) == 0
     assert summary(tmp_path / "run")["status"] == "done"
     assert (tmp_path / "run/model").is_dir()
+
+
+LATE_SIGNAL = """
+import atexit, os, signal, sys
+from contextlib import contextmanager
+from rlhf_cli.main import main
+from rlhf_core.entry import train
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+@contextmanager
+def undone(*given, refuse=train.undone_when_refused, **options):
+    with refuse(*given, **options):
+        yield
+    print("late")
+    interrupt()
+
+class Output:
+    def flush(self):
+        caller = sys._getframe().f_back
+        if caller is not None and caller.f_code.co_filename == main.__code__.co_filename:
+            print("late", file=sys.__stdout__)
+            interrupt()
+    def __getattr__(self, name):
+        return getattr(sys.__stdout__, name)
+
+if sys.argv[1] == "leaving the folder":
+    train.undone_when_refused = undone
+if sys.argv[1] == "printing":
+    sys.stdout = Output()
+if sys.argv[1] == "exiting":
+    atexit.register(lambda: (print("late"), interrupt()))
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("when", ["leaving the folder", "printing", "exiting"])
+def test_a_signal_after_the_run_has_ended_changes_no_exit_code(tmp_path, when):
+    script = tmp_path / "late.py"
+    script.write_text(LATE_SIGNAL)
+    file = write_run(tmp_path, {**BASE, "train": {**TRAIN, "episodes": 1}})
+    arguments = ["train", file, "--output", tmp_path / "run", "--quiet"]
+    done = subprocess.run([sys.executable, script, when, *arguments], capture_output=True, text=True, timeout=120)
+    assert "late" in done.stdout
+    assert (done.returncode, "interrupted" in done.stderr) == (0, False), done.stderr
+    assert summary(tmp_path / "run")["status"] == "done"
+
+
+def test_a_signal_before_a_resume_of_a_done_run_begins_is_an_interrupt(tmp_path, own_logger, monkeypatch):
+    file = write_run(tmp_path, {**BASE, "train": {**TRAIN, "episodes": 1}})
+    assert run(["train", str(file), "--output", str(tmp_path / "run"), "--quiet"]) == 0
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_module, "already_done", interrupted)
+    assert run(["train", "--output", str(tmp_path / "run"), "--resume", "auto", "--set", "train.episodes=2"]) == 130
+    assert summary(tmp_path / "run")["status"] == "done"
 
 
 def test_its_options_are_checked_and_written_down(tmp_path):

@@ -16,6 +16,7 @@ from rlhf_core.util.printable import PrintableFormatter, printable
 
 from ..output import echo
 from ..run_arguments import RunArguments, algorithm_stages, is_quickstart, run_options, tell_dropped, warm_start
+from ..signals import drop_signals
 
 if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
@@ -123,13 +124,16 @@ def train(
     except KeyboardInterrupt as error:
         if not getattr(error, "run_is_done", False):
             raise
+        drop_signals()
         return
     except ConfigError as error:
         # Core was given a mapping; the user gave a file.
         where = request.where if error.where == MAPPING_SOURCE else error.where
         raise ConfigError(error.message, where=where, hint=error.hint) from error
-    if result is not None and result.already_done is not None:
-        echo(result.already_done)
+    if result is not None:
+        drop_signals()
+        if result.already_done is not None:
+            echo(result.already_done)
     if result is None and verbosity != "quiet":
         echo(f"ok: {request.where} can run; nothing was written")
 

@@ -38,6 +38,8 @@ class Attack:
     expect: str = "held"
     landlock: bool = True
     """Whether the weaker mode promises it, too."""
+    namespaces: bool = True
+    """False: the other mode ends such a program."""
 
 
 ATTACKS = {
@@ -310,6 +312,20 @@ ATTACKS = {
         "memory",
         landlock=False,
     ),
+    "memory in sockets besides the limit": Attack(
+        "kept, filled = [], 0\n"
+        "try:\n    while True: kept += socket.socketpair()\n"
+        "except OSError: pass\n"
+        "for each in kept:\n"
+        "    each.setblocking(False)\n"
+        "    try:\n        while True: filled += each.send(bytes(2**16))\n"
+        "    except BlockingIOError: pass\n"
+        "held = filled > 2**20 and resource.getrlimit(resource.RLIMIT_AS)[0] + filled <= 200 * 2**20\n"
+        "print('held' if held else 'BROKEN', len(kept), filled)\n"
+        "for _ in range(4): kept.pop().close()\n"
+        "pair = socket.socketpair(); attempt(lambda: socket.send_fds(pair[0], [b'x'], [1]))",
+        namespaces=False,
+    ),
     "larger buffers": Attack(
         "for each in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):\n"
         "    attempt(lambda: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, each, 2**24))\n"
@@ -341,7 +357,7 @@ ATTACKS = {
         "with open('a') as file: fcntl.flock(file, fcntl.LOCK_EX); os.set_blocking(os.dup(file.fileno()), False)\n"
         "sqlite3.connect('db').execute('create table t (x)')\n"
         "for each in range(16): resource.getrlimit(each)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)); os.nice(1); sys.stdout.isatty()\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50)); os.nice(1); sys.stdout.isatty()\n"
         "assert open('/dev/zero', 'rb').read(3) == bytes(3)\n"
         "os.sched_setaffinity(0, os.sched_getaffinity(0)); print('done')",
         "ran",

@@ -20,6 +20,7 @@ import rlhf_containment.sandbox as package
 from rlhf_containment.sandbox import Limits, SandboxError, missing, run_program
 from rlhf_containment.sandbox import run as run_module
 from rlhf_containment.sandbox.folder import remove_tree
+from rlhf_containment.sandbox.inside import system
 
 LIMITS = Limits(
     timeout_seconds=20.0,
@@ -46,6 +47,20 @@ import sys; sys.path.append(sys.argv[1])
 from inside import watch
 def fail(*arguments, **named): raise OSError(24, "Too many open files")
 watch._processes = fail
+"""
+FAILING_FORK = """
+import os
+def fail(): raise BlockingIOError(11, "Resource temporarily unavailable")
+os.fork = fail
+"""
+CORES_TO_A_PROGRAM = """
+import resource, sys; sys.path.append(sys.argv[1])
+from inside import system
+def fail(limit, *given, setrlimit=resource.setrlimit):
+    if limit == resource.RLIMIT_CORE: raise ValueError("not allowed to raise maximum limit")
+    setrlimit(limit, *given)
+resource.setrlimit = fail
+system.program_for_cores = lambda: "/bin/collect-cores"
 """
 OLD_LANDLOCK_ATTACKS = ("signal the parent", "signal the parent by other ways", "truncate outside", "write outside")
 SHORT = Limits(timeout_seconds=0.5, cpu_seconds=10)
@@ -161,7 +176,7 @@ def command_lines():
 
 
 def chosen(mode):
-    return [(name, attack) for name, attack in ATTACKS.items() if mode == "namespaces" or attack.landlock]
+    return [(name, attack) for name, attack in ATTACKS.items() if getattr(attack, mode)]
 
 
 @pytest.mark.parametrize("mode", ["namespaces", "landlock"])
@@ -315,10 +330,44 @@ def test_a_machine_that_gives_nothing_is_refused_and_says_what_it_lacks(monkeypa
         run_program("print('ran')")
 
 
-def test_a_watcher_that_fails_is_a_failure_of_that_program_only(monkeypatch):
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [
+        (FAILING_WATCHER, "OSError(24, 'Too many open files')"),
+        (FAILING_FORK, "BlockingIOError(11, 'Resource temporarily unavailable')"),
+    ],
+    ids=["watcher", "fork"],
+)
+def test_what_fails_around_a_program_is_a_failure_of_that_program_only(monkeypatch, fails, error):
     if why := missing():
         pytest.skip(why)
-    monkeypatch.setattr(run_module, "_BOOTSTRAP", FAILING_WATCHER + run_module._BOOTSTRAP)
+    monkeypatch.setattr(run_module, "_BOOTSTRAP", fails + run_module._BOOTSTRAP)
     result = run_program("import time; time.sleep(1000)")
     assert not result.succeeded and not result.stopped_for
-    assert "the process that watches the program failed: OSError(24, 'Too many open files')" in result.error_output
+    assert f"the process that watches the program failed: {error}" in result.error_output
+
+
+def test_crashes_that_start_a_program_of_the_machine_are_warned_of_once(monkeypatch, caplog):
+    if why := missing():
+        pytest.skip(why)
+    monkeypatch.setattr(run_module, "_BOOTSTRAP", CORES_TO_A_PROGRAM + run_module._BOOTSTRAP)
+    run_module._warn_of_core_dumps.cache_clear()
+    assert [run_program("print('ran')").output for _ in range(2)] == ["ran\n"] * 2
+    (warning,) = caplog.messages
+    assert "hard limit of core files is 0" in warning and "starts this machine's /bin/collect-cores" in warning
+
+
+@pytest.mark.parametrize(
+    ("pattern", "program"),
+    [
+        ("core", ""),
+        ("/var/cores/%e", ""),
+        ("|/usr/bin/apport -p%p", "/usr/bin/apport"),
+        ("| /bin/x", "/bin/x"),
+        ("@/run/cores", "/run/cores"),
+    ],
+)
+def test_the_program_for_cores_is_read(tmp_path, pattern, program):
+    (tmp_path / "core_pattern").write_text(pattern + "\n")
+    assert system.program_for_cores(str(tmp_path / "core_pattern")) == program
+    assert system.program_for_cores(str(tmp_path / "missing")) == ""

@@ -12,7 +12,10 @@ from rlhf_containment.sandbox.inside import kernel, syscall_filter
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS, EOPNOTSUPP = (0x00050000 | each for each in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP))
 MACHINES = ("x86_64", "aarch64")
-TABLES = (syscall_filter._DENIED, syscall_filter._DENIED_ON_FILES, syscall_filter._SIGNALLING)
+TABLES = (
+    *(syscall_filter._DENIED, syscall_filter._DENIED_ON_FILES),
+    *(syscall_filter._DENIED_WITHOUT_COUNT, syscall_filter._SIGNALLING),
+)
 NUMBERS = {name: numbers for table in TABLES for name, numbers in table.items()} | {
     name: numbers for name, (numbers, *_) in syscall_filter._ALLOWED_ONLY.items()
 }
@@ -67,6 +70,8 @@ CALLS = [  # name, arguments, with namespaces, without
     ("kill", (OTHER, 9), ALLOW, EPERM),
     ("kill", (OWN, 9), ALLOW, ALLOW),
     ("socket", (1, 1, 0), EPERM, EPERM),
+    ("sendmsg", (3, 0x7F00, 0), ALLOW, EPERM),
+    ("sendmmsg", (3, 0x7F00, 1, 0), ALLOW, EPERM),
     ("mmap", (0, 4096, 3, 0x22, 2**32 - 1, 0), ALLOW, ALLOW),
     ("mmap", (0, 4096, 3, 0x01, 3, 0), ALLOW, ALLOW),
     ("mmap", (0, 4096, 3, 0x21, 2**32 - 1, 0), EPERM, EPERM),

@@ -1,6 +1,7 @@
 """A hub name without a network is an error at once, and works with one or from the cache."""
 
 import socket
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Event, Thread
 
@@ -72,21 +73,49 @@ def test_a_name_that_never_resolves_does_not_hold_up_the_error(endpoint, monkeyp
     over.set()
 
 
-def test_any_answer_of_the_hub_will_do(endpoint, monkeypatch):
-    class Refuses(BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.send_response(403)
+@contextmanager
+def answering(monkeypatch, status, body=b""):
+    """A hub that gives this answer to every request."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", '"0"')
+            self.send_header("X-Repo-Commit", "0" * 40)
             self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
 
         def log_message(self, format, *args):
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        answering = Thread(target=server.handle_request)
-        answering.start()
+        files = constants.ENDPOINT + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join(30)
+
+
+def test_any_answer_of_the_hub_will_do(endpoint, monkeypatch):
+    with answering(monkeypatch, 403):
         check_hub(NAME, where="model.path")
-        answering.join(30)
+
+
+def test_the_layers_of_a_model_on_the_hub_are_checked_before_transformers_reads_it(endpoint, monkeypatch):
+    with (
+        answering(monkeypatch, 200, b'{"num_hidden_layers": 1000000000}'),
+        pytest.raises(UserInputError, match=r"num_hidden_layers.*between 0 and 2,000 layers"),
+    ):
+        check_hub(NAME, where="model.path")
 
 
 def test_a_cached_model_and_offline_mode_need_no_answer(endpoint, monkeypatch, tmp_path):

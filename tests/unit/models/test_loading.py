@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig
@@ -262,13 +263,42 @@ def test_a_count_of_layers_that_no_model_has_is_refused_before_anything_is_built
             check(ModelConfig(path=str(folder)))
 
 
-def test_the_layers_of_an_adapters_base_are_checked(tmp_path):
-    base = save_tiny_model(tmp_path / "base")
-    (base / "config.json").write_text(json.dumps({"num_hidden_layers": 10**9}))
-    folder = save_tiny_model(tmp_path / "adapter")
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
-    with pytest.raises(UserInputError, match="between 0 and 2,000 layers"):
-        check_model(ModelConfig(path=str(folder)))
+def with_layers(folder, layers):
+    """Change the count in the folder's config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    return folder
+
+
+def in_hub_cache(folder, monkeypatch):
+    """Have `somebody/some-model` in the cache of an offline machine, in `folder`; its files go to the result."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cached = folder / "models--somebody--some-model"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    return cached / "snapshots" / ("0" * 40)
+
+
+@pytest.mark.parametrize("layers", [-1, 10**9])
+@pytest.mark.parametrize("at", ["folder", "hub"])
+def test_the_layers_of_an_adapters_base_are_checked(tmp_path, monkeypatch, at, layers):
+    base = tmp_path / "base" if at == "folder" else in_hub_cache(tmp_path / "cache", monkeypatch)
+    with_layers(save_tiny_model(base), layers)
+    adapter = save_tiny_model(tmp_path / "adapter")
+    name = str(base) if at == "folder" else "somebody/some-model"
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+    for check in (check_model, meta_model, load_tokenizer, lambda config: load(config.path)):
+        with pytest.raises(UserInputError, match=r"num_hidden_layers.*between 0 and 2,000 layers"):
+            check(ModelConfig(path=str(adapter)))
+
+
+@pytest.mark.parametrize("layers", [-1, 10**9])
+def test_the_layers_of_a_hub_name_are_checked(tmp_path, monkeypatch, layers):
+    with_layers(save_tiny_model(in_hub_cache(tmp_path, monkeypatch)), layers)
+    for check in (check_model, meta_model, load_tokenizer, lambda config: load(config.path)):
+        with pytest.raises(UserInputError, match=r"num_hidden_layers.*between 0 and 2,000 layers"):
+            check(ModelConfig(path="somebody/some-model"))
 
 
 def test_a_config_that_is_nested_without_end_is_refused(tmp_path):

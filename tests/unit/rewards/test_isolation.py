@@ -116,7 +116,8 @@ def test_answers_that_fail_alone_are_asked_once_of_each_state_and_not_cached(iso
 @pytest.mark.parametrize("name", ["hangs", "hangs_with_the_lock_held"])
 def test_one_that_hangs_is_ended(isolated, name):
     assert isolated(name, timeout_seconds=0.5, on_failure="drop")[0] == [None] * 4
-    with pytest.raises(RewardError, match="no answer within 0.5 s"):
+    line = rf"faulty_rewards.py:\d+ in {name}, at sample 0"
+    with pytest.raises(RewardError, match=rf"no answer within 0.5 s, at (\S+ in \S+, called from )*\S*{line}"):
         isolated(name, timeout_seconds=0.5)
 
 

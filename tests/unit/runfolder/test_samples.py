@@ -9,6 +9,7 @@ import pytest
 from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.runfolder import samples as samples_module
 from rlhf_core.runfolder.samples import SampleRecord, SampleWriter, choose
 from rlhf_core.types import Rollout
 
@@ -93,6 +94,17 @@ def test_a_full_disk_is_reported_by_the_next_call():
     with pytest.raises(RlhfError, match=r"No space left.*\n.*logging\.samples"):
         writer.flush()
     writer.close()
+
+
+def test_memory_that_runs_out_is_reported_by_the_next_call(tmp_path: Path, monkeypatch):
+    def fail(line):
+        raise MemoryError
+
+    with SampleWriter(tmp_path / "samples.jsonl", timeout_seconds=60) as writer:
+        monkeypatch.setattr(samples_module, "dump_line", fail)
+        writer.write([record(0)])
+        with pytest.raises(RlhfError, match="samples cannot be written: MemoryError"):
+            writer.flush()
 
 
 def test_a_stuck_disk_is_an_error_within_the_deadline(tmp_path: Path):

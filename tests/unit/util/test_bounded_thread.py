@@ -1,10 +1,15 @@
 """A thread that runs out of memory as it begins does not hold up who starts it."""
 
+import asyncio
 import threading
 
 import pytest
 
+from rlhf_core.distributed.child_process import ChildProcess
+from rlhf_core.distributed.rank_watch import watched_ranks
+from rlhf_core.environments.workers import Workers
 from rlhf_core.rewards.threads import CallThread
+from rlhf_core.runfolder.samples import SampleWriter
 from rlhf_core.util import bounded_thread
 from rlhf_core.util.bounded_thread import BoundedThread
 
@@ -17,11 +22,29 @@ def test_it_runs_as_any_thread():
     assert found == [3] and thread.daemon and thread.name == "finder" and not thread.is_alive()
 
 
-@pytest.mark.parametrize("start", [lambda: BoundedThread(print, "printer").start(), lambda: CallThread(list, "call")])
-def test_a_thread_that_ends_before_it_has_begun_is_an_error(monkeypatch, start):
+def print_on_a_worker():
+    async def printed():
+        return await Workers(asyncio.get_running_loop(), 1, "worker").submit(print)
+
+    asyncio.run(printed())
+
+
+STARTS = {
+    "a thread": lambda folder: BoundedThread(print, "printer").start(),
+    "a reward's call": lambda folder: CallThread(list, "call"),
+    "samples": lambda folder: SampleWriter(folder / "samples.jsonl"),
+    "a child process": lambda folder: ChildProcess("nothing"),
+    "the ranks of a launch": lambda folder: watched_ranks(folder / "request", 1.0).__enter__(),
+    "an environment's function": lambda folder: print_on_a_worker(),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_a_thread_that_ends_before_it_has_begun_is_an_error(monkeypatch, tmp_path, start):
     """As CPython's does that has no memory for its first frame."""
     for starter in ("_start_new_thread", "_start_joinable_thread"):
         monkeypatch.setattr(threading, starter, lambda *arguments, **options: 0, raising=False)
     monkeypatch.setattr(bounded_thread, "_WAIT_SECONDS", 0.001)
     with pytest.raises(MemoryError, match="ulimit -v"):
-        start()
+        start(tmp_path)

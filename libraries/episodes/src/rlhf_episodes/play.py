@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
@@ -24,6 +23,7 @@ from rlhf_core.rollout.player import TimedPlayer
 from rlhf_core.rollout.row import Played
 from rlhf_core.rollout.single_answer import answers
 from rlhf_core.types import Completion, GenerationRequest, PhaseTimes, Prompt
+from rlhf_core.util.bounded_thread import BoundedThread
 
 from .attempt import EPISODE_TASK, Make, play_episode
 from .clock import Clock
@@ -131,7 +131,7 @@ class _Session:
         self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * options.concurrency)
         name = f"environment {player.name}"
         self._workers = Workers(self._loop, options.concurrency + SPARE_THREADS, name)
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread = BoundedThread(self._serve, name)
         self._hand(self._start, self._open)
         self._thread.start()
 
@@ -211,18 +211,23 @@ class _Session:
             self._closing = True
         self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(_PROBE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
         self._workers.close()
 
     # What follows runs on the loop.
 
     def _serve(self) -> None:
-        ended = False
-        while not ended:
-            # What a task raises is for whoever awaits it; SystemExit goes through the loop all the same.
-            with suppress(SystemExit, KeyboardInterrupt):
+        while True:
+            try:
                 self._loop.run_forever()
-                ended = True
-        self._loop.close()
+            except (SystemExit, KeyboardInterrupt):  # of a task, and for whoever awaits it: it goes through the loop
+                continue
+            except Exception as error:  # of the loop, as when memory runs out
+                self._end(None, error)
+            else:
+                self._loop.close()
+            return
 
     def _loop_waits(self, waits: bool) -> None:
         with self._changed:

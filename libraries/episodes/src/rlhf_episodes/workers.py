@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from rlhf_core.util.bounded_thread import BoundedThread
+
 PATIENCE_SECONDS = 0.005
 SPARE_THREADS = 32
 """Calls that hang keep their threads; so many may before others wait for one."""
@@ -41,7 +43,10 @@ class Workers:
         self._closed = False
 
     def submit(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run `job` on a thread; its result. It must not raise: what may go wrong is part of its result."""
+        """Run `job` on a thread; its result. It must not raise: what may go wrong is part of its result.
+
+        Raises `MemoryError` or `RuntimeError` if the system starts no thread.
+        """
         future: asyncio.Future[Any] = self._loop.create_future()
         self._jobs.append((future, job))
         if self._watch is None:  # all calls of one turn of the loop go together
@@ -63,8 +68,12 @@ class Workers:
         self._watch = None
         if not self._jobs or self._closed:
             return
-        for _ in range(min(number, len(self._jobs))):
-            self._add()
+        try:
+            for _ in range(min(number, len(self._jobs))):
+                self._add()
+        except (MemoryError, RuntimeError) as error:  # the system starts no thread
+            while self._jobs and not self._threads:
+                self._jobs.popleft()[0].set_exception(error)
         self._watch = self._loop.call_later(PATIENCE_SECONDS, self._look, 2 * number)
 
     def _add(self) -> None:
@@ -74,9 +83,9 @@ class Workers:
                 self._wake.release()
                 return
         if len(self._threads) < self._size:
-            thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
+            thread = BoundedThread(self._work, f"{self._name}-{len(self._threads)}")
             thread.start()
+            self._threads.append(thread)
 
     def _work(self) -> None:
         while not self._closed:

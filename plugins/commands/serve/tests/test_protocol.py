@@ -54,6 +54,11 @@ def test_options_that_change_nothing_are_taken(read):
     read(top_k=-1, min_p=0, repetition_penalty=1.0, n=1, user="me", metadata={}, guided_json=None, logprobs=None)
 
 
+def calling(name, arguments):
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+
+
 def test_without_tool_choice_the_model_sees_no_tools():
     assert chat(tools=[TOOL]).calls[0].tools == chat(tools=[TOOL], tool_choice="auto").calls[0].tools == (TOOL,)
     assert chat(tools=[TOOL], tool_choice="none").calls[0].tools == ()
@@ -71,6 +76,10 @@ def test_without_tool_choice_the_model_sees_no_tools():
             {"tools": [{"type": "function", "function": {"name": "f", "description": "\ud800"}}]},
             "tools has half of a surrogate",
         ),
+        (chat, {"tools": [{**TOOL, "\udc00": 1}]}, "tools has half of a surrogate"),
+        (chat, {"messages": [calling("a\ud800", "{}")]}, "the name in tool_calls has half of a surrogate"),
+        (chat, {"messages": [calling("a", '{"b": "\\ud800"}')]}, "the arguments .* of a has half of a surrogate"),
+        (chat, {"messages": [calling("a", '{"b\udfff": 1}')]}, "the arguments .* of a has half of a surrogate"),
         (chat, {"temperature": 1e-300}, "temperature has to be 0"),
         (text, {"temperature": 1e-300}, "temperature has to be 0"),
         (text, {"prompt": []}, "prompt has to be"),

@@ -15,8 +15,9 @@ Two modes. `namespaces` (Linux 5.12 or newer with user namespaces, `/proc` inclu
 - rights: it runs as `nobody` (started as root) or as the user without any capability in a separate namespace (started
   as a user); set-uid programs give it no rights; it inherits no environment and no open file.
 - resources: wall-clock time, processor time and memory (over all its processes, each socket of a pair counted as its
-  full buffer), processes, file size, output. It leaves no core file, and none goes to a pipe of `core_pattern`, unless
-  the hard limit of core files was 0 for the user who started it.
+  full buffer), processes, file size, output. It leaves no core file, and a crash starts no program of `core_pattern`,
+  unless the hard limit of core files (`ulimit -Hc`) is 0 for an ordinary user: the limit that prevents it is 1, and
+  cannot be set then, which a warning says. (`PR_SET_DUMPABLE` does not prevent it: `execve` sets it back.)
 
 Not kept out: what a hole in the kernel gives; how fast the machine is, its kernel's version and its processors; timing
 side channels; the processor, up to its limit, and, for 50 ms between two looks, memory up to `memory_bytes` in each
@@ -26,10 +27,12 @@ counted. What the interpreter's `site-packages` holds is readable.
 
 `landlock` is the weaker mode, for containers that forbid namespaces (Linux 6.2 or newer): files, sockets, signals and
 tracing as above, but the folder is on the disk and not limited as a whole, memory and processor time are limited in
-each process rather than in all (with up to 80 MiB of socket buffers in each besides), processes are counted with all
-others of the user (so that most programs can start none) and signal none but the first, and names and sizes of files
-outside can be asked for. Modes, owners, times and attributes of files cannot be changed, not even in the program's own
-folder, as Landlock does not restrict these calls: `shutil.copyfile` works there, `shutil.copy` fails.
+each process rather than in all, processes are counted with all others of the user (so that most programs can start
+none) and signal none but the first, and names and sizes of files outside can be asked for. A process has at most 64
+open files, and the full buffers of as many sockets are taken off its `memory_bytes` (20 MiB with Linux's defaults); so
+that no other sockets are kept, open files cannot be sent (`socket.sendmsg` fails). Modes, owners, times and attributes
+of files cannot be changed, not even in the program's own folder, as Landlock does not restrict these calls:
+`shutil.copyfile` works there, `shutil.copy` fails.
 """
 
 from __future__ import annotations

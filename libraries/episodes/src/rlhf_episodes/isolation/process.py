@@ -8,13 +8,13 @@ import logging
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlhf_core.distributed.child_process import START_SECONDS, ChildProcess
 from rlhf_core.errors import DeadlineError, PluginError
+from rlhf_core.util.bounded_thread import BoundedThread
 from rlhf_core.util.printable import printable
 
 from .messages import (
@@ -281,23 +281,25 @@ class _OutputPipe:
         self._read_end, self.write_end = os.pipe()
         self._name = name
         self._flooded = flooded
-        self._thread = threading.Thread(target=self._pass_on, name=f"output of {name}", daemon=True)
+        self._thread = BoundedThread(self._pass_on, f"output of {name}")
         self._thread.start()
 
     def _pass_on(self) -> None:
         since, count, flooded = time.monotonic(), 0, False
-        while chunk := os.read(self._read_end, _CHUNK_BYTES):
-            if (now := time.monotonic()) - since > _WINDOW_SECONDS:
-                since, count = now, 0
-            if count < _SHOWN_BYTES:
-                _show(printable(chunk.decode(errors="replace")))
-                if count + len(chunk) >= _SHOWN_BYTES:
-                    _show(f"\n[what {self._name} prints within the next {_WINDOW_SECONDS:g} s is left out]\n")
-            count += len(chunk)
-            if count > _MAX_OUTPUT_BYTES and not flooded:
-                flooded = True
-                self._flooded()
-        os.close(self._read_end)
+        try:
+            while chunk := os.read(self._read_end, _CHUNK_BYTES):
+                if (now := time.monotonic()) - since > _WINDOW_SECONDS:
+                    since, count = now, 0
+                if count < _SHOWN_BYTES:
+                    _show(printable(chunk.decode(errors="replace")))
+                    if count + len(chunk) >= _SHOWN_BYTES:
+                        _show(f"\n[what {self._name} prints within the next {_WINDOW_SECONDS:g} s is left out]\n")
+                count += len(chunk)
+                if count > _MAX_OUTPUT_BYTES and not flooded:
+                    flooded = True
+                    self._flooded()
+        finally:  # a child that prints on must not wait for a reader
+            os.close(self._read_end)
 
 
 def _show(text: str) -> None:

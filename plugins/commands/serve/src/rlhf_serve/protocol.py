@@ -82,7 +82,7 @@ def read_chat(body: bytes) -> Asked:
     for tool in tools:
         if not (isinstance(tool, dict) and tool.get("type") == "function" and _name_of(tool.get("function"))):
             raise _invalid('each of tools has to be {"type": "function", "function": {"name": …, …}}')
-        _check_text(json.dumps(tool, ensure_ascii=False), "tools")
+    _check_texts(tools, "tools")
     if _tool_choice(values) == "none":
         tools = []
     call = Call(messages=tuple(map(_message, messages)), tools=tuple(tools), **_sampling(values))
@@ -195,11 +195,20 @@ def _check_text(text: str, name: str) -> None:
         raise _invalid(f"{name} has half of a surrogate pair, which is no text")
 
 
+def _check_texts(value: Any, name: str) -> None:
+    """Check all keys and values of parsed JSON."""
+    try:
+        _check_text(json.dumps(value, ensure_ascii=False), name)
+    except RecursionError:
+        raise _invalid(f"{name} is nested too deeply") from None
+
+
 def _tool_call(given: Any) -> ToolCall:
     function = given.get("function") if isinstance(given, dict) else None
     name = _name_of(function)
     if name is None or not isinstance(function, dict):
         raise _invalid('each of tool_calls has to be {"type": "function", "function": {"name": …, "arguments": …}}')
+    _check_text(name, "the name in tool_calls")
     arguments = function.get("arguments")
     try:
         found = _loads(arguments) if isinstance(arguments, str) and arguments else {}
@@ -207,6 +216,7 @@ def _tool_call(given: Any) -> ToolCall:
         raise _invalid(f"the arguments of the call of {name} are no JSON: {error}") from error
     if not isinstance(found, dict):
         raise _invalid(f"the arguments of the call of {name} are no JSON object")
+    _check_texts(found, f"the arguments of the call of {name}")
     return ToolCall(name=name, arguments=found)
 
 

@@ -15,7 +15,7 @@ from transformers import (
 
 from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError, first_line
-from rlhf_core.models import check_hub, check_layers, quiet_progress
+from rlhf_core.models import check_hub, quiet_progress
 from rlhf_core.place import resolve_device
 
 WHERE = 'reward "model"'
@@ -54,7 +54,6 @@ def load_model(path: str, dtype: torch.dtype, label_index: int | None) -> tuple[
     """
     source = str(Path(path).expanduser())
     check_hub(source, where=WHERE)
-    check_layers(Path(source), WHERE)
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     try:
         with quiet_progress():

@@ -12,13 +12,14 @@ import os
 import resource
 import select
 import signal
-from contextlib import suppress
 from typing import Any, NoReturn
 
 from . import kernel, landlock, syscall_filter, system, view, watch
 
 NOBODY = 65534
 _OPEN_FILES = 256
+_OPEN_FILES_COUNTED, _OPEN_FILES_LEAST = 64, 16
+"""In the weaker mode: each may be a socket, whose buffer counts as memory of the process."""
 
 
 def main(job_fd: int, status_fd: int) -> NoReturn:
@@ -27,8 +28,10 @@ def main(job_fd: int, status_fd: int) -> NoReturn:
     with os.fdopen(job_fd, "rb") as file:
         job: dict[str, Any] = json.load(file)
     os.set_inheritable(status_fd, False)
-    with suppress(ValueError, OSError):  # a hard limit of 0 stays
+    try:
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not prevent a pipe of `core_pattern`
+    except (ValueError, OSError):  # a hard limit of 0 stays; what `execve` starts can be dumped again
+        _say(status_fd, {"crashes_start": system.program_for_cores()})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
         if job["mode"] == "namespaces":
@@ -111,21 +114,17 @@ def _end_all(number: int, frame: object) -> None:
 def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
     """Start the program, wait for it, report how it ended, and end all its descendants."""
     whole = job["mode"] == "namespaces"
-    socket_bytes = watch.bytes_of_a_socket() if whole else 0
+    socket_bytes = 0
+    if whole:
+        watch.check_num_sockets()
+        socket_bytes = watch.bytes_of_a_socket()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Python handler would let the program reach this process
     _say(status_fd, {"ready": True})
-    child = os.fork()
-    if child == 0:
-        try:
-            _become(job, status_fd, program, given, folder)
-        except (kernel.Unavailable, OSError) as error:
-            _say(status_fd, {"missing": f"the interpreter inside ({error})"})
-        os._exit(127)
     how: dict[str, Any]
     try:
         try:
             code, stopped_for = watch.wait_for(
-                child,
+                _fork(job, status_fd, program, given, folder),
                 wall_seconds=job["timeout_seconds"],
                 cpu_seconds=job["cpu_seconds"],
                 memory_bytes=job["memory_bytes"] if whole else None,
@@ -139,6 +138,18 @@ def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: 
         how = {"exit_code": 128 + signal.SIGKILL, "stopped_for": "", "failed": repr(error)}
     _say(status_fd, how)
     os._exit(0)
+
+
+def _fork(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> int:
+    """Start the third process; returns its id. Raises `OSError` if the system starts no process."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _become(job, status_fd, program, given, folder)
+        except Exception as error:
+            _say(status_fd, {"missing": f"the interpreter inside ({error})"})
+        os._exit(127)
+    return child
 
 
 def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
@@ -155,7 +166,7 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
         readable = [*system.FOLDERS, *system.FILES, "/dev/zero", *system.interpreter_paths(job["prefixes"]), program]
         landlock.restrict(readable, system.DEVICES, folder)
         syscall_filter.install(signals_to=os.getpid())
-    _limit(job, job["max_processes"] + watcher_counts)
+    _limit(job, job["max_processes"] + watcher_counts, *_memory_and_files(job))
     os.setpriority(os.PRIO_PROCESS, 0, max(10, os.getpriority(os.PRIO_PROCESS, 0)))  # never back up: that is refused
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -164,15 +175,28 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
     os.execve(job["executable"], [job["executable"], "-I", "-B", program], environment)
 
 
-def _limit(job: dict[str, Any], num_processes: int) -> None:
+def _memory_and_files(job: dict[str, Any]) -> tuple[int, int]:
+    """Address space and number of open files of each process.
+
+    No one counts sockets in the weaker mode: full buffers of all the open files are left out of the address space.
+    """
+    memory = int(job["memory_bytes"])
+    if job["mode"] == "namespaces":
+        return memory, _OPEN_FILES
+    socket_bytes = watch.bytes_of_a_socket()
+    files = max(_OPEN_FILES_LEAST, min(_OPEN_FILES_COUNTED, memory // 4 // socket_bytes))
+    return max(memory - files * socket_bytes, memory // 2), files
+
+
+def _limit(job: dict[str, Any], num_processes: int, memory_bytes: int, open_files: int) -> None:
     """Set the limits of each process from here on; none can be raised again."""
     cpu = int(job["cpu_seconds"])
     for limit, soft, hard in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),
         (resource.RLIMIT_FSIZE, job["max_file_bytes"], job["max_file_bytes"]),
-        (resource.RLIMIT_AS, job["memory_bytes"], job["memory_bytes"]),
+        (resource.RLIMIT_AS, memory_bytes, memory_bytes),
         (resource.RLIMIT_NPROC, num_processes, num_processes),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
+        (resource.RLIMIT_NOFILE, open_files, open_files),
         (resource.RLIMIT_MEMLOCK, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
         (resource.RLIMIT_SIGPENDING, _OPEN_FILES, _OPEN_FILES),

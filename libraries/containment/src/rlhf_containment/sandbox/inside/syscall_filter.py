@@ -120,6 +120,8 @@ _DENIED_ON_FILES = {  # modes, owners, times and attributes, which Landlock does
     "removexattrat": (466, 466),
     "file_setattr": (469, 469),
 }
+_DENIED_WITHOUT_COUNT = {"sendmsg": (46, 211), "sendmmsg": (307, 269)}
+"""They send open files: a socket on its way is in no process, so that no limit of a process bounds its buffer."""
 _ARGUMENTS = (16, 24, 32)
 """Offsets in the kernel's seccomp_data: the low halves of the first three arguments. Integers have no high half."""
 _POINTER_2_HIGH = 36
@@ -175,8 +177,8 @@ _SET_MODE_FILTER = 1
 def install(signals_to: int | None = None) -> None:
     """Filter this process and its descendants permanently; `no_new_privs` must be set. Raises `Unavailable`.
 
-    With `signals_to`, for use without namespaces, signals can be sent to that process only, and modes, owners, times
-    and attributes of files cannot be changed.
+    With `signals_to`, for use without namespaces, signals can be sent to that process only, modes, owners, times and
+    attributes of files cannot be changed, and open files cannot be sent to another process.
     """
     program = filter_program(signals_to)
     buffer = ctypes.create_string_buffer(program, len(program))
@@ -202,7 +204,7 @@ def filter_program(signals_to: int | None = None) -> bytes:
         lines += [_instruction(_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
     denied, allowed_only = dict(_DENIED), dict(_ALLOWED_ONLY)
     if signals_to is not None:
-        denied |= _DENIED_ON_FILES | {"pidfd_send_signal": _PIDFD_SEND_SIGNAL}
+        denied |= _DENIED_ON_FILES | _DENIED_WITHOUT_COUNT | {"pidfd_send_signal": _PIDFD_SEND_SIGNAL}
         to_it = ({_ARGUMENTS[0]: (signals_to,)},)
         allowed_only |= {name: (numbers, errno.EPERM, to_it) for name, numbers in _SIGNALLING.items()}
     for per_machine in denied.values():

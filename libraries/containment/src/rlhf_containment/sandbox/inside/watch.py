@@ -96,12 +96,18 @@ def num_sockets() -> int:
         return int(file.readline().split()[-1])
 
 
-def bytes_of_a_socket() -> int:
-    """Maximum memory of a socket: its buffer, which the last message may exceed by half. Raises `Unavailable`."""
+def check_num_sockets() -> None:
+    """Raise `Unavailable` if the system does not count sockets."""
     first, second = socket.socketpair()
     with first, second:
         if num_sockets() < 2:
             raise Unavailable("a count of sockets (/proc/net/sockstat)")
+
+
+def bytes_of_a_socket() -> int:
+    """Maximum memory of a socket: its buffer, which the last message may exceed by half."""
+    first, second = socket.socketpair()
+    with first, second:
         return first.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * 3 // 2
 
 
