@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..config.sections import EnvironmentConfig
 from ..errors import ConfigError, DataError
 from ..types import Message
-from .chat_template import THINKING_TAGS, USER, WHERE, ChatTemplate, shared_length
+from .chat_template import USER, WHERE, ChatTemplate, shared_length
 from .contract import Tool
 from .tool_calls import FORMATS, ToolFormat
 
@@ -33,7 +33,7 @@ class HistoryCheck:
     cut_after: tuple[str, ...]
     """Roles of messages that, where they follow, make the template write earlier replies otherwise."""
     cut_thinking_after: tuple[str, ...]
-    """The same for replies that think (`<think>…</think>`) before they answer."""
+    """The same for replies that think before they answer."""
     changes: tuple[str, ...]
     """Differences from the template's own rendering, in words: one for each role and kind of reply."""
     error: ConfigError | None
@@ -118,6 +118,11 @@ class ChatFormat:
             pieces.append(str(self._tokenizer.decode(list(run), skip_special_tokens=not is_tag)))
         return _reply("".join(pieces))
 
+    def thinks(self, sampled_ids: Sequence[int]) -> bool:
+        """Whether a sampled reply has a thought that ended, marked in its text or as a part of its own."""
+        message = self.reply_message(sampled_ids)
+        return "reasoning_content" in message or self._template.thinking_markers[1] in str(message["content"])
+
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a plain text that stands behind other text: no special tokens, no blank put before it."""
         behind = self._behind_newline(text) if self._puts_blank_before else None
@@ -183,7 +188,9 @@ class ChatFormat:
     def _thinking_tags(self) -> frozenset[int]:
         """Special tokens that a text without special tokens would lose, though a template looks for them."""
         added = self._tokenizer.added_tokens_decoder.items()
-        return frozenset(number for number, token in added if token.special and token.content in THINKING_TAGS)
+        marks = self._template.thinking_markers  # of gemma4's, only the first part is a token
+        special = ((number, token.content) for number, token in added if token.special)
+        return frozenset(number for number, text in special if any(mark.startswith(text) for mark in marks))
 
     @cached_property
     def _puts_blank_before(self) -> bool:
@@ -268,8 +275,9 @@ class ChatFormat:
 
     def _find_out(self, tools: Sequence[Tool]) -> HistoryCheck:
         opened, _ = self.open([USER], tools)
-        thought = "" if opened.rstrip().endswith("<think>") else "<think>\n"
-        thinking = f"{thought}Zq7Thought\n</think>\n\nZq7Answer"
+        begin, end = self._template.thinking_markers
+        thought = "" if opened.rstrip().endswith(begin) else f"{begin}\n"
+        thinking = f"{thought}Zq7Thought\n{end}\n\nZq7Answer"
         roles = ("user", "tool") if tools else ("user",)
         cut: dict[str, list[str]] = {"plain": [], "thinking": []}
         changes = []

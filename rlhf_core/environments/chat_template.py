@@ -12,14 +12,13 @@ from ..prompts.encoder import Refusal, render_chat
 from ..types import Message, ToolCall
 from .contract import Tool
 from .response_formats import ResponseFormat, format_of_tokens, recognise_reply
+from .thinking import markers_of
 from .tool_calls import ToolFormat, recognise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WHERE = "the tokenizer's chat template"
-THINKING_TAGS = THINKING_BEGINS, THINKING_ENDS = "<think>", "</think>"
-"""Stand around a thought, as text or as special tokens."""
 USER: Message = {"role": "user", "content": "Hello"}
 _REPLY = "Zq7Reply"
 """Stands for a reply; no template writes it by itself, and it has no blanks that one could strip."""
@@ -126,6 +125,11 @@ class ChatTemplate:
             return _CONTENT in text and f'{_REPLY}"}}' in text  # else what closes the call is not known
         except Refusal:
             return False
+
+    @cached_property
+    def thinking_markers(self) -> tuple[str, str]:
+        """The beginning and the end of a thought, as text or as special tokens."""
+        return markers_of("\n".join([str(self._tokenizer.chat_template), *self._tokenizer.get_added_vocab()]))
 
     @cached_property
     def renders_tools(self) -> bool:

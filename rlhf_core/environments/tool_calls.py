@@ -16,6 +16,7 @@ from typing import Any
 from ..types import Message, ToolCall
 from ..util.untrusted_json import UnreadableJson, read_first_json, read_json
 from .contract import Tool
+from .thinking import split_thought
 
 MAX_CALLS = 32
 """Calls read from one reply; one more entry says that the rest was left out."""
@@ -53,18 +54,16 @@ class ToolFormat:
         """The text of a reply before the calls read from it; all of it where one could not be read."""
         if not calls or any(call.error is not None for call in calls):
             return text
-        thought, ended, answer = text.partition("</think>")
-        if not ended:
-            thought, answer = "", text
+        thought, answer = split_thought(text)
         before, tagged, _ = answer.partition(self.tag) if self.tag else (answer, "", "")
-        return thought + ended + (before if tagged else "")
+        return thought + (before if tagged else "")
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
-        """The calls in a reply, in order; what the model thought (up to `</think>`) is left out. Never raises.
+        """The calls in a reply, in order; what the model thought is left out. Never raises.
 
         `tools`: their schemas type the arguments where a format writes them as plain text.
         """
-        found = tuple(islice(self.calls(without_thinking(text), tools), MAX_CALLS + 1))
+        found = tuple(islice(self.calls(split_thought(text)[1], tools), MAX_CALLS + 1))
         if len(found) > MAX_CALLS:
             return (*found[:MAX_CALLS], unreadable(f"only the first {MAX_CALLS} calls of a reply are made"))
         return found
@@ -78,14 +77,6 @@ class ToolFormat:
             f"<tools>\n{listed}\n</tools>\n\n"
             f"To call a function, write its name and its arguments as JSON, in this form:\n{self.example}"
         )
-
-
-def without_thinking(text: str) -> str:
-    """The text after the first `</think>`; empty for a reply that begins to think and does not end it."""
-    _, ended, answer = text.partition("</think>")
-    if ended:
-        return answer
-    return "" if text.lstrip().startswith("<think>") else text
 
 
 def recognise(text: str, call: ToolCall) -> ToolFormat | None:

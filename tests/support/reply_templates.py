@@ -67,6 +67,41 @@ HARMONY = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
 """
+MISTRAL = """
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '[INST]' + message.content + '[/INST]' }}
+    {%- else %}{{- message.content + eos_token }}{%- endif %}
+{%- endfor %}
+"""
+SEED = """
+{%- for message in messages %}
+    {{- '<seed:bos>' + message.role + '\n' }}
+    {%- if message.reasoning_content %}{{- '<seed:think>' + message.reasoning_content + '</seed:think>' }}{%- endif %}
+    {{- (message.content | trim if message.role == 'assistant' else message.content) + '<seed:eos>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<seed:bos>assistant\n' }}{%- endif %}
+"""
+_GEMMA4_THOUGHTS = """
+{%- macro strip_thinking(text) -%}
+    {%- set ns = namespace(result='') -%}
+    {%- for part in text.split('<channel|>') -%}
+        {%- set ns.result = ns.result + part.split('<|channel>')[0] -%}
+    {%- endfor -%}
+    {{- ns.result | trim -}}
+{%- endmacro -%}
+"""
+GEMMA4_WITHOUT_TOOLS = (
+    _GEMMA4_THOUGHTS
+    + """
+{%- for message in messages -%}
+    {{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' -}}
+    {{- strip_thinking(message.content) if message.role == 'assistant' else message.content -}}
+    {{- '<turn|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>model\n' -}}{%- endif -%}
+"""
+)
 _HARMONY_TOKENS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _LFM2_TOKENS = (*_IM, "<|tool_call_start|>", "<|tool_call_end|>")
 
@@ -75,6 +110,9 @@ _FAMILIES = {
     "glm4moe": (GLM4MOE, _IM, "<|im_end|>"),
     "lfm2": (LFM2, _LFM2_TOKENS, "<|im_end|>"),
     "lfm2-without-calls": (LFM2_WITHOUT_CALLS, _LFM2_TOKENS, "<|im_end|>"),
+    "mistral": (MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]", "[THINK]", "[/THINK]"), "</s>"),
+    "seed-oss": (SEED, ("<seed:bos>", "<seed:eos>", "<seed:think>", "</seed:think>"), "<seed:eos>"),
+    "gemma4-without-tools": (GEMMA4_WITHOUT_TOOLS, ("<|turn>", "<turn|>", "<|channel>", "<channel|>"), "<turn|>"),
     "gpt-oss": (HARMONY, _HARMONY_TOKENS, "<|return|>"),
 }
 
@@ -83,4 +121,4 @@ _FAMILIES = {
 def reply_tokenizer(family: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a family."""
     template, specials, eos = _FAMILIES[family]
-    return byte_tokenizer(template, specials, eos=eos)
+    return byte_tokenizer(template, specials, eos=eos, bos="<s>" if "<s>" in specials else None)
