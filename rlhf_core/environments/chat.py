@@ -119,9 +119,8 @@ class ChatFormat:
         return _reply("".join(pieces))
 
     def thinks(self, sampled_ids: Sequence[int]) -> bool:
-        """Whether a sampled reply has a thought that ended, marked in its text or as a part of its own."""
-        message = self.reply_message(sampled_ids)
-        return "reasoning_content" in message or self._template.thinking_markers[1] in str(message["content"])
+        """Whether a sampled reply has a thought that ended."""
+        return self._template.thinking_markers[1] in str(self._tokenizer.decode(list(sampled_ids)))
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a plain text that stands behind other text: no special tokens, no blank put before it."""

@@ -26,6 +26,8 @@ _DUMMY: Message = {"role": "assistant", "content": _REPLY}
 _EARLIER = "Zq7Earlier"
 _CONTENT = "Zq7Content"
 _LEFT_OUT = "it leaves the message out"
+_CALL_ENDS = ('"}', '<|"|>}<tool_call|>')
+"""What closes a call after its last argument, in JSON and in gemma4's form."""
 _PROBE = "zq7_probe"
 _PROBE_CALL = ToolCall(name=_PROBE, arguments={"text": _CONTENT})
 _PROBE_TOOL: Tool = {
@@ -45,7 +47,8 @@ _PROBE_TOOL: Tool = {
 def _calling(name: str, text: str) -> Message:
     """A reply that calls a tool with `text`."""
     function = {"name": name, "arguments": {"text": text}}
-    call = {"type": "function", "id": "call00000", "function": function}
+    # Not the id of the results that follow: some templates write the called name over that of each result.
+    call = {"type": "function", "id": "call00001", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
@@ -122,7 +125,9 @@ class ChatTemplate:
         try:
             result: Message = {"role": "tool", "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
             text = self._try([USER, _calling(_PROBE, _REPLY), result])
-            return _CONTENT in text and f'{_REPLY}"}}' in text  # else what closes the call is not known
+            return _CONTENT in text and any(
+                _REPLY + end in text for end in _CALL_ENDS
+            )  # else what closes the call is not known
         except Refusal:
             return False
 
@@ -167,7 +172,9 @@ class ChatTemplate:
                 continue
             if _PROBE not in start:
                 continue
-            written = whole[shared_length(start, whole) :]
+            place = shared_length(start, whole)
+            # From the beginning of a tag, whose first letters may also be those of a thought that a prompt ends with.
+            written = "".join(whole[:place].rpartition(">")[2].partition("<")[1:]) + whole[place:]
             if (found := recognise(written, _PROBE_CALL)) is not None:
                 return found, None
             own = getattr(self._tokenizer, "response_template", None)
@@ -196,7 +203,8 @@ class ChatTemplate:
     def _rest(self, text: str) -> str:
         """The text after the dummy reply, and after the arguments it may stand in."""
         _, found, rest = text.partition(_REPLY)
-        rest = rest.removeprefix('"}')
+        for end in _CALL_ENDS:
+            rest = rest.removeprefix(end)
         if not found:
             raise ConfigError(
                 "it does not write an assistant's reply as it is: turns cannot be appended with it",

@@ -39,8 +39,10 @@ class ResponseFormat:
             return None
         texts = {name: value for name in _TEXTS if isinstance(value := found.get(name), str)}
         calls = [call for call in map(_read, found.get("tool_calls") or []) if call.error is None]
-        # A thought before a call stands in place of content: templates that know both refuse them together.
-        content = "" if calls and "thinking" in texts else texts.pop("content", "")
+        content = texts.pop("content", "")
+        # A thought replaces the content of a reply with calls: templates that know both refuse them together.
+        if calls and ("thinking" in texts or not self._family.content_precedes_calls):
+            content = ""
         return {**texts, **self.tools.message(content, calls)}
 
     def _calls(self, text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:

@@ -22,23 +22,24 @@ class Family:
     template: Mapping[str, Any]
     in_channels: bool = False
     """Whether special tokens mark the parts of a reply, so that its text alone would mix them up."""
+    content_precedes_calls: bool = True
+    """Whether chat templates write a reply's content before its calls. If not, a reply with calls has no content."""
 
 
 _FUNCTION = {"name": "{name}", "arguments": "{content}"}
 
 
-def _template(anchor: str, end: str, calls: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+def _template(end: str, calls: Mapping[str, Any], **others: Any) -> dict[str, Any]:
     """A template whose calls have a name in front; the rest of the reply is its content."""
     called = {"repeats": True, "transform": {"type": "function", "function": _FUNCTION}, **calls}
     content = {"close_pattern": end, "content": "text"}
     return {
         "defaults": {"role": "assistant"},
-        "start_anchor": anchor,
+        "start_anchor": "assistant",  # required, but only used to read the end of a prompt
         "fields": {"tool_calls": called, "content": content, **others},
     }
 
 
-_ASSISTANT = "<|im_start|>assistant\n"
 _TO_MESSAGE = r"(?:[^<]|<\|constrain\|>){0,64}<\|message\|>"
 _IM_END = r"<\|im_end\|>\s*"
 FAMILIES = (
@@ -48,7 +49,6 @@ FAMILIES = (
         end=None,
         in_channels=True,
         template=_template(
-            "<|start|>assistant",
             r"<\|return\|>\s*",
             {
                 # Templates write the recipient before the channel, models often after it.
@@ -76,7 +76,6 @@ FAMILIES = (
         tag="<function=",
         end="</function>",
         template=_template(
-            _ASSISTANT,
             _IM_END,
             {
                 "open_pattern": r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
@@ -94,7 +93,6 @@ FAMILIES = (
         tag="<tool_call>",
         end="</tool_call>",
         template=_template(
-            "<|assistant|>",
             r"<\|(?:user|observation)\|>\s*",
             {
                 "open_pattern": r"<tool_call>(?P<name>[^\s<]+)\s*",
@@ -108,12 +106,28 @@ FAMILIES = (
         ),
     ),
     Family(
+        name="gemma4",
+        tag="<|tool_call>",
+        end="<tool_call|>",
+        in_channels=True,
+        content_precedes_calls=False,
+        template=_template(
+            r"(?:<turn\|>|<\|tool_response>|<eos>)\s*",
+            {
+                "open_pattern": r"<\|tool_call>call:(?P<name>[^\s{]+)",
+                "close_pattern": r"<tool_call\|>\s*",
+                "content": "json",
+                "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+            },
+            reasoning_content={"open": "<|channel>thought", "close_pattern": r"<channel\|>\s*", "content": "text"},
+        ),
+    ),
+    Family(
         name="lfm2",
         tag="<|tool_call_start|>",
         end="<|tool_call_end|>",
         in_channels=True,
         template=_template(
-            _ASSISTANT,
             _IM_END,
             {
                 "open": "<|tool_call_start|>",

@@ -58,13 +58,13 @@ def test_a_template_that_keeps_thoughts_has_them_in_the_row_and_in_a_branch(fami
 
 def test_a_template_that_drops_thoughts_drops_those_of_gemma4_from_a_branch():
     reply = "<|channel>thought\nher<channel|>he<turn|>"
-    first, second = branches(reply_tokenizer("gemma4-without-tools"), [reply, "he<turn|>"], [None, "on"])
+    first, second = branches(reply_tokenizer("gemma4"), [reply, "he<turn|>"], [None, "on"])
     assert len(first.turns) == 1
     assert second.prompt.endswith("<|turn>model\nhe<turn|>\n<|turn>user\non<turn|>\n<|turn>model\n")
 
 
 def test_a_reply_of_gemma4_without_a_thought_opens_no_branch():
-    tokenizer = reply_tokenizer("gemma4-without-tools")
+    tokenizer = reply_tokenizer("gemma4")
     assert len(branches(tokenizer, ["he<turn|>", "he<turn|>"], [None, "on"])) == 1
 
 
