@@ -108,7 +108,10 @@ class ChatFormat:
         return ids[self._closed_by(sampled_ids[-1], ids) :] if ended else ids
 
     def reply_message(self, sampled_ids: Sequence[int]) -> Message:
-        """A sampled reply as the template takes it: its parts, or its text without special tokens but thinking tags."""
+        """A sampled reply as the template takes it: its parts, or its text with no special tokens but thinking markers.
+
+        A thought that the prompt began is given its beginning.
+        """
         if (channels := self._template.channels) is not None:
             parts = channels.message(str(self._tokenizer.decode(list(sampled_ids), skip_special_tokens=False)))
             if parts is not None:
@@ -116,7 +119,7 @@ class ChatFormat:
         pieces: list[str] = []
         for is_tag, run in groupby(sampled_ids, key=self._thinking_tags.__contains__):
             pieces.append(str(self._tokenizer.decode(list(run), skip_special_tokens=not is_tag)))
-        return _reply("".join(pieces))
+        return _reply(self._begun_thought + "".join(pieces))
 
     def thinks(self, sampled_ids: Sequence[int]) -> bool:
         """Whether a sampled reply has a thought that ended."""
@@ -182,6 +185,12 @@ class ChatFormat:
     def _markers(self) -> frozenset[int]:
         """Tokens that stand by themselves: no text before or after them changes how they are encoded."""
         return frozenset(self._tokenizer.added_tokens_decoder) | self._given_eos
+
+    @cached_property
+    def _begun_thought(self) -> str:
+        """The beginning of a thought, if prompts end with it."""
+        begin, opened = self._template.thinking_markers[0], self._template.render([USER])
+        return opened[opened.rindex(begin) :] if opened.rstrip().endswith(begin) else ""
 
     @cached_property
     def _thinking_tags(self) -> frozenset[int]:
@@ -273,10 +282,9 @@ class ChatFormat:
         return found
 
     def _find_out(self, tools: Sequence[Tool]) -> HistoryCheck:
-        opened, _ = self.open([USER], tools)
         begin, end = self._template.thinking_markers
-        thought = "" if opened.rstrip().endswith(begin) else f"{begin}\n"
-        thinking = f"{thought}Zq7Thought\n{end}\n\nZq7Answer"
+        begin = "" if self._begun_thought else f"{begin}\n"
+        thinking = f"{begin}Zq7Thought\n{end}\n\nZq7Answer"
         roles = ("user", "tool") if tools else ("user",)
         cut: dict[str, list[str]] = {"plain": [], "thinking": []}
         changes = []
@@ -302,8 +310,9 @@ class ChatFormat:
         message: Message = {"role": role, "content": "Zq7Next"}
         between = self._template.after_reply(self._without_tool_role([message], tools), self._native(tools))
         row = self.open([USER], tools)[0] + (reply + between) * 2
+        said = _reply(self._begun_thought + reply)
         try:
-            whole, _ = self.open([USER, _reply(reply), message, _reply(reply), message], tools)
+            whole, _ = self.open([USER, said, message, said, message], tools)
         except DataError as error:
             return error.message
         if row == whole:

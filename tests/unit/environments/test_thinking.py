@@ -80,12 +80,32 @@ def test_a_template_that_drops_thoughts_drops_them_in_any_markers(begin, end, sp
 
 
 @pytest.mark.parametrize(("begin", "end"), MARKERS)
-def test_a_template_that_opens_a_thought_in_any_markers(begin, end):
+def test_a_template_that_opens_a_thought_in_any_markers_has_it_whole_in_a_branch(begin, end):
     """As DeepSeek-R1's: the sampled text begins inside the thought."""
     template = CHATML.replace("'<|im_start|>assistant\n'", f"'<|im_start|>assistant\n{begin}\n'")
-    plain, thinking = ChatFormat(byte_tokenizer(template, (end,))).check().changes
-    assert f"'{begin}\\nZq7Answer" in plain
-    assert f"'{begin}\\nZq7Thought\\n{end}" in thinking, "the probe does not open the thought again"
+    tokenizer = byte_tokenizer(template, ("<|im_end|>", begin, end), eos="<|im_end|>")
+    chat = ChatFormat(tokenizer)
+    ids = tokenizer(f"her\n{end}he", add_special_tokens=False)["input_ids"]
+    assert chat.reply_message(ids)["content"] == f"{begin}\nher\n{end}he"
+    assert chat.check().prefix_preserving
+
+
+THINKS = "her\n</think>\nhe<|im_end|>"
+
+
+def test_a_thought_that_the_prompt_of_nemotron_3_began_is_dropped_from_a_branch():
+    _, second = branches(reply_tokenizer("nemotron_3"), [THINKS, THINKS], [None, "on"])
+    assert second.prompt.endswith(
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n<think></think>\nhe<|im_end|>\n"
+        "<|im_start|>user\non<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    )
+
+
+def test_a_thought_that_the_prompt_of_nemotron_3_began_is_kept_before_a_result():
+    tokenizer = reply_tokenizer("nemotron_3")
+    (row,) = branches(tokenizer, [THINKS, THINKS], [None, [{"role": "tool", "name": "add", "content": "7"}]])
+    given = "\n<|im_start|>user\n<tool_response>\n7\n</tool_response>\n<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    assert tokenizer.decode(row.completion_ids) == THINKS + given + THINKS
 
 
 def test_the_markers_of_a_model_are_those_it_knows():
