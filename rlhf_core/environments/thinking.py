@@ -12,7 +12,7 @@ MARKERS = (
 
 
 def markers_of(model: str) -> tuple[str, str]:
-    """The markers of a model, given its chat template and tokens as one text; the first pair if it has none."""
+    """The markers of a model, given its chat template and tokens as one text. Defaults to the first pair."""
     return next((pair for pair in MARKERS if pair[1] in model), MARKERS[0])
 
 
