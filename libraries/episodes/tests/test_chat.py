@@ -222,10 +222,15 @@ def test_a_branch_is_rendered_anew_without_what_is_cut():
 
 
 def test_a_template_that_opens_a_thought_by_itself():
-    """As DeepSeek-R1's: the sampled text begins inside the thought."""
+    """As DeepSeek-R1's: the sampled text begins inside the thought, and a message has the whole thought."""
     template = CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'")
-    found = ChatFormat(byte_tokenizer(template)).check()
-    assert found.cut_after == found.cut_thinking_after == ("user",)
+    tokenizer = byte_tokenizer(template)
+    chat = ChatFormat(tokenizer)
+    assert chat.check().prefix_preserving
+    assert chat.reply_message(byte_ids(tokenizer, "he</think>I")) == assistant("<think>\nhe</think>I")
+    cutting = template.replace("+ message['content'] +", "+ message['content'].split('</think>')[-1] +")
+    found = ChatFormat(byte_tokenizer(cutting)).check()
+    assert found.cut_thinking_after == ("user",) and not found.cut_after
 
 
 def test_what_stands_between_turns_may_not_depend_on_the_length_of_the_conversation():
@@ -326,9 +331,7 @@ def test_results_of_several_tools_and_a_message_are_one_turn_where_roles_alterna
 def test_a_templates_own_form_of_calls_that_is_not_known():
     template = LLAMA3.replace('{"name": "\' + call.name', "<call>' + call.name")
     chat = ChatFormat(byte_tokenizer(template, FAMILIES["llama3"][1], eos="<|eot_id|>", bos="<|begin_of_text|>"))
-    with pytest.raises(
-        ConfigError, match=r"form that cannot be read here\n.*tool_format: one of hermes, mistral, llama3"
-    ):
+    with pytest.raises(ConfigError, match=r"form that cannot be read\n.*tool_format: one of hermes, mistral, llama3"):
         chat.open([user("1")], [ADD])
 
 

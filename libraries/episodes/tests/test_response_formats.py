@@ -29,6 +29,7 @@ XML = "<tool_call>\n<function=add>\n<parameter=a>\n7\n</parameter>\n<parameter=t
 GLM = (
     "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n<arg_key>text</arg_key>\n<arg_value>7</arg_value>"
 )
+GEMMA_CALL = '<|tool_call>call:add{a:7,text:<|"|>7<|"|>}<tool_call|>'
 THOUGHT = "<|channel|>analysis<|message|>her<|end|><|start|>assistant"
 CALLED = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
 
@@ -45,6 +46,13 @@ def parsers_are_collected():
     [
         ("qwen3_5", f"hello\n{XML}</tool_call><|im_end|>", XML.partition("</function>")[0]),
         ("qwen3_5", f"{XML}</tool_call>", "<tool_call>\n<function=add>\n<parameter=a>\n7\n</parameter>\n"),
+        ("nemotron_3", f"hello\n</think>\n{XML}</tool_call>\n<|im_end|>", f"</think>{XML.partition('</function>')[0]}"),
+        (
+            "gemma4",
+            f"<|channel>thought\nno<channel|>hello{GEMMA_CALL}<|tool_response>",
+            '<|tool_call>call:add{a:7,text:<|"|>',
+        ),
+        ("gemma4-first", f"hello\n{GEMMA_CALL}<turn|>\n", GEMMA_CALL.removesuffix("<tool_call|>")),
         ("glm4moe", f"<think>x</think>{GLM}\n</tool_call>", GLM),
         ("lfm2", "<|tool_call_start|>[add(a=7, text='7')]<|tool_call_end|><|im_end|>", "<|tool_call_start|>[add(a=7"),
         ("lfm2-without-calls", '<|tool_call_start|>[add(a=7, text="7")]<|tool_call_end|>', "<|tool_call_start|>[add("),
@@ -57,7 +65,7 @@ def parsers_are_collected():
 )
 def test_calls_of_a_family_are_read_and_cut_ones_are_not_made(family, whole, cut):
     form = ChatFormat(reply_tokenizer(family)).tool_format()
-    assert form.name in (family, "lfm2")
+    assert form.name == "qwen3_5" if family == "nemotron_3" else form.name in family
     assert form.parse(whole, [ADD]) == (CALL,)
     assert form.parse("hello", [ADD]) == ()
     (unmade,) = form.parse(cut, [ADD])
@@ -128,6 +136,27 @@ def test_a_call_in_a_branch_of_gpt_oss_is_written_as_a_call():
     assert written in text
 
 
+@pytest.mark.parametrize(
+    ("family", "called"),
+    [
+        ("qwen3_5", f"hello\n{XML}</tool_call>"),
+        ("nemotron_3", f"<think>\nher\n</think>\n{XML}</tool_call>"),
+        ("glm4moe", f"{GLM}\n</tool_call>"),
+        ("lfm2", "<|tool_call_start|>[add(a=7, text='7')]<|tool_call_end|>"),
+        ("gpt-oss", THOUGHT + ' to=functions.add<|channel|>commentary json<|message|>{"a": 7, "text": "7"}<|call|>'),
+        ("gemma4", f"<|channel>thought\nher\n<channel|>{GEMMA_CALL}"),
+        ("gemma4-first", GEMMA_CALL),
+    ],
+)
+def test_a_call_of_a_family_is_in_a_branch_as_it_was_sampled(family, called):
+    tokenizer = reply_tokenizer(family)
+    chat = ChatFormat(tokenizer)
+    ids = tokenizer(called, add_special_tokens=False)["input_ids"]
+    text, _ = chat.open([USER, chat.reply_message(ids), RESULT], [ADD])
+    assert called in text and text.count(called[-30:]) == 1
+
+
+USER = {"role": "user", "content": "hello"}
 RESULT = {"role": "tool", "name": "add", "content": "7"}
 GIVEN = '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"7"<|end|><|start|>assistant'
 
@@ -179,3 +208,54 @@ def test_calls_that_only_the_template_writes_reach_it_as_calls():
     (message,) = template_messages([asked], chat.tool_format)
     text, _ = chat.open([{"role": "user", "content": "hello"}, message, {"role": "user", "content": "on"}], [ADD])
     assert f"<|im_start|>assistant\nhello{XML}</tool_call><|im_end|>" in text
+
+
+def test_values_of_gemma4_are_read_with_their_types():
+    form = ChatFormat(reply_tokenizer("gemma4")).tool_format()
+    written = '{list:[1,<|"|>b: {c}<|"|>],nested:{key:<|"|>x<|"|>,other:true},none:null,text:<|"|>say "hi"<|"|>}'
+    arguments = {
+        "list": [1, "b: {c}"],
+        "nested": {"key": "x", "other": True},
+        "none": None,
+        "text": 'say "hi"',
+    }
+    expected = (ToolCall(name="a.b", arguments=arguments), ToolCall(name="add", arguments={}))
+    assert form.parse(f"<|tool_call>call:a.b{written}<tool_call|>\n<|tool_call>call:add{{}}<tool_call|>") == expected
+    (wrong,) = form.parse("<|tool_call>call:add{a:}<tool_call|>")
+    assert wrong.error is not None
+
+
+@pytest.mark.parametrize("end", ["<tool_call|>", "<|tool_response>"])
+def test_results_follow_their_calls_in_gemma4_each_under_its_name(end):
+    tokenizer = reply_tokenizer("gemma4")
+    chat = ChatFormat(tokenizer, eos_token_ids=tokenizer.convert_tokens_to_ids(["<|tool_response>"]))
+    results = [RESULT, {"role": "tool", "name": "other", "content": "8"}]
+    given = tokenizer.decode(
+        chat.after_reply(results, tools=[ADD], sampled_ids=tokenizer.convert_tokens_to_ids(["h", end]))
+    )
+    written = (
+        '<|tool_response>response:add{value:<|"|>7<|"|>}<tool_response|>'
+        '<|tool_response>response:other{value:<|"|>8<|"|>}<tool_response|>'
+    )
+    assert given == (written if end == "<tool_call|>" else written.removeprefix("<|tool_response>"))
+
+
+def test_a_thought_before_a_call_of_gemma4_is_kept_until_the_user_speaks():
+    tokenizer = reply_tokenizer("gemma4")
+    chat = ChatFormat(tokenizer)
+    reply = f"<|channel>thought\nher<channel|>hello{GEMMA_CALL}<|tool_response>"
+    called = chat.reply_message(tokenizer(reply, add_special_tokens=False)["input_ids"])
+    assert called["content"] == "", "the template would write it after the result, as the answer"
+    text, _ = chat.open([USER, called, RESULT], [ADD])
+    result = '<|tool_response>response:add{value:<|"|>7<|"|>}<tool_response|>'
+    assert text.endswith(f"<|turn>model\n<|channel>thought\nher\n<channel|>{GEMMA_CALL}{result}")
+    answered = {"role": "assistant", "content": "he"}
+    text, _ = chat.open([USER, called, RESULT, answered, {"role": "user", "content": "on"}], [ADD])
+    assert text.endswith(f"<|turn>model\n{GEMMA_CALL}{result}he<turn|>\n<|turn>user\non<turn|>\n<|turn>model\n")
+
+
+def test_a_branch_of_gemma4_starts_where_the_user_speaks_after_a_thought():
+    replies = [f"<|channel>thought\nher<channel|>{GEMMA_CALL}<|tool_response>", "he<turn|>", "hello<turn|>"]
+    found = branches(reply_tokenizer("gemma4"), replies, [None, [RESULT], "on"])
+    assert len(found) > 1 and "her" not in found[-1].prompt
+    assert found[-1].prompt.endswith("he<turn|>\n<|turn>user\non<turn|>\n<|turn>model\n")

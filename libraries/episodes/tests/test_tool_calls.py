@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlhf_core.types import ToolCall
 from rlhf_core.util.untrusted_json import MAX_CHARS, MAX_DEPTH, UnreadableJson, read_first_json, read_json
-from rlhf_episodes.tool_calls import FORMATS, MAX_CALLS, recognise, without_thinking
+from rlhf_episodes.tool_calls import FORMATS, MAX_CALLS, recognise
 
 HERMES, LLAMA3, MISTRAL = FORMATS["hermes"], FORMATS["llama3"], FORMATS["mistral"]
 ADD = ToolCall(name="add", arguments={"a": 1})
@@ -193,13 +193,6 @@ def test_the_first_value_and_where_it_ends():
     assert read_json('{"brackets": "' + "[" * 100 + '"}') == {"brackets": "[" * 100}
     with pytest.raises(UnreadableJson):
         read_first_json("", 0)
-
-
-def test_what_is_thought_is_no_answer():
-    assert without_thinking("<think>a</think>b") == "b"
-    assert without_thinking("a</think>b") == "b"
-    assert without_thinking("<think>a") == ""
-    assert without_thinking("a <think>") == "a <think>"
 
 
 def test_a_format_is_recognised_by_a_call_in_it():

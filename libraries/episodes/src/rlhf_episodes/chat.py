@@ -1,7 +1,7 @@
-"""A conversation as token ids, turn by turn, for one tokenizer.
+"""Write conversations as token ids, turn by turn, for one tokenizer.
 
-A row is a prompt, then sampled ids and given ids in turn. Sampled ids stay as they were sampled: what is given between
-two of the policy's turns comes from the chat template, rendered around a dummy reply, and is encoded by itself.
+A row is a prompt followed by alternating sampled and given ids. Sampled ids are never re-encoded. The ids given between
+two turns of the policy come from the chat template, rendered around a dummy reply and encoded separately.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.types import Message
 
-from .chat_template import THINKING_TAGS, USER, WHERE, ChatTemplate, shared_length
+from .chat_template import USER, WHERE, ChatTemplate, shared_length
 from .contract import Tool
 from .section import EnvironmentConfig
 from .tool_calls import FORMATS, ToolFormat
@@ -24,49 +24,56 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _REMEMBERED = 1024
-"""Texts whose ids are kept: an environment says much the same to many episodes."""
+"""Size of the cache of encoded texts. Environments repeat many texts across episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryCheck:
-    """Whether a row that only grows is what the template writes for the whole conversation."""
+    """Whether an append-only row equals the template's rendering of the whole conversation."""
 
     cut_after: tuple[str, ...]
-    """Roles of messages that, where they follow, make the template write earlier replies otherwise."""
+    """Roles of messages after which the template renders earlier replies differently."""
     cut_thinking_after: tuple[str, ...]
-    """The same for replies that think (`<think>…</think>`) before they answer."""
+    """The same for replies that think before they answer."""
     changes: tuple[str, ...]
-    """Differences from the template's own rendering, in words: one for each role and kind of reply."""
+    """Descriptions of the differences from the template's rendering, one for each role and kind of reply."""
     error: ConfigError | None
-    """The error of `after_reply` where a row cannot grow with this template at all; it can only branch."""
+    """The error of `after_reply` if rows cannot be appended to with this template and can only branch."""
 
     @property
     def prefix_preserving(self) -> bool:
         return not (self.cut_after or self.cut_thinking_after)
 
     def cuts(self, messages: Sequence[Message], *, thinking: bool) -> bool:
-        """Whether earlier replies are written otherwise where `messages` follow. thinking: one of them thought.
+        """Whether earlier replies are rendered differently if `messages` follow.
 
-        Roles that were not tried count as the user's.
+        Args:
+            messages: New messages. Roles that were not checked count as the user's.
+            thinking: Whether an earlier reply contains a thought.
         """
         cut = {*self.cut_after, *(self.cut_thinking_after if thinking else ())}
         return any((role if (role := _role(message)) == "tool" else "user") in cut for message in messages)
 
 
 class ChatFormat:
-    """How one tokenizer writes conversations and tools.
+    """Conversations and tools in the format of one tokenizer.
 
-    With `tool_format: auto` tools are rendered and called as the template does it, or, where it renders none, described
-    in a system message (in the first user's, where it knows no system) and called in Hermes form. Any other format is
-    described so, unless it is the template's own. Where the template itself does not render them, tools' results
-    (messages of the role `tool`) are written as user messages with `<tool_response>`.
+    With `tool_format: auto` the chat template renders tools and calls. If it renders no tools, they are described in a
+    system message (in the first user message if the template has no system role) and called in Hermes form. Any other
+    format is described in the same way, unless it is the template's own. If the template does not render tools' results
+    (messages of the role `tool`), they are written as user messages with `<tool_response>`.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, tool_format: str = "auto", eos_token_ids: Iterable[int] = ()
     ) -> None:
-        """eos_token_ids: tokens that end a sampled turn, besides the tokenizer's EOS and the template's end of turn
-        (those of the model's generation config). Raises `ConfigError` for an unknown `tool_format`.
+        """Set up the format of `tokenizer`.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            tool_format: `environment.tool_format`. An unknown name raises `ConfigError`.
+            eos_token_ids: Tokens that end a sampled turn (from the model's generation config), in addition to the
+                tokenizer's EOS and the template's end of turn.
         """
         if tool_format not in ("auto", *FORMATS):
             raise ConfigError(
@@ -78,15 +85,15 @@ class ChatFormat:
         self._template = ChatTemplate(tokenizer)
         self._wanted_format = tool_format
         self._given_eos = frozenset(eos_token_ids)
-        self._encode = lru_cache(maxsize=_REMEMBERED)(self._encode_anew)
+        self._encode = lru_cache(maxsize=_REMEMBERED)(self._encode_uncached)
         self._last_check: tuple[tuple[Tool, ...], HistoryCheck] | None = None
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, tuple[int, ...]]:
-        """Text and ids of a conversation at whose end the policy answers.
+        """Render a conversation that the policy continues, as text and ids.
 
-        Without tools they are those of a prompt with these messages. For a branch, give the whole conversation, the
-        policy's replies as messages of the role `assistant` with their text as content: the template cuts from history
-        what it cuts. Raises `DataError` where the template refuses the messages.
+        Without tools, the result equals a prompt with these messages. For a branch, pass the whole conversation with
+        the policy's replies as `reply_message` returns them. The template may drop parts of them. Raises `DataError` if
+        the template refuses the messages.
         """
         given = self._with_described(messages, tools)
         text = self._template.render(self._without_tool_role(given, tools), self._native(tools))
@@ -95,12 +102,17 @@ class ChatFormat:
     def after_reply(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), sampled_ids: Sequence[int]
     ) -> tuple[int, ...]:
-        """The ids between a sampled turn and the next one.
+        """Return the ids between a sampled turn and the next one.
 
-        What closes the assistant's message comes first: after a sampled EOS only what stands behind the end of turn,
-        and after a turn that was cut (or ended by a stop text) the end of turn too. Then `messages`, and what makes
-        the model answer. Without messages a cut turn just goes on: nothing comes between. `tools`: as at the
-        first turn. Raises `DataError` where the template refuses the messages, `ConfigError` where it cannot append.
+        They close the assistant's message (after a sampled EOS without the end of turn, which a turn that was cut or
+        ended by a stop text still needs), then contain `messages` and the generation prompt. A cut turn without
+        messages continues directly, with no ids between. Raises `DataError` if the template refuses the messages, and
+        `ConfigError` if rows cannot be appended to with it.
+
+        Args:
+            messages: New messages since the sampled turn.
+            tools: The same as at the first turn.
+            sampled_ids: The turn that was sampled.
         """
         ended = bool(sampled_ids) and sampled_ids[-1] in self.eos_token_ids
         if not (messages or ended):
@@ -109,7 +121,11 @@ class ChatFormat:
         return ids[self._closed_by(sampled_ids[-1], ids) :] if ended else ids
 
     def reply_message(self, sampled_ids: Sequence[int]) -> Message:
-        """A sampled reply as the template takes it: its parts, or its text without special tokens but thinking tags."""
+        """Return a sampled reply as a message for the template.
+
+        Its content is the text without special tokens except thinking markers, unless a response parser splits the
+        reply into parts. If the prompt opens a thought, the content starts with that opening.
+        """
         if (channels := self._template.channels) is not None:
             parts = channels.message(str(self._tokenizer.decode(list(sampled_ids), skip_special_tokens=False)))
             if parts is not None:
@@ -117,15 +133,19 @@ class ChatFormat:
         pieces: list[str] = []
         for is_tag, run in groupby(sampled_ids, key=self._thinking_tags.__contains__):
             pieces.append(str(self._tokenizer.decode(list(run), skip_special_tokens=not is_tag)))
-        return _reply("".join(pieces))
+        return _reply(self._begun_thought + "".join(pieces))
+
+    def thinks(self, sampled_ids: Sequence[int]) -> bool:
+        """Whether a sampled reply contains a closed thought."""
+        return self._template.thinking_markers[1] in str(self._tokenizer.decode(list(sampled_ids)))
 
     def text_ids(self, text: str) -> tuple[int, ...]:
-        """Ids of a plain text that stands behind other text: no special tokens, no blank put before it."""
+        """Encode plain text that follows other text, without special tokens and without a leading space."""
         behind = self._behind_newline(text) if self._puts_blank_before else None
         return self._encode(text) if behind is None else behind
 
     def tool_format(self) -> ToolFormat:
-        """How calls are written. Raises `ConfigError` where the template has a form of its own that is not known."""
+        """Format of tool calls. Raises `ConfigError` if the template writes calls in an unknown form."""
         if self._wanted_format != "auto":
             return FORMATS[self._wanted_format]
         if not self._template.renders_tools:
@@ -133,16 +153,16 @@ class ChatFormat:
         found = self._template.call_format
         if found is None:
             raise ConfigError(
-                "it renders tools, but writes calls in a form that cannot be read here",
+                "it renders tools, but writes calls in a form that cannot be read",
                 where=WHERE,
-                hint=f"say environment.tool_format: one of {', '.join(FORMATS)}; tools are then described in that form",
+                hint=f"set environment.tool_format: one of {', '.join(FORMATS)}; tools are then described in that form",
             )
         return found
 
     def check(self, tools: Sequence[Tool] = ()) -> HistoryCheck:
-        """Find out what the template does to history, for messages of the user and, with tools, of tools.
+        """Find out how the template changes history, for user messages and, with tools, for tools' results.
 
-        The answer for the last tools is kept. Raises what `open` would.
+        The result for the most recent tools is cached. Raises the errors of `open`.
         """
         given = tuple(tools)
         if self._last_check is None or self._last_check[0] != given:
@@ -151,15 +171,15 @@ class ChatFormat:
 
     @cached_property
     def end_of_turn_id(self) -> int | None:
-        """The token with which the template ends a reply; None where it writes none, or there is no template."""
+        """The token that ends a reply in the template, or None without such a token or a template."""
         try:
             return self._first_marker(self._after(self._template.closing()))
-        except (ConfigError, DataError):  # there is no template, or none for several turns
+        except (ConfigError, DataError):  # no template, or one for a single turn
             return None
 
     @cached_property
     def _end_between_id(self) -> int | None:
-        """The token that ends a reply before other messages, if the last one of a conversation ends otherwise."""
+        """The token that ends a reply before other messages, if the last reply has a different end."""
         return self._first_marker(self._after(self._template.closing_between()))
 
     @cached_property
@@ -169,7 +189,7 @@ class ChatFormat:
         return self._given_eos.union(int(token) for token in own if token is not None)
 
     def ends(self, eos_token_ids: frozenset[int]) -> tuple[str, ...]:
-        """The text that ends a turn, where an engine that ends at these tokens does not know it (a base model's)."""
+        """Return the end of turn as a stop text for engines that do not stop at its token (with base models)."""
         token = self.end_of_turn_id
         if token is None or token in eos_token_ids:
             return ()
@@ -177,32 +197,40 @@ class ChatFormat:
 
     @cached_property
     def _markers(self) -> frozenset[int]:
-        """Tokens that stand by themselves: no text before or after them changes how they are encoded."""
+        """Tokens whose encoding does not depend on the text around them."""
         return frozenset(self._tokenizer.added_tokens_decoder) | self._given_eos
 
     @cached_property
+    def _begun_thought(self) -> str:
+        """Opening of a thought at the end of each prompt, or an empty text."""
+        begin, opened = self._template.thinking_markers[0], self._template.render([USER])
+        return opened[opened.rindex(begin) :] if opened.rstrip().endswith(begin) else ""
+
+    @cached_property
     def _thinking_tags(self) -> frozenset[int]:
-        """Special tokens that a text without special tokens would lose, though a template looks for them."""
+        """Special tokens to keep in a reply's text, since templates look for them."""
         added = self._tokenizer.added_tokens_decoder.items()
-        return frozenset(number for number, token in added if token.special and token.content in THINKING_TAGS)
+        marks = self._template.thinking_markers  # in gemma4, only the first part of the opening is a token
+        special = ((number, token.content) for number, token in added if token.special)
+        return frozenset(number for number, text in special if any(mark.startswith(text) for mark in marks))
 
     @cached_property
     def _puts_blank_before(self) -> bool:
-        """Whether the tokenizer writes a blank before each text, as SentencePiece often does."""
+        """Whether the tokenizer prepends a space to each text, as SentencePiece often does."""
         return self._behind_newline("x") not in (None, self._encode("x"))
 
     def _behind_newline(self, text: str) -> tuple[int, ...] | None:
-        """Ids of a text behind a newline; None where the two share a token."""
+        """Ids of a text after a newline, or None if the two share a token."""
         newline, whole = self._encode("\n"), self._encode("\n" + text)
         return whole[len(newline) :] if whole[: len(newline)] == newline else None
 
-    def _encode_anew(self, text: str) -> tuple[int, ...]:
-        # A template writes its special tokens itself; half of a surrogate pair, which tools may give, is no text.
+    def _encode_uncached(self, text: str) -> tuple[int, ...]:
+        # Templates write their special tokens themselves. Tools may return lone surrogates, which cannot be encoded.
         text = text.encode("utf-8", "replace").decode()
         return tuple(self._tokenizer([text], add_special_tokens=False, verbose=False)["input_ids"][0])
 
     def _after(self, text: str) -> tuple[int, ...]:
-        """Ids of a text that stands behind a reply; a special token at its front needs no care."""
+        """Ids of a text that follows a reply. A leading special token makes them independent of the reply."""
         ids = self._encode(text)
         return ids if ids and ids[0] in self._markers else self.text_ids(text)
 
@@ -210,21 +238,21 @@ class ChatFormat:
         return next((token for token in ids if token in self._markers), None)
 
     def _closed_by(self, sampled: int, ids: tuple[int, ...]) -> int:
-        """How many of the ids that close a reply are settled by the EOS that was sampled."""
+        """Number of closing ids that the sampled EOS already covers."""
         first = self._first_marker(ids)
-        # Without an end of turn, some templates end a reply with the token that begins the next message.
+        # Some templates have no end of turn: the token that begins the next message ends a reply.
         ends = (self.end_of_turn_id, self._end_between_id, sampled)
         return ids.index(first) + 1 if first is not None and first in ends else 0
 
     def _is_native(self) -> bool:
-        """Whether the template itself renders tools in the format that is used."""
+        """Whether the template itself renders tools in the selected format."""
         return self._template.renders_tools and self._template.call_format is self.tool_format()
 
     def _native(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         return tools if tools and self._is_native() else ()
 
     def _with_described(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-        """Messages with the tools described in them, where the template does not render them."""
+        """Add a description of the tools to the messages, if the template does not render tools."""
         given = list(messages)
         if not tools or self._is_native():
             return given
@@ -239,9 +267,9 @@ class ChatFormat:
         return [*given[:place], _joined(given[place], text, before=True), *given[place + 1 :]]
 
     def _without_tool_role(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-        """Messages with tools' results as a user's, where the template does not know them.
+        """Replace tools' results by user messages, if the template does not support results.
 
-        Neighbours become one message, for roles that have to alternate.
+        Adjacent messages are merged, since some templates require alternating roles.
         """
         results = [message for message in messages if _role(message) == "tool"]
         if not results:
@@ -250,7 +278,7 @@ class ChatFormat:
             self._template.takes_results_of_calls and all(each.get("name") for each in results)
         )
         if takes and (not tools or self._is_native()):
-            # Some templates ask which call it answers.
+            # Some templates require the id of the call.
             return [{"tool_call_id": "call00000", **each} if _role(each) == "tool" else each for each in messages]
         found: list[Message] = []
         after_result = False
@@ -268,9 +296,9 @@ class ChatFormat:
         return found
 
     def _find_out(self, tools: Sequence[Tool]) -> HistoryCheck:
-        opened, _ = self.open([USER], tools)
-        thought = "" if opened.rstrip().endswith("<think>") else "<think>\n"
-        thinking = f"{thought}Zq7Thought\n</think>\n\nZq7Answer"
+        begin, end = self._template.thinking_markers
+        begin = "" if self._begun_thought else f"{begin}\n"
+        thinking = f"{begin}Zq7Thought\n{end}\n\nZq7Answer"
         roles = ("user", "tool") if tools else ("user",)
         cut: dict[str, list[str]] = {"plain": [], "thinking": []}
         changes = []
@@ -292,12 +320,13 @@ class ChatFormat:
         )
 
     def _change(self, reply: str, role: str, tools: Sequence[Tool]) -> str | None:
-        """How the template writes a conversation otherwise than as a row that grows; None where it does not."""
+        """Describe how the template's rendering differs from an append-only row, or return None if it does not."""
         message: Message = {"role": role, "content": "Zq7Next"}
         between = self._template.after_reply(self._without_tool_role([message], tools), self._native(tools))
         row = self.open([USER], tools)[0] + (reply + between) * 2
+        said = _reply(self._begun_thought + reply)
         try:
-            whole, _ = self.open([USER, _reply(reply), message, _reply(reply), message], tools)
+            whole, _ = self.open([USER, said, message, said, message], tools)
         except DataError as error:
             return error.message
         if row == whole:
@@ -309,10 +338,10 @@ class ChatFormat:
 def chat_format(
     tokenizer: PreTrainedTokenizerBase, options: EnvironmentConfig, eos_token_ids: Iterable[int] = ()
 ) -> ChatFormat:
-    """How conversations are written.
+    """Create the format of conversations for a run.
 
-    Raises `ConfigError` where `environment.tool_format` is unknown, or the template rewrites earlier turns in a way
-    that `environment.history` forbids.
+    Raises `ConfigError` if `environment.tool_format` is unknown, or if the template rewrites earlier turns and
+    `environment.history` forbids it.
     """
     chat = ChatFormat(tokenizer, tool_format=options.tool_format, eos_token_ids=eos_token_ids)
     check = chat.check() if tokenizer.chat_template else None
@@ -322,7 +351,7 @@ def chat_format(
         raise ConfigError(
             f"this model's chat template rewrites earlier turns: {'; '.join(check.changes)}",
             where="environment.history",
-            hint="say history: append to keep turns as they were sampled, or branch to train each turn by itself",
+            hint="set history: append to keep turns as they were sampled, or branch to train each turn separately",
         )
     return chat
 
@@ -336,7 +365,7 @@ def _reply(text: str) -> Message:
 
 
 def _joined(message: Message, text: str, *, before: bool) -> Message:
-    """A message with more text, before or after its own; content may be text or a list of parts."""
+    """Add text before or after a message's content, which may be text or a list of parts."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": f"{text}\n\n{content}" if before else f"{content}\n\n{text}"}

@@ -1,4 +1,4 @@
-"""How a tokenizer's chat template renders conversations, found by rendering small ones. Texts only, no ids."""
+"""Find out how a tokenizer's chat template renders conversations, by rendering short ones. Works on text, not ids."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from rlhf_core.types import Message, ToolCall
 
 from .contract import Tool
 from .response_formats import ResponseFormat, format_of_tokens, recognise_reply
+from .thinking import markers_of
 from .tool_calls import ToolFormat, recognise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WHERE = "the tokenizer's chat template"
-THINKING_TAGS = THINKING_BEGINS, THINKING_ENDS = "<think>", "</think>"
-"""Stand around a thought, as text or as special tokens."""
 USER: Message = {"role": "user", "content": "Hello"}
 _REPLY = "Zq7Reply"
-"""Stands for a reply; no template writes it by itself, and it has no blanks that one could strip."""
+"""Placeholder for a reply. No template contains it, and it has no whitespace that a template could strip."""
 _DUMMY: Message = {"role": "assistant", "content": _REPLY}
 _EARLIER = "Zq7Earlier"
 _CONTENT = "Zq7Content"
 _LEFT_OUT = "it leaves the message out"
+_CALL_ENDS = ('"}', '<|"|>}<tool_call|>')
+"""Closing of a call after its last argument, in JSON and in gemma4's form."""
 _PROBE = "zq7_probe"
 _PROBE_CALL = ToolCall(name=_PROBE, arguments={"text": _CONTENT})
 _PROBE_TOOL: Tool = {
@@ -45,14 +46,15 @@ _PROBE_TOOL: Tool = {
 
 
 def _calling(name: str, text: str) -> Message:
-    """A reply that calls a tool with `text`."""
+    """Return a reply that calls a tool with `text`."""
     function = {"name": name, "arguments": {"text": text}}
-    call = {"type": "function", "id": "call00000", "function": function}
+    # Differs from the id of results: for equal ids, some templates write the name of the call, not of the result.
+    call = {"type": "function", "id": "call00001", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def shared_length(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Length of the longest common prefix of two texts, in characters."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
@@ -66,9 +68,9 @@ class ChatTemplate:
         self._verified: set[tuple[object, ...]] = set()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
-        """The conversation as text; with `prompt`, what makes the model answer stands at its end.
+        """Render the conversation as text, with `prompt` including the generation prompt.
 
-        Raises `DataError` where there is no template or it refuses the messages.
+        Raises `DataError` if there is no template or it refuses the messages.
         """
         try:
             return self._try(messages, tools, prompt=prompt)
@@ -77,13 +79,13 @@ class ChatTemplate:
             raise DataError(
                 f"it refuses messages of the roles {roles}: {error}",
                 where=WHERE,
-                hint="let the environment give messages that this model was trained on, mostly one of the user a turn",
+                hint="have the environment return messages as in the model's training, usually one user message a turn",
             ) from error
 
     def after_reply(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """The text after a reply's content: its closing, `messages`, and the beginning of the next reply.
+        """Render the text after a reply's content: its closing, `messages`, and the generation prompt.
 
-        Raises `ConfigError` where that depends on what stood before, and `DataError` where the template refuses the
+        Raises `ConfigError` if that text depends on earlier messages, and `DataError` if the template refuses the
         messages.
         """
         reply = self._reply_before(messages)
@@ -95,12 +97,12 @@ class ChatTemplate:
         return text
 
     def closing(self) -> str:
-        """The text that closes a reply, whatever follows."""
+        """Return the text that closes every reply, last or not."""
         last = self._rest(self.render([USER, _DUMMY], prompt=False))
         return last[: shared_length(last, self._rest(self.render([USER, _DUMMY, USER])))]
 
     def closing_between(self) -> str:
-        """The text that closes a reply before any message, where one at the end of a conversation may have another."""
+        """Return the text that closes a reply before another message. The last reply may have a different closing."""
         if not self._rest(self.render([USER, _DUMMY], prompt=False)):
             return ""  # the next message ends it
         opening = self.render([USER])[len(self.render([USER], prompt=False)) :]
@@ -108,7 +110,7 @@ class ChatTemplate:
         return closing if self._rest(self.render([USER, _DUMMY, USER])).startswith(closing) else ""
 
     def refusal(self, role: str, *, first: bool = False) -> str | None:
-        """Why a message of this role cannot stand after a reply (`first`: before a user's message); None if it can."""
+        """Return why a message of this role cannot follow a reply (`first`: precede a user message), if it cannot."""
         if (role, first) not in self._refusals:
             probe: Message = {"role": role, "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
             try:
@@ -120,17 +122,22 @@ class ChatTemplate:
 
     @cached_property
     def takes_results_of_calls(self) -> bool:
-        """Whether a tool's result can stand after the message that calls it, as in gpt-oss; maybe after no other."""
+        """Whether a tool's result can follow the message that calls it. Others may be refused before it (gpt-oss)."""
         try:
             result: Message = {"role": "tool", "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
             text = self._try([USER, _calling(_PROBE, _REPLY), result])
-            return _CONTENT in text and f'{_REPLY}"}}' in text  # else what closes the call is not known
+            return _CONTENT in text and any(_REPLY + end in text for end in _CALL_ENDS)  # else the closing is unknown
         except Refusal:
             return False
 
     @cached_property
+    def thinking_markers(self) -> tuple[str, str]:
+        """The beginning and the end of a thought, as text or as special tokens."""
+        return markers_of("\n".join([str(self._tokenizer.chat_template), *self._tokenizer.get_added_vocab()]))
+
+    @cached_property
     def renders_tools(self) -> bool:
-        """Whether tools that are given to the template stand in what it writes."""
+        """Whether the template renders the tools it is given."""
         try:
             return _PROBE in self._try([USER], [_PROBE_TOOL])
         except Refusal:
@@ -138,13 +145,13 @@ class ChatTemplate:
 
     @property
     def call_format(self) -> ToolFormat | None:
-        """How it writes an assistant's tool calls; None where it renders no tools, or calls in no known format."""
+        """Format of tool calls, or None if the template does not render tools or writes calls in an unknown format."""
         known, parsed = self._call_formats
         return known if parsed is None else parsed.tools
 
     @property
     def channels(self) -> ResponseFormat | None:
-        """How a reply is read that has its parts in channels; None where a reply is its text."""
+        """Parser of replies whose parts are in channels, or None if a reply is plain text."""
         parsed = self._call_formats[1]
         return parsed if parsed is not None and parsed.in_channels else None
 
@@ -153,7 +160,7 @@ class ChatTemplate:
         for arguments in (
             dict(_PROBE_CALL.arguments),
             json.dumps(_PROBE_CALL.arguments),
-        ):  # templates expect the one or the other
+        ):  # templates expect one or the other
             function = {"name": _PROBE, "arguments": arguments}
             call = {"type": "function", "id": "call00000", "function": function}
             message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -164,7 +171,9 @@ class ChatTemplate:
                 continue
             if _PROBE not in start:
                 continue
-            written = whole[shared_length(start, whole) :]
+            place = shared_length(start, whole)
+            # Include the beginning of a tag that starts like the thought at the end of the prompt (`<|` in gemma4).
+            written = "".join(whole[:place].rpartition(">")[2].partition("<")[1:]) + whole[place:]
             if (found := recognise(written, _PROBE_CALL)) is not None:
                 return found, None
             own = getattr(self._tokenizer, "response_template", None)
@@ -179,21 +188,22 @@ class ChatTemplate:
             raise DataError(
                 "there is no chat template, but the conversation is a list of chat messages",
                 where=WHERE,
-                hint="use a chat model, or write prompts and observations as text",
+                hint="use a chat model, or give prompts and observations as text",
             )
         return render_chat(self._tokenizer, messages, tools, prompt=prompt)
 
     def _reply_before(self, messages: Sequence[Message], text: str = _REPLY) -> Message:
-        """A dummy reply that `messages` may follow: one that calls the tool if results can follow no other."""
+        """Return a dummy reply that `messages` may follow: one that calls the tool if results can follow no other."""
         first = messages[0] if messages else {}
         if first.get("role") == "tool" and self.refusal("tool") is not None and self.takes_results_of_calls:
             return _calling(str(first.get("name")), text)
         return {"role": "assistant", "content": text}
 
     def _rest(self, text: str) -> str:
-        """The text after the dummy reply, and after the arguments it may stand in."""
+        """Return the text after the dummy reply, or after the call if the dummy is its argument."""
         _, found, rest = text.partition(_REPLY)
-        rest = rest.removeprefix('"}')
+        for end in _CALL_ENDS:
+            rest = rest.removeprefix(end)
         if not found:
             raise ConfigError(
                 "it does not write an assistant's reply as it is: turns cannot be appended with it",
@@ -203,28 +213,28 @@ class ChatTemplate:
         return rest
 
     def _verify(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        """Raise `ConfigError` where the same reply and messages are written otherwise in a longer conversation.
+        """Check that the same reply and messages are rendered alike in a longer conversation.
 
-        Raises `DataError` where a message is left out without a word.
+        Raises `ConfigError` if they are not, and `DataError` if the template silently omits a message.
         """
         for role in {str(message.get("role")) for message in messages}:
             if self.refusal(role) == _LEFT_OUT and not (role == "tool" and self.takes_results_of_calls):
                 raise DataError(
                     f"it leaves out messages of the role {role} that follow a reply",
                     where=WHERE,
-                    hint="let the environment give what it has to say as a message of the user",
+                    hint="have the environment return user messages instead",
                 )
         reply, earlier = self._reply_before(messages), self._reply_before(messages, _EARLIER)
         text = self._rest(self.render([USER, reply, *messages], tools))
         try:
             longer = self._try([USER, earlier, *messages, reply, *messages], tools)
-        except Refusal:  # of tools' results without their calls, say
+        except Refusal:  # for example of results without their calls
             longer = self.render([USER, earlier, USER, reply, *messages], tools)
         if (other := self._rest(longer)) != text:
             place = shared_length(text, other)
             raise ConfigError(
-                "what it writes between two turns depends on how long the conversation is: "
+                "the text between two turns depends on how long the conversation is: "
                 f"{text[place:][:60]!r}, later {other[place:][:60]!r}",
                 where=WHERE,
-                hint="say environment.history: branch, or use a tokenizer with another chat_template",
+                hint="set environment.history: branch, or use a tokenizer with another chat_template",
             )

@@ -13,7 +13,6 @@ from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.types import Completion, GenerationRequest, Message, SamplingParams, ToolCall
 
 from .chat import ChatFormat, chat_format
-from .chat_template import THINKING_ENDS
 from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task, Tool
 from .conversations import Conversations
 from .endpoint import Endpoints
@@ -275,7 +274,7 @@ class Episode:
 
     def _is_cut(self, row: EpisodeRow, new: Sequence[Message]) -> bool:
         """Whether the template writes replies of this row otherwise than they were sampled, now that `new` follows."""
-        thinking = any(THINKING_ENDS in str(self.chat.reply_message(reply)["content"]) for reply in row.replies)
+        thinking = any(map(self.chat.thinks, row.replies))
         return self.chat.check(row.tools).cuts(new, thinking=thinking)
 
 

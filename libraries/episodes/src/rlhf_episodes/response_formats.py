@@ -1,4 +1,4 @@
-"""Replies that are read by transformers' `parse_response` (`response_templates.py`): a fallback to `tool_calls.py`."""
+"""Fallback to `tool_calls.py`: replies parsed by transformers' `parse_response` (see `response_templates.py`)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TEXTS = ("content", "thinking", "reasoning_content")
 
 
 class ResponseFormat:
-    """The replies of one family of models."""
+    """Reads the replies of one family of models."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
         self._parser = ResponseParser()
         self.tools = ToolFormat(name=family.name, example="", calls=self._calls, tag=family.tag)
-        """How its calls are read."""
+        """Format of its tool calls."""
 
     @property
     def in_channels(self) -> bool:
@@ -33,15 +33,17 @@ class ResponseFormat:
         return self._family.in_channels
 
     def message(self, text: str) -> Message | None:
-        """A reply with its special tokens as the chat template takes it; None if it cannot be read."""
+        """Convert a reply with its special tokens to a message for the chat template, or None if it cannot be read."""
         try:
             found = self._parser.message(self._family.template, text)
         except UnreadableReply:
             return None
         texts = {name: value for name in _TEXTS if isinstance(value := found.get(name), str)}
         calls = [call for call in map(_read, found.get("tool_calls") or []) if call.error is None]
-        # A thought before a call stands in place of content: templates that know both refuse them together.
-        content = "" if calls and "thinking" in texts else texts.pop("content", "")
+        content = texts.pop("content", "")
+        # With calls, a thought replaces the content: templates that support both refuse them together.
+        if calls and ("thinking" in texts or not self._family.content_precedes_calls):
+            content = ""
         return {**texts, **self.tools.message(content, calls)}
 
     def _calls(self, text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
@@ -61,20 +63,20 @@ class ResponseFormat:
 
 
 def recognise_reply(text: str, call: ToolCall, own: Mapping[str, Any] | None) -> ResponseFormat | None:
-    """The form in which `text` is exactly this call: of the tokenizer's `own` response template, or a known one."""
+    """Return the format in which `text` is exactly this call: the tokenizer's `own` template or a known one."""
     brought = () if own is None else (Family(name="own", tag="", end=None, template=own, in_channels=True),)
     found = (ResponseFormat(family) for family in (*brought, *FAMILIES) if family.tag in text)
     return next((form for form in found if form.tools.parse(text) == (call,)), None)
 
 
 def format_of_tokens(tokens: Container[str]) -> ResponseFormat | None:
-    """The form of a tokenizer with a token of its own for calls, whose chat template leaves calls out."""
+    """Return the format of a tokenizer that has a special token for calls but whose chat template omits calls."""
     found = (family for family in FAMILIES if family.tag.startswith("<|") and family.tag in tokens)
     return next((ResponseFormat(replace(family, in_channels=False)) for family in found), None)
 
 
 def _read(call: Any) -> ToolCall:
-    """A call of the parser's, within the bounds of `read_json`."""
+    """Convert a call from the parser, within the bounds of `read_json`."""
     try:
         return to_call(read_json(json.dumps(call))["function"])
     except (UnreadableJson, TypeError, KeyError) as error:

@@ -1,7 +1,7 @@
-"""Replies read by transformers' `parse_response`, in a process that can be ended.
+"""Parse replies with transformers' `parse_response` in a child process that can be killed.
 
-A response template is a set of regular expressions, and the text they run over is a model's: the text is bounded, and a
-process that takes too long is killed. Both directions are JSON.
+A response template is a set of regular expressions that run on untrusted model output. The length of the text is
+bounded, and a process that takes too long is killed. Requests and answers are JSON.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rlhf_core.distributed.parent_watch import killed_with_parent
 from .contract import Tool
 
 MAX_CHARS = 200_000
-"""Longest reply that is parsed."""
+"""Maximum length of a reply."""
 TIMEOUT_SECONDS = 5.0
 _MAX_ANSWER_BYTES = 16 * MAX_CHARS
 
 
 class UnreadableReply(ValueError):
-    """The reply is not in the form of the response template, or could not be parsed; the message says why."""
+    """The reply does not match the response template or could not be parsed. The message contains the reason."""
 
 
 class ResponseParser:
-    """Parses replies by response templates; safe between threads. Its process starts with the first reply."""
+    """Parses replies with response templates. Thread-safe. The child process starts with the first reply."""
 
     def __init__(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
@@ -40,9 +40,9 @@ class ResponseParser:
         self._worker: _Worker | None = None
 
     def message(self, template: Mapping[str, Any], text: str, tools: Sequence[Tool] = ()) -> dict[str, Any]:
-        """The message of a reply (`content`, `tool_calls` and more, as the template names them).
+        """Parse a reply into a message with the fields of the template (`content`, `tool_calls` and others).
 
-        Raises `UnreadableReply`; a process that was too slow or died is replaced at the next reply.
+        Raises `UnreadableReply`. A process that was too slow or died is replaced at the next reply.
         """
         if len(text) > MAX_CHARS:
             raise UnreadableReply(f"the reply has {len(text):,} characters, more than {MAX_CHARS:,}")
@@ -96,7 +96,7 @@ class _Worker(ChildProcess):
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve the connection behind `descriptor` until the other side is gone."""
+    """Answer requests on the connection with this file descriptor until the other side closes it."""
     killed_with_parent(parent)
     from transformers.utils.chat_parsing import parse_response
 
@@ -110,7 +110,7 @@ def main(descriptor: int, parent: int) -> None:
                 if found.get("tool_calls"):
                     found["tool_calls"] = list(chain.from_iterable(map(_plain_calls, found["tool_calls"])))
                 answer = json.dumps(["message", found])
-            except Exception as error:  # parsers raise anything on a text that is not in their form
+            except Exception as error:  # parsers raise arbitrary errors on text in another format
                 answer = json.dumps(["failed", f"{type(error).__name__}: {error}"[:500]])
             pipe.send_bytes(answer.encode())
     except (EOFError, BrokenPipeError):
@@ -118,7 +118,7 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _plain_calls(call: Any) -> list[Any]:
-    """A call as it is, or those of a list of Python calls: `[add(a=1, text='x')]`."""
+    """Return a parsed call in a list, or convert a list of Python calls: `[add(a=1, text='x')]`."""
     if not isinstance(call, str):
         return [call]
     listed = ast.parse(call, mode="eval").body
@@ -132,7 +132,7 @@ def _plain_calls(call: Any) -> list[Any]:
 
 
 class _JsonNames(ast.NodeTransformer):
-    """JSON's names for values, which templates write within Python calls."""
+    """Replaces JSON's constants, which templates write in Python calls."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         known = {"true": True, "false": False, "null": None}

@@ -1,7 +1,7 @@
-"""Tool calls as models write them: how they are read, and how tools are described where a template does not.
+"""Formats of tool calls: parsing calls, and describing tools to a model whose template does not render them.
 
-Text of a model is hostile: reading takes linear time, is bounded, and never raises. A call that cannot be read is a
-`ToolCall` without a name, whose `error` can be shown to the model.
+Model output is untrusted: parsing takes linear time, is bounded, and never raises. A call that cannot be parsed becomes
+a `ToolCall` without a name, whose `error` can be shown to the model.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from rlhf_core.types import Message, ToolCall
 from rlhf_core.util.untrusted_json import UnreadableJson, read_first_json, read_json
 
 from .contract import Tool
+from .thinking import split_thought
 
 MAX_CALLS = 32
-"""Calls read from one reply; one more entry says that the rest was left out."""
+"""Maximum number of calls read from one reply. If there are more, one extra entry reports that they were skipped."""
 MAX_NAME_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """One way to write tool calls."""
+    """A format of tool calls."""
 
     name: str
-    """For `environment.tool_format`."""
+    """Name in `environment.tool_format`."""
     example: str
-    """A call as a model is told to write it."""
+    """Example of a call, for the description of the tools."""
     calls: Callable[[str, Sequence[Tool]], Iterator[ToolCall]]
     tag: str
-    """Stands before calls."""
+    """Marker before calls."""
     joined: Callable[[Sequence[ToolCall]], str] | None = None
-    """Calls as a model writes them, after whatever else it says; None if only the chat template writes them."""
+    """Writes calls as a model would, after the content. None if only the chat template can write them."""
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """The text of a reply that says `content` and then makes the calls."""
+        """Return the text of a reply with this content followed by the calls."""
         written = self.joined(calls) if calls and self.joined else ""
         return f"{content}\n{written}" if content and written else content or written
 
     def message(self, content: str, calls: Sequence[ToolCall]) -> Message:
-        """A reply that says `content` and makes the calls, as the chat template takes it."""
+        """Return a reply with this content and these calls as a message for the chat template."""
         message: Message = {"role": "assistant", "content": self.write(content, calls)}
         if self.joined is not None or not calls:
             return message
@@ -51,27 +52,27 @@ class ToolFormat:
         return {**message, "tool_calls": [{"type": "function", "function": each} for each in made]}
 
     def content(self, text: str, calls: Sequence[ToolCall]) -> str:
-        """The text of a reply before the calls read from it; all of it where one could not be read."""
+        """Return the text of a reply before its calls, or the whole text if a call could not be read."""
         if not calls or any(call.error is not None for call in calls):
             return text
-        thought, ended, answer = text.partition("</think>")
-        if not ended:
-            thought, answer = "", text
+        thought, answer = split_thought(text)
         before, tagged, _ = answer.partition(self.tag) if self.tag else (answer, "", "")
-        return thought + ended + (before if tagged else "")
+        return thought + (before if tagged else "")
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
-        """The calls in a reply, in order; what the model thought (up to `</think>`) is left out. Never raises.
+        """Parse the calls in a reply, in order, ignoring the model's thought. Never raises.
 
-        `tools`: their schemas type the arguments where a format writes them as plain text.
+        Args:
+            text: The reply, with special tokens.
+            tools: Their schemas determine the types of arguments in formats that write values as plain text.
         """
-        found = tuple(islice(self.calls(without_thinking(text), tools), MAX_CALLS + 1))
+        found = tuple(islice(self.calls(split_thought(text)[1], tools), MAX_CALLS + 1))
         if len(found) > MAX_CALLS:
             return (*found[:MAX_CALLS], unreadable(f"only the first {MAX_CALLS} calls of a reply are made"))
         return found
 
     def describe(self, tools: Sequence[Tool]) -> str:
-        """A part of a system message that lists the tools and says how to call them."""
+        """Return a section for the system message that lists the tools and explains how to call them."""
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         return (
             "# Tools\n\nYou may call one or more functions to help with the user's request.\n\n"
@@ -81,16 +82,8 @@ class ToolFormat:
         )
 
 
-def without_thinking(text: str) -> str:
-    """The text after the first `</think>`; empty for a reply that begins to think and does not end it."""
-    _, ended, answer = text.partition("</think>")
-    if ended:
-        return answer
-    return "" if text.lstrip().startswith("<think>") else text
-
-
 def recognise(text: str, call: ToolCall) -> ToolFormat | None:
-    """The format in which `text` is exactly this call; None where it is in none of them."""
+    """Return the format in which `text` is exactly this call, or None."""
     return next((form for form in FORMATS.values() if form.parse(text) == (call,)), None)
 
 
@@ -98,7 +91,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 def _hermes(text: str, tools: Sequence[Tool] = ()) -> Iterator[ToolCall]:
-    """Each call between tags; the last closing tag may be missing where the call itself is whole."""
+    """Yield each call between tags. The last closing tag may be missing if the call itself is complete."""
     start = text.find(_OPEN)
     while start >= 0:
         start += len(_OPEN)
@@ -114,9 +107,9 @@ _LOOKS_LIKE_CALL = re.compile(r'(?:\[\s*)?\{[^{}\[\]]{0,200}"name"\s*:')
 
 
 def _json_after(tag: str, opening: str, text: str) -> Iterator[ToolCall]:
-    """JSON objects, or a list of them, after `tag`; or, as decoding may have dropped it, as the whole reply.
+    """Yield the calls in JSON objects, or a list of them, after `tag`.
 
-    `opening` is the bracket that such a reply begins with.
+    If decoding dropped the tag, calls may also be the whole reply, which then begins with the bracket `opening`.
     """
     _, tagged, body = text.partition(tag)
     if not tagged:
@@ -132,18 +125,18 @@ def _json_after(tag: str, opening: str, text: str) -> Iterator[ToolCall]:
         except UnreadableJson as error:
             yield unreadable(str(error))
             return
-        # A list without a call counts as one that cannot be read: what is read makes an entry, and they are bounded.
+        # An empty list counts as an unreadable call, so that each value yields an entry and their number is bounded.
         yield from map(to_call, value if isinstance(value, list) and value else [value])
         place = _next_call(body, place)
 
 
 def _next_call(text: str, place: int) -> int:
-    """Where the next JSON value would begin: after blanks and separators."""
+    """Return the position of the next JSON value, after whitespace and separators."""
     return len(text) - len(text[place:].lstrip(" \t\r\n;,"))
 
 
 def to_call(value: Any) -> ToolCall:
-    """A call from `{"name", "arguments" | "parameters"}`; arguments may be JSON within a string, as OpenAI has them."""
+    """Build a call from `{"name", "arguments" | "parameters"}`. Arguments may be a JSON string, as in OpenAI's API."""
     if not isinstance(value, dict):
         return unreadable('a call is a JSON object with "name" and "arguments"')
     name = value.get("name")
@@ -163,7 +156,7 @@ def to_call(value: Any) -> ToolCall:
 
 
 def unreadable(reason: str) -> ToolCall:
-    """A call that cannot be read, and why, for the model to see."""
+    """Return an unreadable call with the reason, which can be shown to the model."""
     return ToolCall(name="", error=f"The tool call could not be read: {reason}.")
 
 
@@ -197,4 +190,4 @@ FORMATS: Mapping[str, ToolFormat] = {
         ),
     )
 }
-"""By name; `environment.tool_format` takes one of them, or `auto`."""
+"""Formats by name. `environment.tool_format` is one of these names or `auto`."""

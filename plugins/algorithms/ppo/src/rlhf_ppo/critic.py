@@ -17,7 +17,6 @@ from rlhf_core.algorithm import Mean, Metric
 from rlhf_core.functional import aggregate_sum, mean_over_ranks
 from rlhf_core.models import (
     check_hub,
-    check_layers,
     is_lora,
     merged_weights,
     value_forward,
@@ -66,7 +65,6 @@ class Critic(nn.Module):
             trunk = copy.deepcopy(model.base_model)
             return cls(trunk, trunk.config.hidden_size)
         check_hub(str(path_or_model), where="Critic.from_pretrained")
-        check_layers(Path(path_or_model), "Critic.from_pretrained")
         trunk = AutoModel.from_pretrained(path_or_model, dtype=dtype, use_safetensors=True)
         critic = cls(trunk, trunk.config.hidden_size)
         head = Path(path_or_model) / _HEAD_FILE
