@@ -220,9 +220,11 @@ def run_next(limit_seconds: float = LIMIT_SECONDS) -> int:
     for test in (test for test, outcome in outcomes.items() if outcome == "started"):
         print(f"{test} was running {'at the deadline' if status == OUT_OF_TIME else 'when pytest ended'}", flush=True)
     failed = [test for test, outcome in outcomes.items() if outcome == "failed"]
-    if not failed or status not in (0, 1):  # with any other status pytest itself ended, so that tests were not run
+    if status not in (0, 1):  # pytest itself ended, so that tests were not run
+        for test in failed:
+            print(f"{test} failed", flush=True)
         return status
-    return _run_again(failed, deadline)
+    return _run_again(failed, deadline) if failed else status
 
 
 def _print_not_run(names: Iterable[str], status: int = 0) -> None:

@@ -187,7 +187,8 @@ def test_a_crash_of_pytest_is_not_mended_by_a_retry(
     machine.results = [(status, {"a.py::test": "failed", "a.py::other": "started"})]
     assert slices.run_next() == status
     assert machine.runs == [["a.py"]]
-    assert "a.py::other was running" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "a.py::other was running" in said and "a.py::test failed\n" in said
 
 
 def test_tests_that_were_not_run_are_named(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
