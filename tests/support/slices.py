@@ -8,7 +8,8 @@
 test that fails twice fails the slice. A file longer than `LONGEST_FILE_SECONDS` is dealt test by test.
 
 The slice ends after `LIMIT_SECONDS`, or at UNTIL (seconds since 1970, as `date +%s` prints them) if that is sooner.
-Tests that were not run by then are named and do not fail the slice. A test that was still running fails it.
+Tests that were not run by then are named and do not fail the slice. A test that was still running is ended and
+named, and fails the slice if it ran for longer than `HANGING_SECONDS`; before that it may be slow on a busy machine.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ LIMIT_SECONDS = 35 * 60.0
 """Maximum duration of a slice: one deadline for targets, tests and retries, at which processes are killed."""
 LAST_START_SECONDS = 5 * 60.0
 """No test starts when less than this is left; failed tests reserve the time to run them again."""
+HANGING_SECONDS = 10 * 60.0
+"""A test that ran for longer than this when it was cut counts as failed."""
 OUT_OF_TIME = 124
 """Exit status of a command that was killed at the deadline, as `timeout` has it."""
 LONGEST_FILE_SECONDS = 10 * 60.0
@@ -217,13 +220,18 @@ def run_next(limit_seconds: float = LIMIT_SECONDS) -> int:
     status, lines = run_tests(wanted, seconds=left, last_start=left - LAST_START_SECONDS) if wanted else (0, [])
     outcomes = {str(line["test"]): line["outcome"] for line in lines}
     _print_not_run((test for test in tests if test not in outcomes), status)
-    for test in (test for test, outcome in outcomes.items() if outcome == "started"):
-        print(f"{test} was running {'at the deadline' if status == OUT_OF_TIME else 'when pytest ended'}", flush=True)
+    running = {
+        str(line["test"]): time.monotonic() - float(str(line["at"])) for line in lines if line["outcome"] == "started"
+    }
+    for test, seconds in running.items():
+        when = "at the deadline" if status == OUT_OF_TIME else "when pytest ended"
+        print(f"{test} was running {when}, for {seconds:.0f} s", flush=True)
     failed = [test for test, outcome in outcomes.items() if outcome == "failed"]
     if status not in (0, 1):  # pytest itself ended, so that tests were not run
         for test in failed:
             print(f"{test} failed", flush=True)
-        return status
+        slow = status == OUT_OF_TIME and running and max(running.values()) <= HANGING_SECONDS
+        return 0 if slow and not failed else status
     return _run_again(failed, deadline) if failed else status
 
 

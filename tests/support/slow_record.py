@@ -1,6 +1,7 @@
 """A pytest plugin (`-p slow_record`) that records outcome and duration of every test, and starts none after a deadline.
 
 `RLHF_TEST_RECORD` is the file that gets a JSON line when a test starts and one when it ends: the last one counts.
+Its `at` is the time of `time.monotonic`.
 `RLHF_TEST_SECONDS` is the time, in seconds, after which the remaining tests are skipped without a record; a failed test
 brings that time forward by its own duration, which running it again will take.
 """
@@ -25,7 +26,8 @@ _outcomes: dict[str, str] = {}
 
 def _write(test: str, outcome: str) -> None:
     with Path(os.environ["RLHF_TEST_RECORD"]).open("a") as file:
-        file.write(json.dumps({"test": test, "outcome": outcome, "seconds": round(_seconds[test], 1)}) + "\n")
+        line = {"test": test, "outcome": outcome, "seconds": round(_seconds[test], 1), "at": time.monotonic()}
+        file.write(json.dumps(line) + "\n")
 
 
 @pytest.hookimpl(tryfirst=True)

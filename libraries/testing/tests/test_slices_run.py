@@ -126,6 +126,7 @@ class Machine:
         self.collected = ["a.py::test", "a.py::other"]
         self.results: list[tuple[int, dict[str, str]]] = []
         self.taken = 60.0
+        self.ran = 30.0
         self.make_statuses: list[int] = []
         self.runs: list[list[str]] = []
         self.limits: list[tuple[float, float | None]] = []
@@ -147,7 +148,8 @@ class Machine:
         self.limits.append((seconds, last_start))
         self.now += self.taken
         status, outcomes = self.results.pop(0)
-        return status, [{"test": test, "outcome": each, "seconds": 1.0} for test, each in outcomes.items()]
+        at = self.now - self.ran
+        return status, [{"test": test, "outcome": each, "seconds": 1.0, "at": at} for test, each in outcomes.items()]
 
     def make(self, target: str, seconds: float) -> int:
         self.made.append(target)
@@ -189,6 +191,19 @@ def test_a_crash_of_pytest_is_not_mended_by_a_retry(
     assert machine.runs == [["a.py"]]
     said = capsys.readouterr().out
     assert "a.py::other was running" in said and "a.py::test failed\n" in said
+
+
+@pytest.mark.parametrize(
+    ("ran", "other", "status"),
+    [(340.0, "passed", 0), (340.0, "failed", slices.OUT_OF_TIME), (601.0, "passed", slices.OUT_OF_TIME)],
+)
+def test_a_test_that_is_cut_fails_if_it_ran_for_long(
+    machine: Machine, capsys: pytest.CaptureFixture[str], ran: float, other: str, status: int
+) -> None:
+    machine.ran = ran
+    machine.results = [(slices.OUT_OF_TIME, {"a.py::other": other, "a.py::test": "started"})]
+    assert slices.run_next() == status
+    assert f"a.py::test was running at the deadline, for {ran:.0f} s" in capsys.readouterr().out
 
 
 def test_tests_that_were_not_run_are_named(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
