@@ -85,8 +85,9 @@ SOAK_SETUP := setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-
 soak: $(SOAK_SETUP) soak-verifiers soak-loggers  ## the tests that take minutes; writes tests/durations.json
 	$(BIN)/python tests/support/slices.py all $(PYTEST_ARGS)
 
+# UNTIL=$$(( $$(date +%s) + 600 )) ends it in ten minutes.
 soak-slice: $(SOAK_SETUP)  ## a part of them, at most 35 minutes: another one for each commit
-	$(BIN)/python tests/support/slices.py next
+	$(BIN)/python tests/support/slices.py next $(UNTIL)
 
 soak-verifiers: env-verifiers
 	$(VERIFIERS)/bin/python -m pytest plugins/environments/verifiers

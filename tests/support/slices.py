@@ -1,31 +1,45 @@
 """Runs the slow tests: all of them (`make soak`), or the slice whose turn it is (`make soak-slice`, from `.ci/run`).
 
     python tests/support/slices.py all [PYTEST ARGUMENT …]
-    python tests/support/slices.py next
+    python tests/support/slices.py next [UNTIL]
 
 `all` writes how long every file took to `tests/durations.json`. `next` deals the files into slices of at most
 `SLICE_SECONDS`, runs slice number (commits modulo number of slices), and runs each failing test once more, alone: a
 test that fails twice fails the slice. A file longer than `LONGEST_FILE_SECONDS` is dealt test by test.
+
+The slice ends after `LIMIT_SECONDS`, or at UNTIL (seconds since 1970, as `date +%s` prints them) if that is sooner.
+Tests that were not run by then are named and do not fail the slice. A test that was still running is ended and
+named, and fails the slice if it ran for longer than `HANGING_SECONDS`; before that it may be slow on a busy machine.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
+
 ROOT = Path(__file__).parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
 SLICE_SECONDS = 30 * 60.0
-"""Planned duration of a slice. No test of a slice starts after `LAST_START_SECONDS`, whatever was planned."""
-LAST_START_SECONDS = 35 * 60.0
-RETRY_SECONDS = 15 * 60.0
-"""Time after which no failed test is run again: it counts as failed."""
+"""Planned duration of a slice."""
+LIMIT_SECONDS = 35 * 60.0
+"""Maximum duration of a slice: one deadline for targets, tests and retries, at which processes are killed."""
+LAST_START_SECONDS = 5 * 60.0
+"""No test starts when less than this is left; failed tests reserve the time to run them again."""
+HANGING_SECONDS = 10 * 60.0
+"""A test that ran for longer than this when it was cut counts as failed."""
+OUT_OF_TIME = 124
+"""Exit status of a command that was killed at the deadline, as `timeout` has it."""
 LONGEST_FILE_SECONDS = 10 * 60.0
 UNKNOWN_FILE_SECONDS = 120.0
 TARGETS = ("soak-verifiers", "soak-loggers")
@@ -74,21 +88,33 @@ def deal(expected: Mapping[str, float], slice_seconds: float = SLICE_SECONDS) ->
     return slices
 
 
-def measured(lines: Iterable[Mapping[str, object]], before: Durations) -> dict[str, float | dict[str, float]]:
-    """Durations after a run: files, and tests of files that are dealt test by test, keep theirs if not run."""
-    tests: dict[str, dict[str, float]] = {}
+def measured(
+    lines: Iterable[Mapping[str, object]], before: Durations, collected: Iterable[str]
+) -> dict[str, float | dict[str, float]]:
+    """Durations after a run. Files that were not run, and tests of files dealt test by test, keep theirs.
+
+    If a test of a file failed or was not run, the file's duration may grow but not shrink. A skipped test counts.
+    """
+    took: dict[str, dict[str, float]] = {}
     for line in lines:
-        if line["outcome"] == "passed":
+        if line["outcome"] in ("passed", "skipped"):
             file, _, name = str(line["test"]).partition("::")
-            tests.setdefault(file, {})[name] = float(str(line["seconds"]))
-    found: dict[str, float | dict[str, float]] = {
-        file: known if isinstance(known, float | int) else dict(known) for file, known in before.items()
-    }
-    for file, each in tests.items():
-        known = before.get(file)
-        whole = {**known, **each} if isinstance(known, Mapping) else each
-        total = round(sum(whole.values()), 1)
-        found[file] = dict(sorted(whole.items())) if total > LONGEST_FILE_SECONDS else total
+            took.setdefault(file, {})[name] = float(str(line["seconds"]))
+    names: dict[str, list[str]] = {}
+    for test in collected:
+        file, _, name = test.partition("::")
+        names.setdefault(file, []).append(name)
+    found = {file: known if isinstance(known, float | int) else dict(known) for file, known in before.items()}
+    for file, each in took.items():
+        known = before.get(file, UNKNOWN_FILE_SECONDS)
+        if isinstance(known, Mapping):
+            each = {name: known[name] for name in names[file] if name in known} | each
+        total = round(sum(each.values()), 1)
+        complete = all(name in each for name in names[file])
+        if total > LONGEST_FILE_SECONDS or (isinstance(known, Mapping) and not complete):
+            found[file] = dict(sorted(each.items()))
+        else:
+            found[file] = total if complete or isinstance(known, Mapping) else max(known, total)
     return dict(sorted(found.items()))
 
 
@@ -102,8 +128,40 @@ def collect() -> list[str]:
     return ids
 
 
-def run_tests(tests: Sequence[str], *, seconds: float | None = None) -> tuple[int, list[dict[str, object]]]:
-    """Pytest's exit status and a record of every test that was run."""
+def run(command: Sequence[str], *, seconds: float | None = None, environment: Mapping[str, str] | None = None) -> int:
+    """Exit status of the command. After `seconds` all of its processes are killed: the status is `OUT_OF_TIME`."""
+    if seconds is None:
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, process_group=0)
+    try:
+        return process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        return OUT_OF_TIME
+    finally:
+        if process.poll() is None:
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process group and whatever below it has a group of its own."""
+    below = psutil.Process(process.pid).children(recursive=True)  # before they lose their parent
+    os.killpg(process.pid, signal.SIGKILL)
+    for each in below:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
+
+
+def run_tests(
+    tests: Sequence[str], *, seconds: float | None = None, last_start: float | None = None
+) -> tuple[int, list[dict[str, object]]]:
+    """Pytest's exit status and the last record of every test that was started.
+
+    Args:
+        tests: Files and ids of tests, or other arguments of pytest.
+        seconds: Time after which pytest is killed.
+        last_start: Time after which pytest skips the remaining tests; these have no record.
+    """
     with TemporaryDirectory() as folder:
         record = Path(folder) / "record.jsonl"
         record.touch()
@@ -112,55 +170,107 @@ def run_tests(tests: Sequence[str], *, seconds: float | None = None) -> tuple[in
             "RLHF_TEST_RECORD": str(record),
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }
-        if seconds is not None:
-            environment["RLHF_TEST_SECONDS"] = str(seconds)
+        if last_start is not None:
+            environment["RLHF_TEST_SECONDS"] = str(last_start)
         command = [sys.executable, "-m", "pytest", "-p", "slow_record", "-m", _SLOW, *tests]
         try:
-            status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+            status = run(command, seconds=seconds, environment=environment)
         except KeyboardInterrupt:  # pytest had it, too; what was measured is kept
             status = 130
-        return status, [json.loads(line) for line in record.read_text().splitlines()]
+        lines = [json.loads(line) for line in record.read_text().splitlines()]
+        return status, list({line["test"]: line for line in lines}.values())
 
 
-def make(target: str) -> int:
+def make(target: str, seconds: float) -> int:
     """Exit status of `make TARGET`."""
-    return subprocess.run(["make", target], cwd=ROOT, check=False).returncode
+    return run(["make", target], seconds=seconds)
+
+
+def number_of_commits() -> int:
+    return int(subprocess.check_output(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, text=True))
 
 
 def run_all(arguments: Sequence[str]) -> int:
     """Run every slow test, and keep what they took."""
+    collected = collect()
     status, lines = run_tests(arguments)
     before = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    DURATIONS.write_text(json.dumps(measured(lines, before), indent=1) + "\n")
+    DURATIONS.write_text(json.dumps(measured(lines, before, collected), indent=1) + "\n")
     return status
 
 
-def run_next() -> int:
-    """Run the slice whose turn it is; 0 if every test passed, at the latest when run again."""
+def run_next(limit_seconds: float = LIMIT_SECONDS) -> int:
+    """Run the slice whose turn it is; 0 if every test that was run passed, at the latest when run again."""
+    deadline = time.monotonic() + min(limit_seconds, LIMIT_SECONDS)
     durations = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    slices = deal(units(collect(), durations))
-    commits = subprocess.check_output(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, text=True)
-    number = int(commits) % len(slices)
+    collected = collect()
+    slices = deal(units(collected, durations))
+    number = number_of_commits() % len(slices)
     chosen = slices[number]
     print(f"slow tests, slice {number + 1} of {len(slices)}, about {chosen.seconds / 60:.0f} min", flush=True)
     for target in TARGETS:
-        if target in chosen.tests and make(target) and make(target):
-            print(f"make {target} failed twice", flush=True)
-            return 1
-    tests = [each for each in chosen.tests if each not in TARGETS]
-    status, lines = run_tests(tests, seconds=LAST_START_SECONDS) if tests else (0, [])
+        if target in chosen.tests and (status := _run_target(target, deadline)):
+            return status
+    wanted = [each for each in chosen.tests if each not in TARGETS]
+    tests = [test for test in collected if test in wanted or test.partition("::")[0] in wanted]
+    left = deadline - time.monotonic()
+    if left < LAST_START_SECONDS:
+        _print_not_run(tests)
+        return 0
+    status, lines = run_tests(wanted, seconds=left, last_start=left - LAST_START_SECONDS) if wanted else (0, [])
+    outcomes = {str(line["test"]): line["outcome"] for line in lines}
+    _print_not_run((test for test in tests if test not in outcomes), status)
+    running = {
+        str(line["test"]): time.monotonic() - float(str(line["at"])) for line in lines if line["outcome"] == "started"
+    }
+    for test, seconds in running.items():
+        when = "at the deadline" if status == OUT_OF_TIME else "when pytest ended"
+        print(f"{test} was running {when}, for {seconds:.0f} s", flush=True)
+    failed = [test for test, outcome in outcomes.items() if outcome == "failed"]
     if status not in (0, 1):  # pytest itself ended, so that tests were not run
-        return status
-    failed = [str(line["test"]) for line in lines if line["outcome"] == "failed"]
-    if not failed:
-        return status
-    again = 0.0
+        for test in failed:
+            print(f"{test} failed", flush=True)
+        slow = status == OUT_OF_TIME and running and max(running.values()) <= HANGING_SECONDS
+        return 0 if slow and not failed else status
+    return _run_again(failed, deadline) if failed else status
+
+
+def _print_not_run(names: Iterable[str], status: int = 0) -> None:
+    """Name what was not run; `status` is pytest's."""
+    for name in names:
+        print(f"not run: {'out of time' if status in (0, 1, OUT_OF_TIME) else 'pytest ended'}: {name}", flush=True)
+
+
+def _run_target(target: str, deadline: float) -> int:
+    """Exit status of a target of the Makefile; one that fails is run once more."""
+    status = 0
+    for _ in range(2):
+        left = deadline - time.monotonic()
+        if left < LAST_START_SECONDS:
+            if status:
+                print(f"make {target} failed, and there is no time to run it again", flush=True)
+            else:
+                _print_not_run([f"make {target}"])
+            return status
+        status = make(target, left)
+        if status in (0, OUT_OF_TIME):
+            break
+    if status:
+        print(f"make {target} {'was running at the deadline' if status == OUT_OF_TIME else 'failed twice'}", flush=True)
+    return status
+
+
+def _run_again(failed: Iterable[str], deadline: float) -> int:
+    """0 if each of these tests passes alone before the deadline."""
     for test in failed:
-        if again > RETRY_SECONDS:
+        left = deadline - time.monotonic()
+        if left <= 0:
             print(f"{test} failed, and there is no time to run it again", flush=True)
             return 1
-        status, lines = run_tests([test])
-        again += sum(float(str(line["seconds"])) for line in lines)
+        status, _ = run_tests([test], seconds=left)
+        if status == OUT_OF_TIME:
+            print(f"{test} failed, and there was too little time to run it again", flush=True)
+            return 1
         if status:
             print(f"{test} failed twice", flush=True)
             return 1
@@ -169,11 +279,14 @@ def run_next() -> int:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `run` ends what it started
     match sys.argv[1:]:
         case ["all", *arguments]:
             raise SystemExit(run_all(arguments))
         case ["next"]:
             raise SystemExit(run_next())
+        case ["next", until]:
+            raise SystemExit(run_next(float(until) - time.time()))
         case _:
             raise SystemExit(__doc__)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import slices
+import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,8 +43,9 @@ def test_durations_of_files_that_were_not_run_stay() -> None:
         {"test": "long.py::test[1]", "outcome": "passed", "seconds": 500.0},
         {"test": "long.py::test[2]", "outcome": "passed", "seconds": 300.0},
     ]
-    assert slices.measured(lines, {"kept.py": 3.0, "a.py": 8.0}) == {
-        "a.py": 1.0,
+    collected = [str(line["test"]) for line in lines]
+    assert slices.measured(lines, {"kept.py": 3.0, "a.py": 8.0}, collected) == {
+        "a.py": 8.0,
         "kept.py": 3.0,
         "long.py": {"test[1]": 500.0, "test[2]": 300.0},
     }
@@ -52,45 +53,64 @@ def test_durations_of_files_that_were_not_run_stay() -> None:
 
 def test_a_part_of_a_long_file_leaves_the_durations_of_its_other_tests() -> None:
     before = {"long.py": {"test[1]": 500.0, "test[2]": 300.0}}
-    lines = [{"test": "long.py::test[2]", "outcome": "passed", "seconds": 330.0}]
-    assert slices.measured(lines, before) == {"long.py": {"test[1]": 500.0, "test[2]": 330.0}}
+    lines = [{"test": "long.py::test[2]", "outcome": "passed", "seconds": 30.0}]
+    tests = ["long.py::test[1]", "long.py::test[2]", "long.py::test[3]"]
+    assert slices.measured(lines, before, tests) == {"long.py": {"test[1]": 500.0, "test[2]": 30.0}}
+    assert slices.measured(lines, before, tests[:2]) == {"long.py": 530.0}
+
+
+def test_a_complete_run_of_a_file_forgets_its_removed_tests() -> None:
+    before = {"long.py": {"test[gone]": 500.0, "test[2]": 300.0, "test[gpu]": 40.0}}
+    lines = [
+        {"test": "long.py::test[2]", "outcome": "passed", "seconds": 30.0},
+        {"test": "long.py::test[gpu]", "outcome": "skipped", "seconds": 0.5},
+    ]
+    assert slices.measured(lines, before, ["long.py::test[2]", "long.py::test[gpu]"]) == {"long.py": 30.5}
+
+
+def test_a_file_whose_tests_are_all_skipped_takes_no_time() -> None:
+    lines = [{"test": "a.py::test_x", "outcome": "skipped", "seconds": 0.0}]
+    assert slices.measured(lines, {}, ["a.py::test_x"]) == {"a.py": 0.0}
+
+
+def test_a_file_bigger_than_a_slice_is_cut_into_parts() -> None:
+    """From its measured durations to the slices that have its tests."""
+    collected = [f"big.py::test[{number}]" for number in range(10)]
+    lines = [{"test": test, "outcome": "passed", "seconds": 500.0} for test in collected]
+    durations = slices.measured(lines, {}, collected)
+    parts = [each.tests for each in slices.deal(slices.units(collected, durations))]
+    tests = [[unit for unit in part if unit not in slices.TARGETS] for part in parts]
+    assert [test for part in tests for test in part] == collected
+    assert [len(part) for part in tests] == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "started", None])
+@pytest.mark.parametrize(("seconds", "before", "after"), [(2.0, 90.0, 90.0), (100.0, 90.0, 100.0), (2.0, None, 120.0)])
+def test_a_part_of_a_short_file_does_not_shrink_its_duration(
+    outcome: str | None, seconds: float, before: float | None, after: float
+) -> None:
+    lines: list[dict[str, object]] = [{"test": "a.py::test_x", "outcome": "passed", "seconds": seconds}]
+    if outcome is not None:
+        lines.append({"test": "a.py::test_y", "outcome": outcome, "seconds": 1.0})
+    known = {} if before is None else {"a.py": before}
+    assert slices.measured(lines, known, ["a.py::test_x", "a.py::test_y"]) == {"a.py": after}
+    assert slices.measured(lines[:1], known, ["a.py::test_x"]) == {"a.py": seconds}
+
+
+def test_every_folder_of_tests_is_collected() -> None:
+    """`collect` names no paths: slow tests of a folder that `testpaths` lacks would never run."""
+    options = tomllib.loads((slices.ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    roots = [path for pattern in options["testpaths"] for path in slices.ROOT.glob(pattern)]
+    files = [
+        file
+        for folder in ("tests", "libraries", "plugins", "cli", "rlhf_core", "examples", "recipes", "benchmarks")
+        for file in (slices.ROOT / folder).rglob("test_*.py")
+        if "pytest.mark.slow" in file.read_text()
+    ]
+    assert any(file.is_relative_to(slices.ROOT / "libraries") for file in files)
+    assert [file for file in files if not any(file.is_relative_to(root) for root in roots)] == []
 
 
 def test_recorded_files_exist() -> None:
     for file in json.loads(slices.DURATIONS.read_text()):
         assert (slices.ROOT / file).is_file(), f"{file} is gone: remove it from tests/durations.json, or run make soak"
-
-
-@pytest.mark.parametrize(
-    ("body", "seconds", "outcomes"),
-    [
-        ("def test_a(): pass\ndef test_b(): assert False", None, {"test_a": "passed", "test_b": "failed"}),
-        ("def test_a(): pass", -1.0, {"test_a": "skipped"}),
-    ],
-)
-def test_a_record_of_every_test(
-    tmp_path: Path, body: str, seconds: float | None, outcomes: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "test_it.py").write_text("import pytest\npytestmark = pytest.mark.slow\n" + body)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n gpu\n")
-    monkeypatch.setattr(slices, "ROOT", tmp_path)
-    status, lines = slices.run_tests(["-p", "no:cacheprovider", "-q"], seconds=seconds)
-    assert {str(line["test"]).partition("::")[2]: line["outcome"] for line in lines} == outcomes
-    assert (status != 0) == ("failed" in outcomes.values())
-
-
-@pytest.mark.parametrize(("fails_again", "status"), [(False, 0), (True, 1)])
-def test_a_failing_test_is_run_once_more_alone(monkeypatch: pytest.MonkeyPatch, fails_again: bool, status: int) -> None:
-    runs: list[list[str]] = []
-
-    def run_tests(tests: list[str], *, seconds: float | None = None) -> tuple[int, list[dict[str, object]]]:
-        runs.append(tests)
-        failed = len(runs) == 1 or fails_again
-        return int(failed), [{"test": "a.py::test", "outcome": "failed" if failed else "passed", "seconds": 1.0}]
-
-    monkeypatch.setattr(slices, "run_tests", run_tests)
-    monkeypatch.setattr(slices, "TARGETS", ())
-    monkeypatch.setattr(slices, "collect", lambda: ["a.py::test", "a.py::other"])
-    monkeypatch.setattr(slices, "DURATIONS", Path("/nowhere"))
-    assert slices.run_next() == status
-    assert runs == [["a.py"], ["a.py::test"]]
