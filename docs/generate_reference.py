@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moved_names import with_moved_table
-from public_surface import library_surface, surface
+from public_surface import library_surface, plugin_page, transport_page
 from pydantic import BaseModel
 from reference_lists import commands_page, config_page, errors_page, hooks_page, table
 
@@ -126,7 +126,8 @@ def pages() -> dict[Path, str]:
     return (
         {FOLDER / f"{kind}.md": page(kind) for kind in KINDS}
         | {UPGRADING: with_moved_table(UPGRADING.read_text(encoding="utf-8"))}
-        | {FOLDER / "plugin-api.md": api_page(), FOLDER / "libraries.md": libraries_page()}
+        | {FOLDER / "plugin-api.md": api_page(), FOLDER / "transport-api.md": transports_page()}
+        | {FOLDER / "libraries.md": libraries_page()}
         | {FOLDER / f"{name}.md": made(NOTE) for name, made in lists.items()}
     )
 
@@ -137,9 +138,21 @@ def api_page() -> str:
         "# What a plugin may import",
         NOTE,
         "These names, from these modules, as they stand here: `from rlhf_core.rollout import ModuleReceiver`, never "
-        "from a file in the folder `rollout/`. The rest of core is private and may move in any release.",
+        "from a file in the folder `rollout/`. A name that `rlhf_core` itself has is listed there alone. Transports may "
+        "import more: [transport-api.md](transport-api.md). The rest of core is private and may move in any release.",
     ]
-    return "\n\n".join([*parts, *name_tables(surface())]) + "\n"
+    return "\n\n".join([*parts, *name_tables(plugin_page())]) + "\n"
+
+
+def transports_page() -> str:
+    """What only transports and the test kit import."""
+    parts = [
+        "# What a transport may import besides",
+        NOTE,
+        "These names of core are for transports, which make a run's parts in processes of their own, and for the test "
+        "kit. Other plugins need [plugin-api.md](plugin-api.md) only.",
+    ]
+    return "\n\n".join([*parts, *name_tables(transport_page())]) + "\n"
 
 
 def libraries_page() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +40,38 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
     "rlhf_testing": ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite"),
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
+FOR_TRANSPORTS = frozenset(
+    [
+        "Checksum",
+        "EpisodeData",
+        "EvaluationRow",
+        "EvaluationSet",
+        "MakerHooks",
+        "MakerStates",
+        "NoReceiver",
+        "OwnProcesses",
+        "PolicyEvaluator",
+        "PrintableFormatter",
+        "SamplesLost",
+        "SessionParts",
+        "TrainerHooks",
+        "coordinator_from_tree",
+        "coordinator_to_tree",
+        "evaluation_metrics",
+        "fold",
+        "group_from_tree",
+        "group_to_tree",
+        "load_hook_plugins",
+        "load_models",
+        "next_token_logits",
+        "response_logits",
+        "set_up_host_memory",
+        "summary_of",
+        "verify_weights",
+        "with_groups",
+    ]
+)
+"""Names of core that only transports and the test kit need: they have a page of their own."""
 
 
 def surface() -> dict[str, dict[str, str]]:
@@ -50,6 +82,26 @@ def surface() -> dict[str, dict[str, str]]:
         found[f"rlhf_core.{room.name}"] = _exported(room)
     for name, chosen in BUILDING.items():
         found[f"rlhf_core.{name}"] = {each: _says(CORE / f"{name.replace('.', '/')}.py", each) for each in chosen}
+    return found
+
+
+def plugin_page() -> dict[str, dict[str, str]]:
+    """What any plugin may import of core: module -> name -> a few words. Each name is in the first module that has it."""
+    return _once(surface(), lambda name: name not in FOR_TRANSPORTS)
+
+
+def transport_page() -> dict[str, dict[str, str]]:
+    """What transports and the test kit may import of core besides."""
+    return _once(surface(), lambda name: name in FOR_TRANSPORTS)
+
+
+def _once(names: dict[str, dict[str, str]], wanted: Callable[[str], bool]) -> dict[str, dict[str, str]]:
+    seen: set[str] = set()
+    found: dict[str, dict[str, str]] = {}
+    for module, told in names.items():
+        if own := {name: text for name, text in told.items() if wanted(name) and name not in seen}:
+            found[module] = own
+            seen.update(own)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 from urllib.parse import SplitResult, urlsplit
@@ -103,17 +102,13 @@ class Section(BaseModel):
         """
         return None
 
-
-class SelectsPlugins(ABC):
-    """Base for a plugin's config whose options select further plugins, so that these are checked with the run."""
-
-    @abstractmethod
     def selections(self) -> Iterable[tuple[str, str, Mapping[str, Any]]]:
-        """Kind, place in this section, and options (with `name`) of each."""
+        """Return kind, place in this section, and options (with `name`) of each further plugin that options select."""
+        return ()
 
-    @abstractmethod
-    def with_selected(self, selected: Sequence[Mapping[str, Any]]) -> BaseModel:
-        """The section with what was found for each selection: all its options, and a name with an absolute path."""
+    def with_selections(self, selected: Sequence[Mapping[str, Any]]) -> Self:
+        """Return the section with what was found for each selection: all options, and a name with an absolute path."""
+        return self
 
 
 def secret_value(secret: SecretStr, where: str) -> str:

@@ -17,7 +17,7 @@ from .load import OWN_REWARD, PLUGIN_SECTIONS
 from .problems import ModelT, Problems
 from .processes import TransportConfig
 from .resolved import METRICS_OF_SCORE, Configured, SelectedReward, SelectedSection
-from .section import Section, SelectsPlugins, commands_of
+from .section import Section, commands_of
 from .sections import (
     EngineConfig,
     OptimizerConfig,
@@ -115,10 +115,10 @@ class Selector:
         if config is None:
             return None
         self._check_commands(config, path)
-        if isinstance(config, SelectsPlugins):
-            found = [self.plugin(of, f"{path}.{at}", section) for of, at, section in config.selections()]
+        if isinstance(config, Section) and (selections := tuple(config.selections())):
+            found = [self.plugin(of, f"{path}.{at}", section) for of, at, section in selections]
             checked = [each.to_mapping() for each in found if each is not None]
-            config = config.with_selected(checked) if len(checked) == len(found) else config
+            config = config.with_selections(checked) if len(checked) == len(found) else config
         return Configured.of(selected, config)
 
     def listed(self, kind: str, section: str, given: Any, core: type[BaseModel]) -> tuple[Configured, ...]:

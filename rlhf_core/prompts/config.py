@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ..config.section import Section, SelectsPlugins
+from ..config.section import Section
 from ..config.sections import PromptsConfig
 
 
@@ -91,7 +91,7 @@ class MixtureEntry(Section):
         return {**rest, "options": {**options, **own}} if isinstance(options, dict) else given
 
 
-class MixtureConfig(PromptsConfig, SelectsPlugins):
+class MixtureConfig(PromptsConfig):
     """Several sources, mixed by weights; a record's `source` is the label of its own."""
 
     sources: list[MixtureEntry] = Field(
@@ -110,7 +110,7 @@ class MixtureConfig(PromptsConfig, SelectsPlugins):
         for place, entry in enumerate(self.sources):
             yield "prompts", f"sources.{place}", {**entry.options, "name": entry.name}
 
-    def with_selected(self, selected: Sequence[Mapping[str, Any]]) -> MixtureConfig:
+    def with_selections(self, selected: Sequence[Mapping[str, Any]]) -> MixtureConfig:
         sources = [
             entry.model_copy(update={"name": found["name"], "options": {key: found[key] for key in entry.options}})
             for entry, found in zip(self.sources, selected, strict=True)
