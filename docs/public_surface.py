@@ -69,7 +69,7 @@ FOR_TRANSPORTS = frozenset(
         "summary_of",
         "verify_weights",
         "with_groups",
-    ]
+    ]  # a list would be a line for each
 )
 """Names of core that only transports and the test kit need: they have a page of their own."""
 
@@ -86,7 +86,7 @@ def surface() -> dict[str, dict[str, str]]:
 
 
 def plugin_page() -> dict[str, dict[str, str]]:
-    """What any plugin may import of core: module -> name -> a few words. Each name is in the first module that has it."""
+    """What any plugin may import of core: module -> name -> a few words; each name in the first module that has it."""
     return _once(surface(), lambda name: name not in FOR_TRANSPORTS)
 
 

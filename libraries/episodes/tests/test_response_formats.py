@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
 
 import pytest
@@ -32,13 +31,6 @@ GLM = (
 GEMMA_CALL = '<|tool_call>call:add{a:7,text:<|"|>7<|"|>}<tool_call|>'
 THOUGHT = "<|channel|>analysis<|message|>her<|end|><|start|>assistant"
 CALLED = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parsers_are_collected():
-    """A parser ends its process when it is collected."""
-    yield
-    gc.collect()
 
 
 @pytest.mark.parametrize(

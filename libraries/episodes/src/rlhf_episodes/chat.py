@@ -191,9 +191,7 @@ class ChatFormat:
     def ends(self, eos_token_ids: frozenset[int]) -> tuple[str, ...]:
         """Return the end of turn as a stop text for engines that do not stop at its token (with base models)."""
         token = self.end_of_turn_id
-        if token is None or token in eos_token_ids:
-            return ()
-        return (str(self._tokenizer.decode([token])),)
+        return () if token is None or token in eos_token_ids else (str(self._tokenizer.decode([token])),)
 
     @cached_property
     def _markers(self) -> frozenset[int]:
@@ -312,12 +310,8 @@ class ChatFormat:
                 if change is not None:
                     cut[kind].append(role)
                     changes.append(f"a reply {'that thinks ' * (kind == 'thinking')}before a {role} message: {change}")
-        return HistoryCheck(
-            cut_after=tuple(cut["plain"]),
-            cut_thinking_after=tuple(cut["thinking"]),
-            changes=tuple(changes),
-            error=broken,
-        )
+        plain, thinks = (tuple(roles) for roles in cut.values())
+        return HistoryCheck(cut_after=plain, cut_thinking_after=thinks, changes=tuple(changes), error=broken)
 
     def _change(self, reply: str, role: str, tools: Sequence[Tool]) -> str | None:
         """Describe how the template's rendering differs from an append-only row, or return None if it does not."""

@@ -31,23 +31,15 @@ _CALL_ENDS = ('"}', '<|"|>}<tool_call|>')
 """Closing of a call after its last argument, in JSON and in gemma4's form."""
 _PROBE = "zq7_probe"
 _PROBE_CALL = ToolCall(name=_PROBE, arguments={"text": _CONTENT})
-_PROBE_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": _PROBE,
-        "description": "Returns its argument.",
-        "parameters": {
-            "type": "object",
-            "properties": {"text": {"type": "string", "description": "Any text."}},
-            "required": ["text"],
-        },
-    },
-}
+_PROPERTIES = {"text": {"type": "string", "description": "Any text."}}
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": ["text"]}
+_PROBE_FUNCTION = {"name": _PROBE, "description": "Returns its argument.", "parameters": _PARAMETERS}
+_PROBE_TOOL: Tool = {"type": "function", "function": _PROBE_FUNCTION}
 
 
-def _calling(name: str, text: str) -> Message:
-    """Return a reply that calls a tool with `text`."""
-    function = {"name": name, "arguments": {"text": text}}
+def _calling(name: str, arguments: object) -> Message:
+    """Return a reply that calls a tool."""
+    function = {"name": name, "arguments": arguments}
     # Differs from the id of results: for equal ids, some templates write the name of the call, not of the result.
     call = {"type": "function", "id": "call00001", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -125,7 +117,7 @@ class ChatTemplate:
         """Whether a tool's result can follow the message that calls it. Others may be refused before it (gpt-oss)."""
         try:
             result: Message = {"role": "tool", "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
-            text = self._try([USER, _calling(_PROBE, _REPLY), result])
+            text = self._try([USER, _calling(_PROBE, {"text": _REPLY}), result])
             return _CONTENT in text and any(_REPLY + end in text for end in _CALL_ENDS)  # else the closing is unknown
         except Refusal:
             return False
@@ -157,13 +149,9 @@ class ChatTemplate:
 
     @cached_property
     def _call_formats(self) -> tuple[ToolFormat | None, ResponseFormat | None]:
-        for arguments in (
-            dict(_PROBE_CALL.arguments),
-            json.dumps(_PROBE_CALL.arguments),
-        ):  # templates expect one or the other
-            function = {"name": _PROBE, "arguments": arguments}
-            call = {"type": "function", "id": "call00000", "function": function}
-            message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        arguments = dict(_PROBE_CALL.arguments)
+        # Some templates require the arguments as an object, others as JSON text.
+        for message in (_calling(_PROBE, arguments), _calling(_PROBE, json.dumps(arguments))):
             try:
                 start = self._try([USER], [_PROBE_TOOL])
                 whole = self._try([USER, message], [_PROBE_TOOL], prompt=False)
@@ -196,7 +184,7 @@ class ChatTemplate:
         """Return a dummy reply that `messages` may follow: one that calls the tool if results can follow no other."""
         first = messages[0] if messages else {}
         if first.get("role") == "tool" and self.refusal("tool") is not None and self.takes_results_of_calls:
-            return _calling(str(first.get("name")), text)
+            return _calling(str(first.get("name")), {"text": text})
         return {"role": "assistant", "content": text}
 
     def _rest(self, text: str) -> str:

@@ -274,8 +274,7 @@ class Episode:
 
     def _is_cut(self, row: EpisodeRow, new: Sequence[Message]) -> bool:
         """Whether the template writes replies of this row otherwise than they were sampled, now that `new` follows."""
-        thinking = any(map(self.chat.thinks, row.replies))
-        return self.chat.check(row.tools).cuts(new, thinking=thinking)
+        return self.chat.check(row.tools).cuts(new, thinking=any(map(self.chat.thinks, row.replies)))
 
 
 class EpisodePolicy:

@@ -27,20 +27,28 @@ class Family:
 
 
 _FUNCTION = {"name": "{name}", "arguments": "{content}"}
+_CALL = {"repeats": True, "transform": {"type": "function", "function": _FUNCTION}}
 
 
 def _template(end: str, calls: Mapping[str, Any], **others: Any) -> dict[str, Any]:
     """Return a template whose calls start with the name. The rest of the reply is its content."""
-    called = {"repeats": True, "transform": {"type": "function", "function": _FUNCTION}, **calls}
-    content = {"close_pattern": end, "content": "text"}
-    return {
-        "defaults": {"role": "assistant"},
-        "start_anchor": "assistant",  # required, but only used to read the end of a prompt
-        "fields": {"tool_calls": called, "content": content, **others},
-    }
+    fields = {"tool_calls": {**_CALL, **calls}, "content": {"close_pattern": end, "content": "text"}, **others}
+    # An anchor is required, but only used to read the end of a prompt.
+    return {"defaults": {"role": "assistant"}, "start_anchor": "assistant", "fields": fields}
 
 
-_TO_MESSAGE = r"(?:[^<]|<\|constrain\|>){0,64}<\|message\|>"
+def _part(begin: str, end: str, content: str = "text", **others: Any) -> dict[str, Any]:
+    """Return a field of a template: the part of a reply between two patterns."""
+    return {"open_pattern": begin, "close_pattern": end, "content": content, **others}
+
+
+def _xml(begin: str, argument: str) -> dict[str, Any]:
+    """Return the field of calls whose arguments are written in tags."""
+    text = {"name": "text", "args": {"strip": False}}
+    return _part(begin, r"</tool_call>\s*", "xml-inline", content_args={"tag_pattern": argument, "value_parser": text})
+
+
+_START, _TO_MESSAGE = r"(?:<\|start\|>assistant)?", r"(?:[^<]|<\|constrain\|>){0,64}<\|message\|>"
 _IM_END = r"<\|im_end\|>\s*"
 FAMILIES = (
     Family(
@@ -50,25 +58,18 @@ FAMILIES = (
         in_channels=True,
         template=_template(
             r"<\|return\|>\s*",
-            {
-                # Templates write the recipient before the channel, but models often write it after the channel.
-                "open_pattern": r"(?:<\|start\|>assistant)?(?:<\|channel\|>commentary)?"
-                r" to=functions\.(?P<name>[^\s<]+)(?:<\|channel\|>commentary)?" + _TO_MESSAGE,
-                "close_pattern": r"<\|call\|>\s*",
-                "content": "json",
-            },
-            content={
-                "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>final" + _TO_MESSAGE,
-                "close_pattern": r"<\|(?:return|end)\|>\s*",
-                "content": "text",
-            },
-            thinking={
-                "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>(?:analysis|commentary)<\|message\|>",
-                "close_pattern": r"<\|end\|>\s*",
-                "content": "text",
-                "repeats": True,
-                "join": "\n",
-            },
+            # Templates write the recipient before the channel, but models often write it after the channel.
+            _part(
+                _START
+                + r"(?:<\|channel\|>commentary)? to=functions\.(?P<name>[^\s<]+)(?:<\|channel\|>commentary)?"
+                + _TO_MESSAGE,
+                r"<\|call\|>\s*",
+                "json",
+            ),
+            content=_part(_START + r"<\|channel\|>final" + _TO_MESSAGE, r"<\|(?:return|end)\|>\s*"),
+            thinking=_part(
+                _START + r"<\|channel\|>(?:analysis|commentary)<\|message\|>", r"<\|end\|>\s*", repeats=True, join="\n"
+            ),
         ),
     ),
     Family(
@@ -77,15 +78,10 @@ FAMILIES = (
         end="</function>",
         template=_template(
             _IM_END,
-            {
-                "open_pattern": r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
-                "close_pattern": r"</tool_call>\s*",
-                "content": "xml-inline",
-                "content_args": {
-                    "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
-                    "value_parser": {"name": "text", "args": {"strip": False}},
-                },
-            },
+            _xml(
+                r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
+                r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
+            ),
         ),
     ),
     Family(
@@ -94,15 +90,10 @@ FAMILIES = (
         end="</tool_call>",
         template=_template(
             r"<\|(?:user|observation)\|>\s*",
-            {
-                "open_pattern": r"<tool_call>(?P<name>[^\s<]+)\s*",
-                "close_pattern": r"</tool_call>\s*",
-                "content": "xml-inline",
-                "content_args": {
-                    "tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-                    "value_parser": {"name": "text", "args": {"strip": False}},
-                },
-            },
+            _xml(
+                r"<tool_call>(?P<name>[^\s<]+)\s*",
+                r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+            ),
         ),
     ),
     Family(
@@ -113,13 +104,13 @@ FAMILIES = (
         content_precedes_calls=False,
         template=_template(
             r"(?:<turn\|>|<\|tool_response>|<eos>)\s*",
-            {
-                "open_pattern": r"<\|tool_call>call:(?P<name>[^\s{]+)",
-                "close_pattern": r"<tool_call\|>\s*",
-                "content": "json",
-                "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
-            },
-            reasoning_content={"open": "<|channel>thought", "close_pattern": r"<channel\|>\s*", "content": "text"},
+            _part(
+                r"<\|tool_call>call:(?P<name>[^\s{]+)",
+                r"<tool_call\|>\s*",
+                "json",
+                content_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+            ),
+            reasoning_content=_part(r"<\|channel>thought", r"<channel\|>\s*"),
         ),
     ),
     Family(
@@ -129,12 +120,9 @@ FAMILIES = (
         in_channels=True,
         template=_template(
             _IM_END,
-            {
-                "open": "<|tool_call_start|>",
-                "close": "<|tool_call_end|>",
-                "content": "text",
-                "transform": "{content}",  # a list of Python calls, parsed by `response_parser.py`
-            },
+            # The content is a list of Python calls, parsed by `response_parser.py`.
+            _part(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", transform="{content}"),
         ),
     ),
 )
+"""All known families, in the order in which they are tried."""
