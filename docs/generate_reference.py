@@ -139,7 +139,8 @@ def api_page() -> str:
         NOTE,
         "These names, from these modules, as they stand here: `from rlhf_core.rollout import ModuleReceiver`, never "
         "from a file in the folder `rollout/`. A name that `rlhf_core` itself has is listed there alone. Transports "
-        "may import more: [transport-api.md](transport-api.md). The rest of core is private and may move in any release.",
+        "may import more: [transport-api.md](transport-api.md). The rest of core is private and may move in any "
+        "release.",
     ]
     return "\n\n".join([*parts, *name_tables(plugin_page())]) + "\n"
 
