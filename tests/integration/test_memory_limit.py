@@ -24,7 +24,7 @@ class Limit:
             self.is_set = True
 """
 STACK_KIB = 8192
-"""Of a thread: with a little more, a thread is made and runs out of memory in its first steps."""
+"""Of a thread; a little more than this is left in the second run."""
 DEADLINE_SECONDS = 400
 
 
