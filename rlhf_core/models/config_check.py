@@ -63,7 +63,8 @@ def _hub_file(name: str, fetch: bool) -> Path:
 
     with suppress(Exception):  # reported when the model is loaded
         found = try_to_load_from_cache(name, "config.json")
+        if fetch and not isinstance(found, str):
+            found = hf_hub_download(name, "config.json")
         if isinstance(found, str):
             return Path(found)
-        return Path(hf_hub_download(name, "config.json") if fetch else name)
     return Path(name)  # which does not exist

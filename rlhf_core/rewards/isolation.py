@@ -30,8 +30,6 @@ _POLL_SECONDS = 0.05
 _MAX_ANSWER_BYTES = 64 << 20
 _STACK_SECONDS = 0.5
 _MAX_STACK_BYTES = 1 << 16
-_STACK_ENDS = (b"in _run_module_as_main", b"  ...")
-"""The last line of a stack, and of one that is cut."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _MAX_FRAMES = 4
 
@@ -166,18 +164,15 @@ class _Worker(ChildProcess):
 
     def _hanging_line(self) -> str:
         """Where its main thread is, as the end of a sentence; empty if it does not say. Nothing can be asked after."""
-        found = b""
         with suppress(OSError):
             os.kill(self.pid, STACKS_SIGNAL)
-            while len(found) < _MAX_STACK_BYTES and self._connection.poll(_STACK_SECONDS):
-                more = os.read(self._connection.fileno(), _MAX_STACK_BYTES)
-                found += more
-                if not more or found.rstrip().endswith(_STACK_ENDS):
-                    break
-        frames = _FRAME.findall(found.decode(errors="replace"))
-        of_reward = takewhile(lambda frame: not frame[0].endswith("rlhf_core/rewards/worker.py"), frames[:_MAX_FRAMES])
-        lines = ", called from ".join(f"{file}:{line} in {name}" for file, line, name in of_reward)
-        return f", at {lines}" if lines else ""
+            if self._connection.poll(_STACK_SECONDS):
+                time.sleep(_POLL_SECONDS)  # it is written in pieces
+                found = _FRAME.findall(os.read(self._connection.fileno(), _MAX_STACK_BYTES).decode(errors="replace"))
+                frames = takewhile(lambda frame: not frame[0].endswith("rlhf_core/rewards/worker.py"), found)
+                lines = [f"{file}:{line} in {name}" for file, line, name in frames][:_MAX_FRAMES]
+                return ", at " + ", called from ".join(lines) if lines else ""
+        return ""
 
     def _limit_transfers(self, seconds: float) -> None:
         """Bound each read and write: a process that hangs neither takes nor gives the rest of a message."""
