@@ -39,7 +39,10 @@ def exit_at_signals(code: int) -> None:
 
 @contextmanager
 def kept_handlers() -> Iterator[None]:
-    """Put the handlers of signals back at the end of the block."""
+    """Put the handlers of signals back at the end of the block. No effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.getsignal(number) for number in stop_signals()}
     try:
         yield

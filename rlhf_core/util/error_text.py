@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from contextlib import suppress
 from itertools import dropwhile
@@ -13,13 +14,14 @@ _CORE = f"{Path(__file__).parents[1]}/"
 _STANDARD = sysconfig.get_path("stdlib")
 
 
-def error_text(error: BaseException, module: str | None = None) -> str:
+def error_text(error: BaseException, module: str | None = None, *, caller: str = "rlhf_core") -> str:
     """`KeyError: 'level' (rewards/mine.py, line 7)`.
 
     The line is the innermost one of the top-level package of `module`. Otherwise it is the last one in the file that
-    core called, whatever that called in turn; where core itself raised there is none.
+    core called, whatever that called in turn; where core itself raised there is none. caller: a module of a library
+    whose frames count as core's.
     """
-    place = (module and _line_of(error, module)) or _own_line(error)
+    place = (module and _line_of(error, module)) or _own_line(error, (_CORE, _folder_of(caller)))
     return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
 
 
@@ -33,10 +35,14 @@ def _line_of(error: BaseException, module: str) -> str:
     return lines[-1] if lines else ""
 
 
-def _own_line(error: BaseException) -> str:
+def _folder_of(module: str) -> str:
+    return f"{Path(str(sys.modules[module.partition('.')[0]].__file__)).parent}/"
+
+
+def _own_line(error: BaseException, callers: tuple[str, ...]) -> str:
     called: list[FrameSummary] = []
     for frame in extract_tb(error.__traceback__):
-        called = [] if frame.filename.startswith(_CORE) else [*called, frame]
+        called = [] if frame.filename.startswith(callers) else [*called, frame]
     own = list(dropwhile(lambda frame: _is_standard(frame.filename), called))
     lines = [frame.lineno for frame in own if frame.filename == own[0].filename]
     return f"{_shown(own[0].filename)}, line {lines[-1]}" if own else ""

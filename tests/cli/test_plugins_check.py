@@ -157,7 +157,7 @@ def test_environments_are_played(install):
     assert verdicts["fine"] == ("ok", "Says it once more.")
     assert verdicts["needy"].status == "not run" and "a task without a prompt" in verdicts["needy"].detail
     assert verdicts["brittle"].status == "broken" and "step raised ValueError" in verdicts["brittle"].detail
-    assert verdicts["nothing"] == ("broken", "Nothing is no environment: it has no reset")
+    assert verdicts["nothing"] == ("broken", "its build returned a Nothing: Nothing is no environment: it has no reset")
 
 
 LEARNERS = (

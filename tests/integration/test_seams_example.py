@@ -136,7 +136,9 @@ def test_the_player_draws_again_what_is_known(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("example")
 def test_the_kind_of_model_trains_and_is_saved(tmp_path: Path) -> None:
     folder = start(RUN, tmp_path / "run").run_folder
-    assert json.loads((folder / "manifest.json").read_text())["models"] == {"varied": "rlhf-example-novelty 0.1.0"}
+    assert json.loads((folder / "manifest.json").read_text())["owners"]["models"] == {
+        "varied": "rlhf-example-novelty 0.1.0"
+    }
     made, trained = (
         load_policy(ModelConfig(path=path), dtype=torch.float32, seed=0)
         for path in ("builtin:varied-digits", str(folder / "model"))
@@ -239,7 +241,7 @@ def test_a_resume_without_the_distribution_names_it(tmp_path: Path, capsys: pyte
     rmtree(tmp_path / "site" / "rlhf_example_novelty-0.1.0.dist-info")
     assert run(["train", "--resume", str(tmp_path / "run")]) == 2
     shown = said(capsys)
-    assert "the run has the section novelty of rlhf-example-novelty 0.1.0, which is not installed" in shown
+    assert " of rlhf-example-novelty 0.1.0, which is not installed" in shown
     assert "pip install rlhf-example-novelty==0.1.0" in shown
 
 

@@ -194,7 +194,7 @@ async def run_environment(make: Make, call: Caller, episode: Playable) -> Outcom
 
 def said(error: BaseException) -> str:
     """The error's text, as the end of a sentence about the call that raised it."""
-    return f"raised {printable(error_text(error))}"
+    return f"raised {printable(error_text(error, caller=__name__))}"
 
 
 def _checked(found: object, episode: Playable) -> Outcome:
@@ -214,7 +214,9 @@ def _checked(found: object, episode: Playable) -> Outcome:
     try:
         columns = json.loads(json.dumps(dict(found.columns), default=lambda value: value.tolist(), allow_nan=False))
     except (AttributeError, TypeError, ValueError) as error:
-        raise EnvironmentFault(f"gave columns that are not finite numbers: {error_text(error)}") from None
+        raise EnvironmentFault(
+            f"gave columns that are not finite numbers: {error_text(error, caller=__name__)}"
+        ) from None
     return Outcome(
         reward=_finite("the reward", found.reward),
         turn_rewards={

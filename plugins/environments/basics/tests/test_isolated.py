@@ -65,9 +65,9 @@ def test_nothing_changes(name, tmp_path, monkeypatch):
 def test_tools_are_in_a_process_of_their_own_unless_the_run_file_says_no():
     functions = ["tools.py:add"]
     assert select("tools", functions=functions).isolate
-    assert select("tools", functions=functions).to_mapping()["isolate"] is True
+    assert select("tools", functions=functions).options.isolate is True
     assert not select("tools", functions=functions, isolate=False).isolate
-    assert select("conversation").to_mapping()["isolate"] is False
+    assert select("conversation").options.isolate is False
 
 
 class TestTools(EnvironmentContract):
