@@ -22,10 +22,11 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     "rlhf-reward-model": {"rewards": "model"},
     "rlhf-reward-http": {"rewards": "http", "commands": "serve-reward"},
     "rlhf-reward-judge": {"rewards": "judge"},
+    "rlhf-data": {"prompts": "sort-digits"},
     "rlhf-reasoning-gym": {"rewards": "reasoning-gym", "prompts": "reasoning-gym"},
     "rlhf-core": {
         "transports": "local",
-        "prompts": "jsonl hf-dataset sort-digits tasks mixture",
+        "prompts": "jsonl hf-dataset tasks mixture",
         "sections": "prompts.curriculum",
         "optimizers": "adamw",
         "schedules": "constant linear cosine",

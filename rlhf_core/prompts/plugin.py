@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..components import Component
-from .config import HfDatasetConfig, JsonlConfig, MixtureConfig, SortDigitsConfig, TasksConfig
+from .config import HfDatasetConfig, JsonlConfig, MixtureConfig, TasksConfig
 
 jsonl = Component(
     summary="A JSON Lines file: prompt (text or chat messages), optional answer, any metadata.",
@@ -14,11 +14,6 @@ hf_dataset = Component(
     summary="A Hugging Face dataset: a saved folder, Parquet, JSONL or CSV files, or a hub name.",
     config=HfDatasetConfig,
     build="rlhf_core.prompts.hf_dataset:build",
-)
-sort_digits = Component(
-    summary="Made in code: sort the digits of a number (the quickstart's task).",
-    config=SortDigitsConfig,
-    build="rlhf_core.prompts.sort_digits:build",
 )
 tasks = Component(
     summary="Tasks without a prompt, for an environment that brings its own.",

@@ -27,7 +27,7 @@ from importlib import import_module
 
 from rlhf_core import Component
 from rlhf_core.components import *
-from rlhf_core.prompts.config import SortDigitsConfig
+from rlhf_data.config import SortDigitsConfig
 from rlhf_hf.config import HfEngineConfig
 from rlhf_ppo.config import PPOConfig
 from rlhf_torch.config import SingleConfig
@@ -54,7 +54,7 @@ def spy(kind, target):
 build_algorithm = spy("algorithms", "rlhf_ppo.algorithm:build")
 build_strategy = spy("strategies", "rlhf_torch.single:build")
 build_engine = spy("engines", "rlhf_hf.engine:build")
-build_prompts = spy("prompts", "rlhf_core.prompts.sort_digits:build")
+build_prompts = spy("prompts", "rlhf_data.sort_digits:build")
 
 def build_reward(config, context):
     note("rewards", context)

@@ -10,7 +10,7 @@ from rlhf_testing.runs import tiny_run
 COUNTED = """
 from importlib import import_module
 from rlhf_core import Component
-from rlhf_core.prompts.config import SortDigitsConfig
+from rlhf_data.config import SortDigitsConfig
 from rlhf_ppo.config import PPOConfig
 
 built = []
@@ -22,7 +22,7 @@ def counting(name, module):
     return build
 
 build_algorithm = counting("algorithm", "rlhf_ppo.algorithm")
-build_prompts = counting("prompts", "rlhf_core.prompts.sort_digits")
+build_prompts = counting("prompts", "rlhf_data.sort_digits")
 algorithm = Component("Counts.", PPOConfig, "counted:build_algorithm")
 prompts = Component("Counts.", SortDigitsConfig, "counted:build_prompts")
 """

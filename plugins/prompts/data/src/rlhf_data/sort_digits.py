@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from ..components import PromptsContext
-from ..protocols import PromptSource
-from ..util.rng import derive_seed
+from rlhf_core.components import PromptsContext
+from rlhf_core.protocols import PromptSource
+from rlhf_core.util import derive_seed
+
 from .config import SortDigitsConfig
 
 

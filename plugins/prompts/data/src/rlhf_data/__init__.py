@@ -1,0 +1,1 @@
+"""Prompt sources: problems made in code."""
