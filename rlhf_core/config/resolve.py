@@ -57,8 +57,12 @@ def resolve(
     select = Selector(problems, trust)
     sections = take_sections(given, select)
     # Of a section with problems it is not known: what follows from it is not reported.
-    plays = any(each is INVALID or cast(Section, each.config).reward_weight() is not None for each in sections.values())
-    if any(each is INVALID or cast(Section, each.config).needs_no_prompts for each in sections.values()):
+    valid = {name: cast(Section, each.config) for name, each in sections.items() if each is not INVALID}
+    graders = [name for name, section in valid.items() if section.reward_weight() is not None]
+    for name in graders[1:]:
+        problems.add(name, f"its player and that of {graders[0]} both give the reward environment: remove one section")
+    plays = bool(graders) or len(valid) < len(sections)
+    if plays or any(section.needs_no_prompts for section in valid.values()):
         given.setdefault("prompts", dict(TASKS))
     core = _core_sections(given, problems)
     chosen: dict[str, Any] = {
@@ -105,8 +109,7 @@ def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust =
 
     Raises `PluginError` if no installed plugin brings it.
     """
-    given = {"name": data} if isinstance(data, str) else data
-    return Selector(problems, trust).section(find("sections", name), given)
+    return Selector(problems, trust).section(find("sections", name), {"name": data} if isinstance(data, str) else data)
 
 
 def check_sections_kept(before: Iterable[str], changed: Mapping[str, Any], hook: str) -> None:

@@ -173,11 +173,6 @@ class ResolvedRun:
         return cast(Section, self.sections[section].config).reward_weight()
 
     @property
-    def player_gives_reward(self) -> bool:
-        """Whether a section's player gives its rows a reward: whether episodes are played."""
-        return any(self._weight_of(name) is not None for name in self.sections)
-
-    @property
     def row_columns(self) -> Iterator[tuple[str, Mapping[str, Column]]]:
         """Owner and columns of what adds columns to the rows of answers: sections, and the plugins they select."""
         for brought in self.sections.values():

@@ -14,6 +14,7 @@ from pydantic import Field, StrictInt, model_validator
 from .engine import EngineConfig as EngineConfig
 from .evaluation import EvalConfig as EvalConfig
 from .evaluation import EvalSetOptions as EvalSetOptions
+from .load import OWN_REWARD
 from .optimizer import OptimizerConfig as OptimizerConfig
 from .problems import Problem
 from .section import Count
@@ -176,7 +177,7 @@ class RewardScaling(Section):
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         scales = self.clip is not None or self.normalise
-        if scales and run.player_gives_reward and run.algorithm.component.credits_turns:
+        if scales and OWN_REWARD in run.reward_weights and run.algorithm.component.credits_turns:
             told = f"{run.algorithm.name} gives each turn its own reward, but clip and normalise act on their sum"
             yield Problem("", f"{told}: take them out, or use an algorithm without a critic")
 

@@ -202,18 +202,17 @@ class Selector:
         except PluginError as error:
             self.problems.add_error(ref.name, error)
             return None
-        model = cast("type[Section]", selected.component.config)
-        if model.selects is not None:
-            return self._selecting(selected, model, ref.name, value)
+        if kind := cast("type[Section]", selected.component.config).selects:
+            return self._selecting(selected, kind, ref.name, value)
         if not isinstance(value, dict | None):
             self.problems.add(ref.name, f"should be a mapping of options (given {value!r})")
             return None
         found = self.options(selected, value or {}, ref.name, section_names(ref.name))
         return None if found is None else SelectedSection.of(found, found.config)
 
-    def _selecting(self, selected: Selected, model: type[Section], path: str, value: Any) -> SelectedSection | None:
-        assert model.selects is not None
-        plugin = self.plugin(model.selects, path, value, beside=model.model_fields)
+    def _selecting(self, selected: Selected, kind: str, path: str, value: Any) -> SelectedSection | None:
+        model = cast("type[Section]", selected.component.config)
+        plugin = self.plugin(kind, path, value, beside=model.model_fields)
         own = self._core_part(model, value, path) if isinstance(value, dict) else None
         if plugin is None or own is None:
             return None

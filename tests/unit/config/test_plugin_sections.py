@@ -92,6 +92,23 @@ probe = Component(summary="Probes with another reward.", config=Probe)
     assert any({"every", "target_tokens"} <= set(each.get("properties", {})) for each in choices)
 
 
+def test_one_section_alone_gives_the_reward_of_a_player(install):
+    source = """
+from rlhf_core import Component, Section
+
+class Judged(Section):
+    def reward_weight(self):
+        return 0.5
+
+judged = Component(summary="Grades what it plays.", config=Judged)
+"""
+    install("acme", {"rlhf.sections": {"judged": "acme_judged:judged"}}, {"acme_judged": source})
+    run = {key: value for key, value in RUN.items() if key != "safety"}
+    assert resolve({**run, "judged": {}}).reward_weights == {"environment": 0.5, "exact-match": 1.0}
+    with pytest.raises(ConfigError, match=r"both give the reward environment: remove one section"):
+        resolve({**run, "judged": {}, "environment": {"name": "guess-number"}})
+
+
 def test_a_section_may_be_called_like_a_part_of_core_s(install):
     """Its place in the run file is its own, and its options are not those of a run."""
     named = SOURCE.replace("window", "strategy").replace("int | None = Field(None, ge=1", "str | None = Field(None")

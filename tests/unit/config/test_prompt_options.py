@@ -37,7 +37,7 @@ def lengths(resolved):
 
 def test_cores_own_sources_have_cores_options():
     ours = [ref for ref in discover("prompts").values() if ref.distribution == "rlhf-core"]
-    assert len(ours) == 5
+    assert len(ours) == 4
     assert all(issubclass(load("prompts", ref.name).component.config, PromptsConfig) for ref in ours)
 
 
