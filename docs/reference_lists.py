@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from reference_api import prose
 
 from rlhf_cli.schema_text import option_rows
-from rlhf_core.config.plugin_sections import section_models
 from rlhf_core.config.sections import RunConfig
+from rlhf_core.config.select import section_models
 from rlhf_core.errors import RlhfError
 from rlhf_core.hookspecs import SPECS
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .load import expand
-from .plugin_sections import section_models
 from .problems import models_in
 from .sections import RunConfig
-from .select import DEFAULT_PLUGINS
+from .select import DEFAULT_PLUGINS, section_models
 
 _DEFAULTS = {f"{section}.name": name for section, name in DEFAULT_PLUGINS.items()}
 """Of a section that a run folder of an earlier version lacks."""

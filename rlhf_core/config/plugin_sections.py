@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from ..errors import PluginError
-from ..plugins.discovery import PluginRef, discover, load_ref
+from ..plugins.discovery import PluginRef, discover
 from .resolved import INVALID, SelectedSection
-from .section import Section
-from .select import Selector, check_options
+from .select import Selector, section_model
 
 logger = logging.getLogger("rlhf")
-
-
-def section_models() -> dict[str, type[Section]]:
-    """Dotted name -> options of each installed section; broken ones are left out."""
-    found: dict[str, type[Section]] = {}
-    for ref in discover("sections").values():
-        with suppress(PluginError):  # reported to whoever uses the section
-            found[ref.name] = _model(ref)
-    return found
 
 
 def take_sections(given: dict[str, Any], select: Selector) -> dict[str, SelectedSection]:
@@ -50,13 +39,7 @@ def _pop(given: Any, name: str) -> Any:
 
 def _is_active_when_absent(ref: PluginRef) -> bool:
     try:
-        return any(_model(each).active_when_absent for each in (ref, *ref.clashes))
+        return any(section_model(each).active_when_absent for each in (ref, *ref.clashes))
     except PluginError as error:
         logger.warning("the section %s is ignored: %s", ref.name, error)
         return False
-
-
-def _model(ref: PluginRef) -> type[Section]:
-    selected = load_ref(ref)
-    check_options(selected)
-    return cast("type[Section]", selected.component.config)

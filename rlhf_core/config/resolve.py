@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -20,7 +20,6 @@ from .plugin_sections import take_sections
 from .problems import Problems
 from .resolved import INVALID, Configured, SelectedEvalSet, SelectedReward, SelectedSection
 from .resolved import ResolvedRun as ResolvedRun
-from .section import Section
 from .sections import DEFAULT_LOGGER, EvalSetOptions, HooksConfig, LoggingConfig, PromptsConfig, RunConfig
 from .select import OTHER_SECTIONS, SHARED_OPTIONS, Selector, section_names
 
@@ -57,7 +56,7 @@ def resolve(
     select = Selector(problems, trust)
     sections = take_sections(given, select)
     # Of a section with problems it is not known: what follows from it is not reported.
-    valid = {name: cast(Section, each.config) for name, each in sections.items() if each is not INVALID}
+    valid = {name: each.config for name, each in sections.items() if each is not INVALID}
     graders = [name for name, section in valid.items() if section.reward_weight() is not None]
     for name in graders[1:]:
         problems.add(name, f"its player and that of {graders[0]} both give the reward environment: remove one section")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -56,6 +56,11 @@ class Configured(Selected):
         """The plugin with these options."""
         return cls(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
 
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Those that its config class declares, or, for a class without a component, that class."""
+        return columns_of(self.function or type(self.config))
+
     def to_mapping(self) -> dict[str, Any]:
         """Its section of the run file."""
         return {"name": self.name, **options_of(self.config)}
@@ -89,6 +94,7 @@ class SelectedReward:
 class SelectedSection(Configured):
     """A section that a plugin brings."""
 
+    config: Section = field(kw_only=True)
     plugin: Configured | None = None
     """The plugin that it names, if it is a section that names one (`Section.selects`)."""
 
@@ -167,18 +173,18 @@ class ResolvedRun:
         """
         for name in sorted(self.sections, key=lambda each: (self._weight_of(each) is None, each)):
             brought = self.sections[name]
-            yield name, cast(Section, brought.config), (brought.plugin or brought).label
+            yield name, brought.config, (brought.plugin or brought).label
 
     def _weight_of(self, section: str) -> float | None:
-        return cast(Section, self.sections[section].config).reward_weight()
+        return self.sections[section].config.reward_weight()
 
     @property
     def row_columns(self) -> Iterator[tuple[str, Mapping[str, Column]]]:
         """Owner and columns of what adds columns to the rows of answers: sections, and the plugins they select."""
         for brought in self.sections.values():
-            yield brought.label, columns_of(type(brought.config))
+            yield brought.label, brought.columns
             if brought.plugin is not None:
-                yield brought.plugin.label, columns_of(brought.plugin.function or type(brought.plugin.config))
+                yield brought.plugin.label, brought.plugin.columns
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -293,11 +299,10 @@ def map_options(value: ValueT, change: Callable[[str, BaseModel, str], BaseModel
         return map_options(part, change, ".".join(filter(None, (place, name))))
 
     mapped: Any = value
-    if isinstance(value, SelectedSection) and value.plugin is not None:
-        config = change(place, value.config, value.label)
-        mapped = replace(value, config=config, plugin=map_options(value.plugin, change, place))
-    elif isinstance(value, Configured):
+    if isinstance(value, Configured):
         mapped = replace(value, config=change(place, value.config, value.label))
+        if isinstance(value, SelectedSection) and value.plugin is not None:
+            mapped = replace(mapped, plugin=map_options(value.plugin, change, place))
     elif isinstance(value, RunConfig):
         mapped = value.model_copy(update={name: inner(name, each) for name, each in value})
     elif isinstance(value, BaseModel):

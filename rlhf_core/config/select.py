@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -49,14 +50,23 @@ def shared_options(kind: str) -> type[BaseModel] | None:
     """The options that stand beside a plugin's own: core's, or those of the section that `selects` the kind."""
     if kind in SHARED_OPTIONS or kind in PLUGIN_SECTIONS.values():
         return SHARED_OPTIONS.get(kind)
+    return next((model for model in section_models().values() if model.selects == kind), None)
+
+
+def section_models() -> dict[str, type[Section]]:
+    """Dotted name -> options of each installed section; broken ones are left out."""
+    found: dict[str, type[Section]] = {}
     for ref in discover("sections").values():
-        try:
-            model = load_ref(ref).component.config
-        except PluginError:  # reported to whoever uses the section
-            continue
-        if getattr(model, "selects", None) == kind:
-            return model
-    return None
+        with suppress(PluginError):  # reported to whoever uses the section
+            found[ref.name] = section_model(ref)
+    return found
+
+
+def section_model(ref: PluginRef) -> type[Section]:
+    """Options of an installed section. Raises `PluginError` if it is broken."""
+    selected = load_ref(ref)
+    check_options(selected)
+    return cast("type[Section]", selected.component.config)
 
 
 OTHER_SECTIONS = frozenset({*PLUGIN_SECTIONS, "rewards"})
@@ -259,9 +269,6 @@ def section_names(parent: str = "") -> list[str]:
 def check_options(selected: Selected) -> None:
     """Raise `PluginError` where a plugin has an option of its own by a name that core reads in its section."""
     model = selected.component.config
-    shared = shared_options(selected.kind)
-    read_by_core = options_of_core(selected)
-    taken = sorted(set(model.model_fields) & {"name", *(read_by_core.model_fields if read_by_core else ())})
     if selected.kind == "sections" and selected.name in {*RunConfig.model_fields, *OTHER_SECTIONS}:
         raise PluginError("is a section of rlhf-core itself", where=selected.label, hint="its authors must rename it")
     base, told = _BASES.get(selected.kind, (BaseModel, ""))
@@ -273,7 +280,9 @@ def check_options(selected: Selected) -> None:
         )
     if selected.kind == "sections":
         return
-    if taken:
+    read_by_core = options_of_core(selected)
+    if taken := sorted(set(model.model_fields) & {"name", *(read_by_core.model_fields if read_by_core else ())}):
+        shared = shared_options(selected.kind)
         subclass = f", or make its config a subclass of {shared.__module__}.{shared.__name__}" if shared else ""
         raise PluginError(
             f"its options {', '.join(taken)} have names that core reads itself",

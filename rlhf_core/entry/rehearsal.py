@@ -9,7 +9,6 @@ from random import Random
 from typing import TYPE_CHECKING, cast
 
 from ..config.resolve import ResolvedRun
-from ..config.section import Section
 from ..protocols import RolloutEngine
 from ..types import Completion, GenerationRequest, SamplingParams
 from ..wiring.inputs import RunInputs
@@ -26,10 +25,7 @@ def play_one_turn(resolved: ResolvedRun, inputs: RunInputs) -> None:
 
     Does nothing for a run in which no section brings a player. Raises `EpisodeError`, or what else the run would raise.
     """
-    shortened = {
-        name: replace(each, config=cast(Section, each.config).for_rehearsal())
-        for name, each in resolved.sections.items()
-    }
+    shortened = {name: replace(each, config=each.config.for_rehearsal()) for name, each in resolved.sections.items()}
     resolved = replace(resolved, sections=shortened)
     options = getattr(resolved.engine.config, "request_options", {})
     answering = cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer, options))

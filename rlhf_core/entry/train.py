@@ -17,7 +17,6 @@ from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
-from ..config.section import Section
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
@@ -293,7 +292,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     tokenizer = inputs.tokenizer
     for name, section in resolved.sections.items():
         with named_code(f"checking the section {name}", section.label):
-            cast(Section, section.config).check_inputs(inputs)
+            section.config.check_inputs(inputs)
         for file in sorted(referenced_files(section.to_mapping())):
             if not file.is_file():
                 raise ConfigError(f"there is no file {file}", where=name, hint="paths start at the current folder")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..columns import ENGINE_COLUMNS, Column, Columns, check_owners, columns_of
+from ..columns import ENGINE_COLUMNS, Column, Columns, check_owners
 from ..config.load import OWN_REWARD
 from ..errors import ConfigError
 from ..rewards.values import TurnScores
@@ -45,7 +45,7 @@ def check_columns(
     greedy = GREEDY_COLUMNS if getattr(algorithm, "needs_greedy_answer", False) else {}
     owners = [
         (label, {**algorithm.columns, **greedy}),
-        (engine.label, columns_of(type(engine.config))),
+        (engine.label, engine.columns),
         (resolved.prompts.label, of_prompts or {}),
         ("core's sampling", ENGINE_COLUMNS),
         *resolved.row_columns,

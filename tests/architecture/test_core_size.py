@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 15574
+CODE_LINES = 15561
 PUBLIC_NAMES = 274
 _NO_CODE = {
     tokenize.COMMENT,

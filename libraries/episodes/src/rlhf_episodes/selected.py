@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rlhf_core.columns import Column, columns_of
+from rlhf_core.columns import Column
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_section
 from rlhf_core.config.resolved import Configured, ResolvedRun, SelectedSection
@@ -37,9 +37,8 @@ class SelectedEnvironment:
 
     @property
     def isolate(self) -> bool:
-        """Whether it is kept in a process of its own: as the run file says, or the environment where it does not."""
-        given = self.options.isolate
-        return self.selected.component.isolate if given is None else given
+        """Whether it is kept in a process of its own, as `EnvironmentConfig.with_plugin` has settled it."""
+        return bool(self.options.isolate)
 
     @property
     def name(self) -> str:
@@ -48,8 +47,8 @@ class SelectedEnvironment:
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        """Those of its component's config class, or of its own class if there is no component."""
-        return columns_of(self.selected.function or type(self.selected.config))
+        """Those that the environment declares."""
+        return self.selected.columns
 
 
 def resolve_environment(data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> SelectedEnvironment | None:

@@ -193,7 +193,8 @@ def _environment(selected: Selected, build: Callable[..., Any], config: BaseMode
         except PluginError as error:
             raise Wrong(f"its build returned a {type(built).__name__}: {error.message}") from error
     configured = Configured.of(selected, config)
-    environment = SelectedEnvironment(EnvironmentConfig(max_turns=3, timeout_seconds=30.0), configured)
+    options = EnvironmentConfig(max_turns=3, timeout_seconds=30.0).with_plugin(configured)
+    environment = SelectedEnvironment(options, configured)
     try:
         play_episodes(environment, episode_tokenizer(chat=True), num_prompts=1)
     except EpisodeError as error:
