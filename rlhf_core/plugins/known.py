@@ -34,7 +34,7 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     },
     "rlhf-episodes": {"sections": "environment"},
     "rlhf-objective": {"policy_losses": "clip"},
-    "rlhf-ray": {"transports": "ray", "commands": "ray", "hooks": "ray-draining"},
+    "rlhf-ray": {"transports": "ray", "commands": "ray"},
     "rlhf-hf": {"engines": "hf"},
     "rlhf-vllm": {"engines": "vllm"},
     "rlhf-environments": {"prompts": "guess-number", "environments": "guess-number tools conversation"},

@@ -32,7 +32,7 @@ from rlhf_core.types import BufferItem, Experience
 from rlhf_ppo import Critic
 from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig
-from rlhf_ppo.detached_learner import DetachedLearner, OptimizerOptions
+from rlhf_ppo.seed_trainer.detached_learner import DetachedLearner, OptimizerOptions
 from rlhf_ray.calls import NamedActors
 from rlhf_ray.ray_sync import MakerSync
 from rlhf_ray.wire import pack, unpack

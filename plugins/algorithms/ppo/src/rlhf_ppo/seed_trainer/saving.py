@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlhf_core.models import is_lora, merged_weights, write_transformers_folder
 from rlhf_core.strategy import Strategy
 
-from .critic import PEFT_PREFIX, Critic
+from ..critic import PEFT_PREFIX, Critic
 
 _SHARD_BYTES = 512 * 1024**2
 

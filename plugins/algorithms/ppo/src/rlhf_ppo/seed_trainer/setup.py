@@ -14,8 +14,8 @@ from rlhf_core.models import is_lora
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.types import SamplingParams
 
+from ..config import PPOConfig
 from .booster import tensor_parallel_size
-from .config import PPOConfig
 from .role_strategies import RoleStrategies, as_strategy
 
 _WHERE = "PPOTrainer"

@@ -20,7 +20,7 @@ from rlhf_ray.detached_source import FitPlan
 from rlhf_ray.detached_trainer import DetachedTrainer
 from rlhf_ray.ray_sync import MakerSync, SyncReport
 
-from .config import PPOConfig
+from ..config import PPOConfig
 from .detached_learner import DetachedLearner, OptimizerOptions
 
 _SHARD_BYTES = 64 * 1024**2

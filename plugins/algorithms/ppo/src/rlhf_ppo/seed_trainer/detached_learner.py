@@ -23,11 +23,11 @@ from rlhf_core.training import Updater
 from rlhf_core.types import Experience
 from rlhf_strategies import make_adamw
 
-from .algorithm import PPO
+from ..algorithm import PPO
+from ..config import PPOConfig
 from .booster import BoosterAdapter
-from .config import PPOConfig
-from .detached_saving import save_actor, save_critic
 from .role_strategies import RoleStrategies, check_strategy
+from .saving import save_actor, save_critic
 
 _WITH_HYBRID_ADAM = ("GeminiPlugin", "LowLevelZeroPlugin")
 _EPS = 1e-8

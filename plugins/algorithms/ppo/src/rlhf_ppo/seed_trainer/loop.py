@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,10 +19,7 @@ from rlhf_core.training import BatchPlan, EpisodeBatches, EpisodeRecord, Rollout
 from rlhf_core.types import BufferItem, Experience, MadeEpisode, PhaseTimes
 from rlhf_core.util import permutation
 
-from .online_trainer import SampleBuffer
-
-if TYPE_CHECKING:
-    from .trainer import PPOTrainer
+from .base import SampleBuffer
 
 
 class CollectedEpisodes:
@@ -140,13 +137,28 @@ def to_device(item: BufferItem, device: torch.device) -> BufferItem:
     return replace(item, columns=columns, **moved)
 
 
+class LoopOwner(Protocol):
+    """The methods of `PPOTrainer` that its loop calls."""
+
+    num_train_step: int
+    _version: int
+
+    def _learn(self, update_step: int) -> None: ...
+
+    def _training_step(self, experience: Experience) -> None: ...
+
+    def _after_update(self, episode: int) -> None: ...
+
+    def _finish_episode(self, episode: int, record: EpisodeRecord) -> Mapping[str, float]: ...
+
+
 class TrainerLoop(Trainer[Experience]):
     """Calls the trainer's `_learn` for each pass and its `_training_step` for each batch.
 
     Only a batch that completes an update fires the hooks `rlhf_update_…` and enters the metrics.
     """
 
-    def __init__(self, owner: PPOTrainer, source: ExperienceSource, hooks: HookRelay, record: EpisodeRecord) -> None:
+    def __init__(self, owner: LoopOwner, source: ExperienceSource, hooks: HookRelay, record: EpisodeRecord) -> None:
         super().__init__(source, self._step_of_owner, hooks=hooks, recorder=self, num_updates=owner.num_train_step)
         self._owner = owner
         self._record = record

@@ -25,10 +25,10 @@ from rlhf_core.training import BatchPlan, PolicyPublisher, Updater, build_rollou
 from rlhf_core.types import Experience
 from rlhf_seed import NeuralReward, seed_reward
 
-from .algorithm import PPO
-from .online_trainer import SampleBuffer
-from .trainer_loop import CollectedEpisodes, ExperienceSource, RandomBatches
-from .trainer_setup import Batching, Models, Rollouts
+from ..algorithm import PPO
+from .base import SampleBuffer
+from .loop import CollectedEpisodes, ExperienceSource, RandomBatches
+from .setup import Batching, Models, Rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

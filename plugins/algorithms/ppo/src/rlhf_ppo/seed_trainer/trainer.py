@@ -25,14 +25,14 @@ from rlhf_core.training import EpisodeRecord, Estimated
 from rlhf_core.types import BufferItem, Experience, MadeEpisode
 from rlhf_seed import BatchReader, CycledLoader, adapt_callback, sampling_params, set_eos
 
-from .algorithm import PPO
-from .config import PPOConfig
-from .online_trainer import OLTrainer, SampleBuffer
-from .pretraining import PretrainingLoader
-from .trainer_checkpoint import TrainerCheckpoints, open_record
-from .trainer_loop import TrainerLoop
-from .trainer_parts import TrainerContext, build_generation, build_source, build_updater
-from .trainer_setup import Batching, Models, Rollouts, check_numbers, check_tensor_parallel, config_of
+from ..algorithm import PPO
+from ..config import PPOConfig
+from ..pretraining import PretrainingLoader
+from .base import OLTrainer, SampleBuffer
+from .checkpoint import TrainerCheckpoints, open_record
+from .loop import TrainerLoop
+from .parts import TrainerContext, build_generation, build_source, build_updater
+from .setup import Batching, Models, Rollouts, check_numbers, check_tensor_parallel, config_of
 
 logger = logging.getLogger("rlhf")
 

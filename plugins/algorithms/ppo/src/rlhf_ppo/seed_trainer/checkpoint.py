@@ -24,8 +24,8 @@ from rlhf_core.runfolder import (
 from rlhf_core.training import EpisodeRecord
 from rlhf_core.util import read_lines, stored_dtype
 
-from .detached_saving import save_actor
-from .trainer_parts import TrainerContext
+from .parts import TrainerContext
+from .saving import save_actor
 
 _KEEP_ALL = 1 << 30
 _METRICS = "metrics.jsonl"
