@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlhf_core.runfolder import known_sample, sample_card_script
 from rlhf_report.data import Run
-from rlhf_report.figures import FIGURES, figures_for
+from rlhf_report.figures import figures, figures_for
 from rlhf_report.plots import collect, draw, smooth
 from rlhf_report.samples import SampleChoice, choose_samples
 from rlhf_report.table import duration, number
@@ -81,7 +81,7 @@ def test_durations_for_people(seconds, text):
 
 
 def test_figures_have_names_of_their_own():
-    assert len({figure.name for figure in FIGURES}) == len(FIGURES)
+    assert len({figure.name for figure in figures()}) == len(figures())
 
 
 def test_each_evaluation_set_has_a_plot_with_its_interval_from_step_0():
@@ -97,10 +97,10 @@ def test_each_evaluation_set_has_a_plot_with_its_interval_from_step_0():
         manifest={},
         summary={},
     )
-    figures = {figure.name: figure for figure in figures_for(run.keys())}
-    (own,) = collect(figures["eval"], [run])
+    chosen = {figure.name: figure for figure in figures_for(run.keys())}
+    (own,) = collect(chosen["eval"], [run])
     assert (own.label, own.steps, own.values, own.band) == ("score", [0, 3], [0.5, 0.5], ([0.25] * 2, [0.75] * 2))
-    score, passed = collect(figures["eval-hard"], [run])
+    score, passed = collect(chosen["eval-hard"], [run])
     assert (score.steps, score.band) == ([0, 3], None)
     assert (passed.steps, passed.band) == ([3], ([0.1], [0.3]))
     assert {"eval", "eval-hard"} <= set(draw([run]))

@@ -9,11 +9,11 @@ import pytest
 
 from rlhf_report import build_report
 from rlhf_report.data import Run, read_run
-from rlhf_report.figures import FIGURES
+from rlhf_report.figures import figures
 from rlhf_report.plots import _DPI, _SIZE_INCHES, STYLE, collect
 from rlhf_report.samples import SampleChoice
 
-REWARD, EVAL = (next(figure for figure in FIGURES if figure.name == name) for name in ("reward", "eval"))
+REWARD, EVAL = (next(figure for figure in figures() if figure.name == name) for name in ("reward", "eval"))
 PHONE_PIXELS = 350
 """What margins leave of 420."""
 

@@ -222,7 +222,7 @@ class Fleet:
                 self._save(", ".join(trainers))
 
     def _save(self, trainers: str) -> None:
-        """Request a checkpoint at the end of this episode, and of each later one: with a trainer's node the run ends."""
+        """Request a checkpoint at the end of each episode: with a trainer's node the run ends."""
         if not self._saves:
             self._saves = True
             logger.error(
