@@ -333,7 +333,6 @@ class PPOTrainer(OLTrainer):
         )
         path = self._checkpoints.save(state, self._at_border)
         if self._context.strategy.is_main:
-            self._context.hooks.fire("checkpoint_saved", path=path, step=state.step, episode=episode - 1)
             self._say(f"saved actor and critic with running states to {path}")
 
     def _progress(self) -> dict[str, int]:
