@@ -30,7 +30,7 @@ from .requirements import check_required, not_installed
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
-GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "commands")
+GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "commands", "quickstarts")
 """Kinds of plugins; the entry-point group is `rlhf.` and this."""
 
 _PREFIX = "rlhf."
@@ -52,6 +52,7 @@ SINGULAR = {
     "models": "kind of model",
     "endpoints": "endpoint server",
     "commands": "command",
+    "quickstarts": "quickstart",
 }
 """How errors call one plugin of a kind."""
 

@@ -50,7 +50,9 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     "rlhf-logger-trackio": {"loggers": "trackio"},
     "rlhf-serve": {"endpoints": "openai", "commands": "serve"},
     "rlhf-dashboard": {"commands": "dashboard"},
-    "rlhf-plan": {"commands": "plan"},
+    "rlhf-export": {"commands": "export"},
+    "rlhf-plan": {"commands": "plan", "hooks": "performance"},
+    "rlhf-start": {"quickstarts": "default"},
     "rlhf-report": {"commands": "report samples", "hooks": "report"},
 }
 """Distribution -> kind -> names, with blanks between."""

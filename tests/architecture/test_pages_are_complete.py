@@ -28,6 +28,7 @@ GROUPS = {
     "advantages": "losses",
     "policy_losses": "losses",
     "endpoints": "commands",
+    "quickstarts": "commands",
     "loggers": "hooks",
     "sections": "README",
     "schedules": "optimizers",

@@ -137,6 +137,9 @@ def _try_other(ref: PluginRef) -> TrialOutcome:
     if ref.kind == "endpoints":
         if not callable(found):
             raise Wrong(f"{ref.target} is a {type(found).__name__}, which starts no server")
+    elif ref.kind == "quickstarts":
+        if not (callable(getattr(found, "base_run", None)) and callable(getattr(found, "trainer_of", None))):
+            raise Wrong(f"{ref.target} has no functions base_run and trainer_of")
     elif ref.kind == "hooks":
         HookRelay().register(found, name=ref.name)
     elif not isinstance(found, click.Command):

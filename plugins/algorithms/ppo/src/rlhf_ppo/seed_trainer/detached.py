@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ import ray
 import torch
 from torch import nn
 
+from rlhf_core.components import HookContext
 from rlhf_core.errors import RlhfError
 from rlhf_core.hookspecs import FitInfo
-from rlhf_core.loggers import PerformanceEvaluator
+from rlhf_core.plugins import load, resolve_build
 from rlhf_core.types import Experience
 from rlhf_ray.actor_context import settle
 from rlhf_ray.calls import own_name
@@ -78,7 +81,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
             seed=seed,
         )
         if eval_performance:
-            self.hooks.register(PerformanceEvaluator(announce=print), name="performance")
+            self.hooks.register(_performance_hook(), name="performance")
         settle(env_info)
         config = PPOConfig(
             clip_eps=eps_clip, value_clip=value_clip, gamma=gamma, lam=lam, entropy_coef=entropy_coef, kl_coef=0.0
@@ -236,9 +239,19 @@ class DetachedPPOTrainer(DetachedPPOTrainerBase):
     train_batch_size: samples of a batch of this trainer. buffer_limit: batches that may wait; 0 or less = any.
     eps_clip, value_clip, gamma, lam, entropy_coef: as in `PPOConfig`; advantages are whitened over an update's batches,
     those of all trainers of the process group.
-    eval_performance: print throughput when a fit ends.
+    eval_performance: print throughput when a fit ends; needs `rlhf-plan`.
     update_lora_weights: send only the LoRA weights; `sync_models_to_remote_makers` always sends all.
     temperature: sampling temperature of the makers; None takes the one that they report.
     micro_batch_tokens: most tokens in one forward; None runs a batch whole. The result is the same.
     max_shard_bytes: most bytes of one chunk of weights. sync_timeout_seconds: longest wait for a maker to take one.
     """
+
+
+def _performance_hook() -> object:
+    """The hook plugin `performance` of `rlhf-plan`, which prints what it logs."""
+    shown = logging.getLogger("rlhf.performance")
+    shown.setLevel(logging.INFO)
+    shown.addHandler(logging.StreamHandler(sys.stdout))
+    selected = load("hooks", "performance")
+    hook: object = resolve_build(selected)(selected.component.config(), HookContext(run_folder=Path()))
+    return hook

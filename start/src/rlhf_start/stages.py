@@ -1,4 +1,4 @@
-"""The quickstart: ordinary runs in one run folder: a supervised warm start, the stages of its algorithm, the run."""
+"""Runs the stages of the quickstart in one run folder: a warm start, what the algorithm needs, the run itself."""
 
 from __future__ import annotations
 
@@ -7,46 +7,21 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from ..config.load import load_run
-from ..config.resolve import ResolvedRun
-from ..errors import ConfigError, InterruptedRun, PluginError
-from ..plugins.discovery import Selected
-from ..plugins.trust import FileTrust
-from ..runfolder.folder import RunFolder, default_path
-from ..training.decisions import DECISION
-from ..wiring.inputs import RunInputs
-from .resume import WARM_START, begun_resume, find_checkpoint, resumed_folder, stage_models
-from .run_record import owned, told_in_summary, undone_when_refused
-from .train import TrainResult, prepare, train, train_in
+from rlhf_core.config.load import load_run
+from rlhf_core.config.resolve import ResolvedRun
+from rlhf_core.entry.resume import WARM_START, begun_resume, find_checkpoint, resumed_folder, stage_models
+from rlhf_core.entry.run_record import owned, told_in_summary, undone_when_refused
+from rlhf_core.entry.train import TrainResult, prepare, train, train_in
+from rlhf_core.errors import InterruptedRun
+from rlhf_core.plugins.trust import FileTrust
+from rlhf_core.runfolder.folder import RunFolder, default_path
+from rlhf_core.training.decisions import DECISION
+from rlhf_core.wiring.inputs import RunInputs
 
 logger = logging.getLogger("rlhf")
-
-
-def environment_quickstart(environment: Selected) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The warm start and the run that an environment brings (`Component.quickstart`).
-
-    Raises `ConfigError` where it brings none, `PluginError` where they are not where it says.
-    """
-    target = environment.component.quickstart
-    if target is None:
-        raise ConfigError(
-            f"{environment.label} brings no quickstart",
-            where="--environment",
-            hint=f"write a run file with `model: {{path: …}}` and `environment: {environment.name}`, "
-            "and say rlhf train RUN.yaml",
-        )
-    package, _, folder = target.partition(":")
-    try:
-        with as_file(files(package) / folder) as place:
-            return load_run(place / "warm-start.yaml"), load_run(place / "run.yaml")
-    except (ImportError, OSError, ConfigError) as error:
-        raise PluginError(
-            f"its quickstart {target} cannot be read: {error}", where=environment.label, hint="tell its authors"
-        ) from error
 
 
 def run_quickstart(

@@ -1,4 +1,4 @@
-"""Measures a run's throughput and where its time went.
+"""The hook plugin `performance`: measures a run's throughput and where its time went.
 
 Everything is derived from public hook events: the times and throughputs on an episode's last line, and the wall clock
 between an episode's start and end. Floating-point operations are the usual estimate for transformers (Kaplan et al.
@@ -8,16 +8,21 @@ checkpointing, attention scores and prompt prefill not counted; so the figures a
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..hookspecs import FitInfo, Metrics, hookimpl
-from ..runfolder.metrics import PHASES
-from ..util.jsonl import write_json
+from rlhf_core import Section
+from rlhf_core.components import HookContext
+from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
+from rlhf_core.runfolder import RunFolder
+from rlhf_core.util import write_json
 
+logger = logging.getLogger("rlhf.performance")
+_PHASES = ("rollout", "reward", "train", "sync")
 PEAK_FLOPS: Mapping[str, float] = {
     "B200": 2.25e15,
     "H200": 989e12,
@@ -44,32 +49,13 @@ class _Totals:
 
 
 class PerformanceEvaluator:
-    """Measures a fit; writes `performance.json` into the run folder and calls `announce` with a one-line summary.
+    """Measures a fit, logs a one-line summary, and writes `performance.json` if `folder` is a run folder."""
 
-    The first `ignore_episodes` episodes of a fit are warm-up and not counted. `peak_flops`: FLOP/s of one device, for
-    the model FLOP utilisation; looked up by the device's name where it is known. `folder`: folder of
-    `performance.json`, default the run folder.
-    """
-
-    def __init__(
-        self,
-        *,
-        ignore_episodes: int = 0,
-        peak_flops: float | None = None,
-        announce: Callable[[str], object] | None = None,
-        folder: Path | None = None,
-    ) -> None:
-        self._ignore = ignore_episodes
-        self._peak = peak_flops
-        self._announce = announce
-        self._folder = folder
+    def __init__(self, folder: Path) -> None:
+        self._folder = RunFolder(folder)
         self._info = FitInfo(algorithm="", num_episodes=0)
         self._totals = _Totals()
         self._started = 0.0
-
-    @hookimpl
-    def rlhf_run_start(self, run_folder: Path) -> None:
-        self._folder = self._folder or run_folder
 
     @hookimpl
     def rlhf_fit_start(self, info: FitInfo) -> None:
@@ -81,13 +67,13 @@ class PerformanceEvaluator:
         self._started = time.perf_counter()
 
     @hookimpl
-    def rlhf_episode_end(self, episode: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        if error is not None or metrics is None or episode < self._info.first_episode + self._ignore:
+    def rlhf_episode_end(self, metrics: Metrics | None, error: BaseException | None) -> None:
+        if error is not None or metrics is None:
             return
         totals = self._totals
         totals.episodes += 1
         totals.wall_s += time.perf_counter() - self._started
-        for phase in PHASES:
+        for phase in _PHASES:
             seconds = float(metrics.get(f"time/{phase}_s") or 0.0)
             totals.time_s[phase] = totals.time_s.get(phase, 0.0) + seconds
             rate = float(metrics.get(f"tokens_per_second/{phase}") or 0.0)
@@ -99,10 +85,9 @@ class PerformanceEvaluator:
         figures = self.figures()
         if not figures:
             return
-        if self._folder is not None:
-            write_json(self._folder / "performance.json", figures)
-        if self._announce is not None:
-            self._announce(describe(figures))
+        if self._folder.holds_run:
+            write_json(self._folder.performance, figures)
+        logger.info(describe(figures))
 
     def figures(self) -> dict[str, Any]:
         """The figures so far, as in `performance.json`; empty before the first episode that counts."""
@@ -125,7 +110,7 @@ class PerformanceEvaluator:
             figures["samples_per_second"] = info.samples_per_episode * totals.episodes / totals.wall_s
         if totals.peak_memory_bytes:
             figures["peak_memory_bytes"] = totals.peak_memory_bytes
-        peak = self._peak or known_peak(info.device)
+        peak = known_peak(info.device)
         if peak is not None:
             whole = peak * info.world_size / 1e12
             figures["mfu"] = {phase: rate / whole for phase, rate in figures["tflop_per_second"].items()}
@@ -141,8 +126,13 @@ class PerformanceEvaluator:
         }
 
 
+def build(config: Section, context: HookContext) -> PerformanceEvaluator:
+    """The hook plugin."""
+    return PerformanceEvaluator(context.run_folder)
+
+
 def known_peak(device: str) -> float | None:
-    """FLOP/s of a device by its name ("NVIDIA H100 80GB HBM3"), None where unknown."""
+    """FLOP/s of a device by its name ("NVIDIA H100 80GB HBM3"), None if unknown."""
     names = sorted(PEAK_FLOPS, key=len, reverse=True)
     return next((PEAK_FLOPS[name] for name in names if name.lower() in device.lower()), None)
 

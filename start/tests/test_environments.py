@@ -4,29 +4,30 @@ import pytest
 from click.testing import CliRunner
 
 from rlhf_cli.main import cli
-from rlhf_cli.run_arguments import RunArguments, environment_stages, is_quickstart, warm_start
+from rlhf_cli.quickstart import trainer_of
+from rlhf_cli.run_arguments import RunArguments
 from rlhf_core.components import Component
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import Section
-from rlhf_core.entry.quickstart import environment_quickstart
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import Selected
+from rlhf_core.plugins.discovery import Selected, load
+from rlhf_start.quickstart import environment_runs, warm_start
 
 
 def test_an_environment_that_brings_a_quickstart_runs_it():
-    first, second = environment_stages("guess-number")
+    first, second = environment_runs(load("environments", "guess-number"))
     assert (first["algorithm"]["name"], second["environment"]["name"]) == ("sft", "guess-number")
     assert (resolve(first).run.train.episodes, resolve(second).run.train.samples_per_episode) == (60, 512)
     request = RunArguments(environment="Guess_Number", overrides=("environment.shuffle_observations=true",))
     mapping, dropped = request.mapping()
     assert (mapping["environment"]["shuffle_observations"], dropped) == (True, [])
-    assert is_quickstart(request, mapping)
+    assert trainer_of(request, mapping) is not None
     assert warm_start(mapping) == first
 
 
 def test_a_model_of_ones_own_needs_no_warm_start_there_either():
     request = RunArguments(environment="guess-number", model="my-model")
-    assert not is_quickstart(request, request.mapping()[0])
+    assert trainer_of(request, request.mapping()[0]) is None
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo"])
@@ -45,7 +46,7 @@ def test_one_that_brings_none_says_what_to_write():
 def test_a_quickstart_that_is_not_there_is_its_plugins_fault():
     component = Component(summary="s", config=Section, build="m:b", quickstart="rlhf_core:nowhere")
     with pytest.raises(PluginError, match="quickstart rlhf_core:nowhere cannot be read"):
-        environment_quickstart(Selected("environments", "lost", component, "lost-dist", "1.0"))
+        environment_runs(Selected("environments", "lost", component, "lost-dist", "1.0"))
 
 
 def test_an_environment_without_a_name_is_told_by_the_check_of_the_run():

@@ -4,13 +4,14 @@ import pytest
 from click.testing import CliRunner
 
 from rlhf_cli.main import cli
+from rlhf_cli.quickstart import trainer_of
+from rlhf_cli.run_arguments import RunArguments
 from rlhf_core.config.load import load_run
+from rlhf_start.quickstart import algorithm_stages, stage
 
 
 def test_the_quickstart_files_hold_what_the_design_says():
-    from rlhf_cli.run_arguments import quickstart_stage
-
-    warm_start, ppo = quickstart_stage("warm-start"), quickstart_stage("ppo")
+    warm_start, ppo = stage("warm-start"), stage("ppo")
     assert (warm_start["algorithm"]["name"], ppo["algorithm"]["name"]) == ("sft", "ppo")
     assert warm_start["model"]["path"] == ppo["model"]["path"] == "builtin:tiny-digits"
     assert (warm_start["strategy"]["name"], warm_start["transport"]["name"]) == ("single", "local")
@@ -26,8 +27,6 @@ def test_the_quickstart_files_hold_what_the_design_says():
 def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
     result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
     assert result.exit_code == 0, result.output
-    from rlhf_cli.run_arguments import RunArguments
-
     mapping, _ = RunArguments(algorithm=algorithm).mapping()
     assert "critic_lr" not in mapping["optimizer"] and mapping["train"]["samples_per_prompt"] > 1
 
@@ -46,11 +45,9 @@ def test_the_quickstart_runs_with_an_algorithm_that_learns_from_a_dataset(algori
 
 
 def test_the_quickstart_of_distillation_makes_a_teacher_unless_there_is_one():
-    from rlhf_cli.run_arguments import RunArguments, algorithm_stages, is_quickstart
-
     request = RunArguments(algorithm="distill")
     mapping, dropped = request.mapping()
-    assert is_quickstart(request, mapping) and not dropped
+    assert trainer_of(request, mapping) is not None and not dropped
     stages = algorithm_stages(mapping)
     assert {name: stage["algorithm"]["name"] for name, stage in stages.items()} == {"teacher": "sft"}
     own, _ = RunArguments(algorithm="distill", overrides=("algorithm.teacher.path=./mine",)).mapping()

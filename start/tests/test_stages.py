@@ -14,10 +14,10 @@ from running import wait_until
 from rlhf_cli.main import run as rlhf
 from rlhf_control.control_box import ControlBox, parse_command
 from rlhf_control.hooks import CONTROL
-from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
 from rlhf_core.runfolder.folder import RunFolder
+from rlhf_start.stages import run_quickstart
 from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")

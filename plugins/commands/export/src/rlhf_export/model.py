@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from rlhf_core.config.sections import ModelConfig
+from rlhf_core.config import ModelConfig
 from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.models.builtin import PREFIX
-from rlhf_core.models.kinds import kind_of
-from rlhf_core.models.loading import is_lora, load_policy, load_tokenizer, merged_weights, save_adapter
-from rlhf_core.runfolder.checkpoints import CheckpointStore, find_damage
-from rlhf_core.util.atomic import replacing_folder
-from rlhf_core.util.weight_files import read_weights, stored_dtype, untied_names
+from rlhf_core.models import is_lora, kind_of, load_policy, load_tokenizer, merged_weights, save_adapter
+from rlhf_core.rollout import named_weights
+from rlhf_core.runfolder import CheckpointStore, find_damage
+from rlhf_core.util import read_weights, replacing_folder, stored_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 _POLICY = "policy"
-"""Folder of the policy in a checkpoint; all strategies write it alike."""
+"""Folder of the policy in a checkpoint, the same for every strategy."""
 
 
 def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype: Dtype | None = None) -> Path:
@@ -105,9 +103,9 @@ def _kind(weights: Iterable[str]) -> str:
 
 
 def _check_fit(policy: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
-    owners, state = untied_names(policy), policy.state_dict()
-    wrong = [name for name, tensor in weights.items() if name not in state or state[name].shape != tensor.shape]
-    wrong += sorted(set(owners.values()) - {owners[name] for name in weights if name in owners})
+    live = named_weights(policy)
+    wrong = sorted(live.keys() ^ weights.keys())
+    wrong += [name for name in live.keys() & weights.keys() if live[name].shape != weights[name].shape]
     if wrong:
         raise CheckpointError(
             f"does not fit the model that the run's config.yaml names: {', '.join(wrong[:5])}",
@@ -119,7 +117,7 @@ def _check_fit(policy: Any, weights: Mapping[str, Tensor], folder: Path) -> None
 def _name_base(policy: Any, config: ModelConfig) -> None:
     """Have the adapter say where its base is. Raises `UserInputError` where PEFT could not load that."""
     base = Path(config.path)
-    if config.path.startswith(PREFIX) or (base / "adapter_config.json").exists():
+    if config.path.startswith("builtin:") or (base / "adapter_config.json").exists():
         raise UserInputError(
             f"the base {config.path} is no model folder or hub name that the adapter could be loaded onto",
             where="--to",

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..output import echo
-
 if TYPE_CHECKING:
-    from ..model_export import Dtype
+    from .model import Dtype
 
 
 @click.command("export")
@@ -36,7 +34,9 @@ def export(source: Path, target: Path, merge_lora: bool, dtype: Dtype | None) ->
       rlhf export runs/first/checkpoints/step-200 --to my-model --dtype bfloat16
       rlhf export runs/lora --to my-model --merge-lora
     """
-    from ..model_export import export_model
+    from rlhf_core.util import printable
+
+    from .model import export_model
 
     checkpoint = export_model(source, target, merge_lora=merge_lora, dtype=dtype)
-    echo(f"{target}: the policy of {checkpoint}")
+    click.echo(printable(f"{target}: the policy of {checkpoint}"))
