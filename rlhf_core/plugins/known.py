@@ -32,6 +32,7 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
         "schedules": "constant linear cosine",
         "models": "causal-lm sequence-classification",
     },
+    "rlhf-containment": {"reward_callers": "isolate cache"},
     "rlhf-episodes": {"sections": "environment"},
     "rlhf-objective": {"policy_losses": "clip"},
     "rlhf-ray": {"transports": "ray", "commands": "ray"},

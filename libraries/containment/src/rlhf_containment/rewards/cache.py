@@ -1,4 +1,4 @@
-"""Cache of scores on disk, so that an expensive reward scores each answer only once.
+"""The caller `cache`: scores are kept on disk, so that an expensive reward scores each answer only once.
 
 The key is a hash of the reward (plugin, version, source, options) and of its input, without `sample_id`, `group_id`,
 `policy_version` and `logprobs`, which differ each time a text is sampled: enable the cache only for rewards that read
@@ -10,27 +10,30 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ..errors import RewardError
-from ..types import Rollout
-from .values import TurnScores
+from rlhf_core.errors import ConfigError, RewardError
+from rlhf_core.rewards.calling import Outcome, RewardCaller, RewardSpec, Start
+from rlhf_core.rewards.values import TurnScores
+from rlhf_core.types import Rollout
+
+CACHE_FILE = "rewards.sqlite"
 
 _BUSY_SECONDS = 30.0
 _KEYS_A_QUERY = 500
 
 
 def reward_identity(name: str, plugin: str, options: Mapping[str, Any]) -> str | None:
-    """A hash of the reward and its options; None where these are not JSON, so that nothing is cached."""
+    """A hash of the reward and its options; None if these are not JSON: then nothing is cached."""
     return _digest([name, plugin, dict(options)])
 
 
 def cache_key(identity: str, rollout: Rollout) -> str | None:
-    """A hash of the reward and of its view of a sample; None where that is not JSON."""
+    """A hash of the reward and of its view of a sample; None if that is not JSON."""
     return _digest(
         [
             identity,
@@ -54,6 +57,45 @@ def _digest(value: object) -> str | None:
     except (TypeError, ValueError):  # e.g. a user-defined object in the metadata
         return None
     return sha256(text.encode("ascii")).hexdigest()
+
+
+class CachedCalls(RewardCaller):
+    """Asks about no answer whose score is known. Of samples with equal keys only the first is scored."""
+
+    def __init__(self, spec: RewardSpec, folder: Path | None) -> None:
+        """Raises `ConfigError` without a folder, and `RewardError` if the file cannot be used."""
+        if folder is None:
+            raise ConfigError(f"{spec.name!r} asks for a cache, but this run keeps no folder for one", where="rewards")
+        self._identity = reward_identity(spec.name, f"{spec.plugin} {spec.source}", spec.options)
+        self._num_hits = 0
+        self._cache = ScoreCache(folder / CACHE_FILE)
+
+    def start(self, rollouts: Sequence[Rollout], score: Start) -> Callable[[], list[Outcome]]:
+        identity = self._identity
+        keys = [None if identity is None else cache_key(identity, rollout) for rollout in rollouts]
+        known = self._cache.get(key for key in keys if key is not None)
+        self._num_hits += sum(key in known for key in keys)
+        first: dict[str | int, int] = {}
+        for index, key in enumerate(keys):
+            if key not in known:
+                first.setdefault(index if key is None else key, index)
+        waiting = score([rollouts[index] for index in first.values()])
+
+        def collect() -> list[Outcome]:
+            by_key: dict[str | int, Outcome] = dict(zip(first, waiting(), strict=True))
+            fresh = {key: each for key, each in by_key.items() if isinstance(key, str) and isinstance(each, float)}
+            self._cache.put(fresh)
+            by_key.update(known)
+            return [by_key[index if key is None else key] for index, key in enumerate(keys)]
+
+        return collect
+
+    def take_counts(self) -> Mapping[str, float]:
+        taken, self._num_hits = self._num_hits, 0
+        return {"cache_hits": float(taken)}
+
+    def close(self) -> None:
+        self._cache.close()
 
 
 class ScoreCache:

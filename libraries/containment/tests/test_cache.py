@@ -10,10 +10,10 @@ from faulty_rewards import make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf_containment.rewards.cache import ScoreCache, cache_key, reward_identity
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import ConfigError, RewardError
-from rlhf_core.rewards.cache import ScoreCache, cache_key, reward_identity
-from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
+from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.types import Turn
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import faulty_rewards as faulty
 import pytest
 
+from rlhf_containment.processes.asked import BadAnswer
+from rlhf_containment.rewards.messages import failed, read_answer, scored
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards.values import BadScore
-from rlhf_core.rewards.worker import BadAnswer, failed, read_answer, scored
+from rlhf_core.rewards.values import BadScore, RewardFault, TurnScores
 
 PATH = Path(faulty.__file__)
 MEGABYTE = 10**6
@@ -62,7 +63,7 @@ def test_what_fails_is_said(isolated, name, message):
 
 def test_what_it_writes_is_never_unpickled(isolated, tmp_path, monkeypatch):
     monkeypatch.setenv("RLHF_TEST_TOUCHED", str(tmp_path / "touched"))
-    with pytest.raises(RewardError, match="wrote what is no answer: it cannot be read as JSON"):
+    with pytest.raises(RewardError, match="wrote something that is not an answer: it is not JSON"):
         isolated("writes_a_pickle_in_place_of_an_answer")
     assert not (tmp_path / "touched").exists()
 
@@ -77,8 +78,19 @@ def test_an_answer_of_another_form_is_named(answer):
 
 def test_an_answer_comes_over_as_it_is():
     scores = [0.1, BadScore("'good' (str) is no number")]
-    assert read_answer(scored(scores), 2) == ("scores", scores)
-    assert read_answer(failed("x" * 20_000), 2) == ("failed", "x" * 10_000)
+    assert read_answer(scored(scores), 2) == scores
+    with pytest.raises(RewardFault) as raised:
+        read_answer(failed("x" * 20_000), 2)
+    assert str(raised.value) == "x" * 10_000
+
+
+def test_numbers_of_turns_come_over_as_json():
+    given = [TurnScores({0: 0.25, 3: -1.0}), 1.0, BadScore("why")]
+    found = read_answer(scored(given), 3)
+    assert found == given and found[0].turns == {0: 0.25, 3: -1.0}
+    for hostile in (b'["scores", [[1]]]', b'["scores", [[[1, 2, 3]]]]', b'["scores", [[[[], 1]]]]'):
+        with pytest.raises(BadAnswer):
+            read_answer(hostile, 1)
 
 
 def test_the_run_survives_a_crash(isolated):
@@ -134,5 +146,5 @@ def test_one_that_leaks_is_replaced(isolated):
 
 
 def test_what_cannot_cross_over_is_refused_at_once(score, rollouts):
-    with pytest.raises(RewardError, match="cannot be run in a process of its own"):
+    with pytest.raises(RewardError, match="cannot be run in its own process"):
         score(lambda batch: [1.0], rollouts, isolate=True)

@@ -1,6 +1,7 @@
-"""A process that serves this one over a private socket, and can be killed with all that it started.
+"""A process that serves this one over a private socket, and can be killed with everything that it started.
 
-Isolated rewards and environments run in such processes. What they write is never unpickled here.
+Isolated rewards and environments and the parser of replies run in such processes. Messages in both directions have
+their length in front (see `Frames`). What a process writes is JSON and is never unpickled.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
 
-from ..util.bounded_thread import BoundedThread
+from rlhf_core.util.bounded_thread import BoundedThread
 
 START_SECONDS = 300.0
 """Deadline for a new process to import and build what it serves (a neural reward loads weights)."""
 _EXIT_SECONDS = 2.0
-"""So long a process that closed its connection may take to end."""
+"""How long a process that closed its connection may take to end."""
 _END_SECONDS = 10.0
-"""So long a killed process is waited for."""
+"""How long to wait for the end of a killed process."""
 _LOOK_SECONDS = 0.01
 
 
 class ChildProcess:
-    """`python -m MODULE SOCKET PARENT ARGUMENTS…`: the child's end of the socket, this process's id, and the rest.
+    """`python -m MODULE SOCKET PARENT ARGUMENTS…`, with the child's end of the socket and this process's id.
 
-    The child should begin with `killed_with_parent(PARENT)`. It is the leader of a session of its own: Ctrl-C does not
-    reach it, and whatever it starts is killed with it.
+    The child should begin with `killed_with_parent(PARENT)`. It leads its own session: Ctrl-C does not reach it, and
+    whatever it starts is killed with it.
     """
 
     def __init__(
@@ -42,10 +43,17 @@ class ChildProcess:
         arguments: Sequence[str] = (),
         *,
         descriptors: Sequence[int] = (),
+        memory_limit_bytes: int | None = None,
         output: int | IO[str] | None = None,
     ) -> None:
-        """descriptors: files that stay open in the child, by the same numbers. output: where it prints to; None is
-        this process's stderr. Raises `OSError` or `MemoryError` if the system starts no process."""
+        """Start the process. Raises `OSError` or `MemoryError` if the system starts none.
+
+        Args:
+            descriptors: files that stay open in the child, under the same numbers.
+            memory_limit_bytes: resident memory that `excess` compares with; None is half of the available memory.
+            output: where it prints to; None is this process's stderr.
+        """
+        self._memory_limit_bytes = memory_limit_bytes or default_memory_limit_bytes()
         self.connection, theirs = socket.socketpair()
         self._ended = threading.Event()
         started: Future[subprocess.Popen[bytes]] = Future()
@@ -72,6 +80,12 @@ class ChildProcess:
         except (OSError, IndexError):
             return 0
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def excess(self) -> str:
+        """How its memory exceeds the limit, as the end of a sentence; empty if it does not."""
+        if (used := self.resident_bytes()) <= self._memory_limit_bytes:
+            return ""
+        return f"took {used:,} bytes of memory, more than its limit of {self._memory_limit_bytes:,}"
 
     def exit_code(self) -> int | None:
         """Exit code of a process that has ended, negative for a signal; None while it runs."""

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ..types import Rollout
-from .threads import DeadlinePassed
-from .values import BadScore, RewardFault
+from rlhf_core.rewards.calling import Ask, Outcome
+from rlhf_core.rewards.threads import DeadlinePassed
+from rlhf_core.rewards.values import RewardFault
+from rlhf_core.types import Rollout
 
-Outcome = float | BadScore | RewardFault
 Fault = TypeVar("Fault", bound=RewardFault)
 
 MAX_ROUNDS = 4
@@ -26,7 +26,7 @@ MAX_LOST = 256
 
 
 def score_alone(
-    ask: Callable[[Rollout, float], Outcome],
+    ask: Ask,
     prepare: Callable[[], None],
     batch: Sequence[Rollout],
     fault: RewardFault,

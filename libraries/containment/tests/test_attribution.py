@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from faulty_rewards import make_rollout
 
-from rlhf_core.rewards.attribution import MAX_LOST, MAX_ROUNDS, MAX_TIMEOUTS, score_alone
-from rlhf_core.rewards.isolation import ProcessLost
+from rlhf_containment.rewards.attribution import MAX_LOST, MAX_ROUNDS, MAX_TIMEOUTS, score_alone
+from rlhf_containment.rewards.isolate import LostReward
 from rlhf_core.rewards.threads import DeadlinePassed
 from rlhf_core.rewards.values import BadScore, RewardFault
 
@@ -19,7 +19,7 @@ FAULT = DeadlinePassed("gave no answer within 16 s")
 def clock(monkeypatch):
     """Time that passes only in calls; other threads of this process keep the real one."""
     now = [0.0]
-    monkeypatch.setattr("rlhf_core.rewards.attribution.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("rlhf_containment.rewards.attribution.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -31,7 +31,7 @@ def alone(clock, needs, prepare=lambda: None, fault=FAULT):
         need = needs[rollout.sample_id]
         asked.append((rollout.sample_id, seconds))
         if need == float("inf"):
-            return ProcessLost("crashed")
+            return LostReward("crashed")
         clock[0] += min(need, seconds)
         return float(rollout.sample_id) if need <= seconds else DeadlinePassed(f"gave no answer within {seconds:g} s")
 
@@ -49,7 +49,7 @@ def test_a_slow_answer_gets_the_whole_time_in_the_second_round(clock):
 def test_a_crash_is_final(clock):
     outcomes, asked = alone(clock, [0, float("inf"), 0])
     assert (outcomes[0], outcomes[2], len(asked)) == (0, 2, 3)
-    assert isinstance(outcomes[1], ProcessLost)
+    assert isinstance(outcomes[1], LostReward)
     assert str(outcomes[1]) == (
         "crashed, scoring this answer alone after a call with 3 answers failed (gave no answer within 16 s)"
     )
