@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CODE_LINES = 14759
-PUBLIC_NAMES = 273
+PUBLIC_NAMES = 276
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
