@@ -146,7 +146,7 @@ def api_page() -> str:
 
 
 def transports_page() -> str:
-    """What only transports and the test kit import."""
+    """What only transports, commands and the test kit import."""
     parts = [
         "# What a transport may import besides",
         NOTE,

@@ -64,7 +64,7 @@ class WeightReceiver(Protocol):
     """The receiver of a weight sync: whole versions or nothing.
 
     `begin` opens a version (an incomplete older one is dropped), `stage` holds chunks beside the live weights,
-    `commit` checks keys, shapes and checksum and swaps. Raises `SyncError` and keeps the old version when anything
+    `commit` checks keys and shapes and swaps. Raises `SyncError` and keeps the old version when anything
     does not match.
     """
 
@@ -72,7 +72,7 @@ class WeightReceiver(Protocol):
 
     def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None: ...
 
-    def commit(self, version: int, checksum: str | None = None) -> None: ...
+    def commit(self, version: int) -> None: ...
 
 
 @runtime_checkable

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 14895
-PUBLIC_NAMES = 278
+CODE_LINES = 14093
+PUBLIC_NAMES = 277
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

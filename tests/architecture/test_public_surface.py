@@ -68,13 +68,13 @@ def test_plugins_import_what_is_public_only(root, public, plugin_sources):
     assert not private, "not in docs/reference/plugin-api.md:\n" + "\n".join(private)
 
 
-def test_only_transports_and_the_test_kit_need_the_names_of_their_page(root, plugin_sources):
+def test_only_transports_commands_and_the_test_kit_need_the_names_of_their_page(root, plugin_sources):
     page = (root / "docs" / "reference" / "transport-api.md").read_text("utf-8")
     theirs = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     used = {
         f"{path.relative_to(root)}: {name}"
         for path in plugin_sources
-        if not path.is_relative_to(root / "plugins" / "transports")
+        if not any(path.is_relative_to(root / "plugins" / kind) for kind in ("transports", "commands"))
         for _, name in shared_imports(path, frozenset({"rlhf_core"}))
         if name in theirs
     }
