@@ -10,6 +10,7 @@ from .forward import next_token_logits as next_token_logits
 from .forward import policy_forward as policy_forward
 from .forward import value_forward as value_forward
 from .forward_passes import ForwardPasses as ForwardPasses
+from .hub import check_answer as check_answer
 from .hub import check_hub as check_hub
 from .kinds import ModelKind as ModelKind
 from .kinds import kind_of as kind_of

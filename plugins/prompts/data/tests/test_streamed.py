@@ -5,7 +5,7 @@ import pytest
 from rlhf_core.errors import DataError
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.prompts.stream import PromptStream
-from rlhf_core.prompts.streamed import StreamedRecords
+from rlhf_data.streamed import StreamedRecords
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
+from typing import Any
 
-from ..errors import DataError
-from ..types import sum_by_key
-from .encoder import Record
+from rlhf_core.errors import DataError
+from rlhf_core.prompts import RecordRules, Records
+from rlhf_core.types import sum_by_key
+
 from .order import Turns
-from .records import RecordRules, Records
 
+Record = Mapping[str, Any]
 _LOOKED_AT = 1024
 """Records checked before a run begins, and hashed for the digest."""
 _REMEMBERED = 4096

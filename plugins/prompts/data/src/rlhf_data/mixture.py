@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from ..components import PromptsContext
-from ..errors import ConfigError, DataError
-from ..plugins.discovery import load, resolve_build
-from ..protocols import OrderedPromptSource, PromptSource
+from rlhf_core.components import PromptsContext
+from rlhf_core.errors import ConfigError, DataError
+from rlhf_core.plugins import load, resolve_build
+from rlhf_core.prompts import IndexedRecords, RecordRules, Records
+from rlhf_core.protocols import OrderedPromptSource, PromptSource
+
 from .config import MixtureConfig, MixtureEntry
 from .order import MixtureOrder, shares
-from .records import IndexedRecords, RecordRules, Records
 from .streamed import MixedRecords, StreamedRecords, origin
 
 

@@ -13,11 +13,28 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.plugins.discovery import load, resolve_build
-from rlhf_core.prompts.curriculum import CurriculumConfig, make_curriculum
-from rlhf_core.prompts.mixture import Mixture, StreamedMixture
-from rlhf_core.prompts.order import MixtureOrder
 from rlhf_core.prompts.records import IndexedRecords, RecordRules
 from rlhf_core.prompts.stream import PromptStream
+from rlhf_data.config import CurriculumConfig
+from rlhf_data.curriculum import make_curriculum
+from rlhf_data.mixture import Mixture, StreamedMixture
+from rlhf_data.order import MixtureOrder
+from rlhf_testing.contracts import PromptsContract
+
+
+class TestMixture(PromptsContract):
+    plugin = "mixture"
+
+    @classmethod
+    def make_options(cls, folder):
+        (folder / "lines.jsonl").write_text('{"prompt": "2 + 2 = "}\n{"prompt": "3 + 3 = ", "source": "by hand"}\n')
+        lines = {"name": "jsonl", "path": "lines.jsonl"}
+        return {"sources": [lines, {"name": "sort-digits", "size": 9, "weight": 3}]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_character_tokenizer("0123456789=abc")
 
 
 def source(name, count):

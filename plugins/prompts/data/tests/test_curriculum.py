@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config.curriculum import CurriculumConfig
 from rlhf_core.errors import ConfigError
-from rlhf_core.prompts.curriculum import make_curriculum
 from rlhf_core.prompts.records import IndexedRecords
+from rlhf_data.config import CurriculumConfig
+from rlhf_data.curriculum import make_curriculum
 
 
 def curriculum(count=10, **options):

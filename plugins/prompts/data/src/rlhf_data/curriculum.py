@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..config.curriculum import CurriculumConfig
-from ..errors import ConfigError
-from ..types import RolloutGroup
-from .records import Records
+from rlhf_core.errors import ConfigError
+from rlhf_core.prompts import Records
+from rlhf_core.types import RolloutGroup
+
+if TYPE_CHECKING:
+    from .config import CurriculumConfig
 
 _LOOKED_AT = 4096
 """Records passed over for one draw before the one nearest to the gates is taken."""

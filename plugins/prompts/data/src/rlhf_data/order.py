@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ..util.rng import permutation
+from rlhf_core.util import permutation
 
 _BLOCK = 1000
 """Positions among which the weights of a mixture hold exactly, up to rounding."""

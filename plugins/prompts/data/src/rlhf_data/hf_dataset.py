@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..components import PromptsContext
-from ..errors import DataError, PluginError, first_line
-from ..models.hub import check_answer
-from ..protocols import OrderedPromptSource, PromptSource
-from ..util.did_you_mean import suggestion
+from rlhf_core.components import PromptsContext
+from rlhf_core.errors import DataError, PluginError, first_line
+from rlhf_core.models import check_answer
+from rlhf_core.plugins import load, resolve_build
+from rlhf_core.prompts import RecordRules, Records
+from rlhf_core.protocols import OrderedPromptSource, PromptSource
+from rlhf_core.util import suggestion
+
 from .config import HfDatasetConfig
-from .jsonl import JsonlSource
-from .records import RecordRules, Records
 from .streamed import StreamedRecords
 
 if TYPE_CHECKING:
@@ -115,12 +116,18 @@ def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | Or
     return MappedRows(rows, config.columns, config.path)
 
 
+def _read_jsonl(path: Path) -> PromptSource:
+    jsonl = load("prompts", "jsonl")
+    built: PromptSource = resolve_build(jsonl)(jsonl.component.config(path=str(path)), PromptsContext(0, Path.cwd()))
+    return built
+
+
 def _read_parquet(path: Path) -> TableRows:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise PluginError(
-            "Parquet needs pyarrow, not installed here", where=str(path), hint="pip install 'rlhf-core[parquet]'"
+            "Parquet needs pyarrow, not installed here", where=str(path), hint="pip install 'rlhf-data[parquet]'"
         ) from None
     try:
         return TableRows(parquet.read_table(path))
@@ -148,8 +155,8 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
 
 _READERS: dict[str, Callable[[Path], PromptSource]] = {
     ".parquet": _read_parquet,
-    ".jsonl": JsonlSource,
-    ".json": JsonlSource,
+    ".jsonl": _read_jsonl,
+    ".json": _read_jsonl,
     ".csv": _read_csv,
 }
 
@@ -221,6 +228,6 @@ def _datasets(where: str) -> Any:
         import datasets
     except ImportError:
         raise PluginError(
-            "this needs the datasets library, not installed here", where=where, hint="pip install datasets"
+            "this needs the datasets library, not installed here", where=where, hint="pip install 'rlhf-data[hub]'"
         ) from None
     return datasets
