@@ -259,10 +259,6 @@ class PassContext(Protocol):
         """
         ...
 
-    def passes_of(self, roles: frozenset[Role]) -> list[GroupPass]:
-        """Core's passes: `reference_log_probs` for the role `reference`, `values` for `critic`."""
-        ...
-
 
 class GroupPass(ABC):
     """Adds values to finished samples, in the process that made them, for many groups at once."""
@@ -304,19 +300,27 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
         return {}
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
-        """The passes over finished samples, in order; by default those of the reference and the critic.
+        """The passes over finished samples, in order; none by default.
 
-        Also called before models are loaded, to check the passes' columns: passes read `context.models` in `run`.
+        `rlhf_forward.model_passes(context, self.roles)` are those of the reference and the critic. Also called before
+        models are loaded, to check the passes' columns: passes read `context.models` in `run`.
         """
-        return context.passes_of(self.roles)
+        return ()
 
     @property
     def needs_trainer_log_probs(self) -> bool:
-        """Whether each episode starts with a forward of the trainer's policy that fills `trainer_log_probs`.
+        """Whether each episode starts with `policy_log_probs` of the trainer's policy, as its `trainer_log_probs`.
 
         Needed to correct for an engine whose numerics differ from the trainer's, or that samples from an older policy.
         """
         return False
+
+    def policy_log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
+        """[B, A] log-probs of the sampled tokens; called only if `needs_trainer_log_probs`, without gradient.
+
+        Usually `rlhf_forward.policy_forward(policy, batch, temperature).log_probs`.
+        """
+        raise TypeError(f"{type(self).__name__} needs trainer log-probs but computes none")
 
     @property
     def needs_greedy_answer(self) -> bool:

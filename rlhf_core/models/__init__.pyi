@@ -1,14 +1,5 @@
 from .builtin import build_character_tokenizer as build_character_tokenizer
 from .builtin import build_llama as build_llama
-from .classifier import last_token_scores as last_token_scores
-from .classifier import scores_at as scores_at
-from .compiled import explained_compiling as explained_compiling
-from .compiled import transformer_blocks as transformer_blocks
-from .forward import causal_lm_logits as causal_lm_logits
-from .forward import innermost as innermost
-from .forward import next_token_logits as next_token_logits
-from .forward import policy_forward as policy_forward
-from .forward import value_forward as value_forward
 from .forward_passes import ForwardPasses as ForwardPasses
 from .hub import check_hub as check_hub
 from .kinds import ModelKind as ModelKind
@@ -21,12 +12,8 @@ from .loading import load_policy as load_policy
 from .loading import load_tokenizer as load_tokenizer
 from .loading import merged_weights as merged_weights
 from .meta import meta_model as meta_model
-from .own_lengths import own_lengths as own_lengths
 from .passes import GroupPasses as GroupPasses
 from .passes import PassModels as PassModels
 from .pretrained import quiet_progress as quiet_progress
 from .pretrained import write_model_config as write_model_config
 from .pretrained import write_transformers_folder as write_transformers_folder
-from .shared_pass import RowLengths as RowLengths
-from .shared_pass import carries_state as carries_state
-from .shared_pass import feels_padding as feels_padding

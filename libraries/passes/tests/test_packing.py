@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from rlhf_core.batching import collate
-from rlhf_core.models.forward import causal_lm_logits, policy_forward
 from rlhf_core.models.forward_passes import applying
-from rlhf_core.models.rows import PaddedRows, model_rows
-from rlhf_core.models.shared_pass import PACKABLE
 from rlhf_core.types import BufferItem, Experience
+from rlhf_forward.forward import causal_lm_logits, policy_forward
+from rlhf_forward.rows import PaddedRows, model_rows
+from rlhf_forward.shared_pass import PACKABLE
 from rlhf_passes import lean_head
 from rlhf_passes.fast_passes import FastPasses
 from rlhf_passes.packing import PackedRows, Packing, packed_attention

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rlhf_core.algorithm import EpisodeOutput
 from rlhf_core.columns import Column, Columns
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.functional import to_tokens
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.rollout import made_episode
@@ -23,6 +22,7 @@ from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates, Estimated
 from rlhf_core.types import BufferItem, Experience, PhaseTimes, SamplingParams
 from rlhf_core.util.rng import permutation
+from rlhf_forward import to_tokens
 from rlhf_objective import AdvantageInput, group_normalised
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.samples import make_item

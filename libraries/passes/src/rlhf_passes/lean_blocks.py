@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlhf_core.models.replaced_forwards import forwards_of, replaced_forwards
+from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
 
 from .fast_linear import is_plain, linear_product, multiply
 

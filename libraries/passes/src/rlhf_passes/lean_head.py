@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.functional.logprobs import Temperature
-from rlhf_core.models.replaced_forwards import replaced_forwards
+from rlhf_forward.logprobs import Temperature
+from rlhf_forward.replaced_forwards import replaced_forwards
 
 from .chunked import VocabularyPart, chunked_log_probs_and_entropy
 from .vocabulary_gradients import adds_directly, part_of
