@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from .columns import Column
 from .errors import UserInputError
@@ -160,12 +160,12 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
 
 
-Needs = Literal["scalars", "row", "group", "episode"]
+Needs = Literal["scalars", "row", "episode"]
 """The rows of an episode from which a rank computes advantages. Numbers of all rows (`rlhf_core.whole.EpisodeScalars`)
 and sums over all ranks are there in each case.
 
-scalars: nothing but those numbers. row: the tensors of the rows it trains on. group: the tensors of whole groups, which
-one rank computes for all. episode: the tensors of all rows, on every rank; simple, and as large as the episode is.
+scalars: nothing but those numbers. row: the tensors of the rows it trains on. episode: the tensors of all rows, on
+every rank; simple, and as large as the episode is.
 """
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -182,6 +182,9 @@ def needs(
     With `scalars` it takes `EpisodeScalars` and returns [B] values, one for each row's tokens; with any other an
     `AdvantageInput` of the rows it needs, and returns [B, A].
     """
+
+    if what not in get_args(Needs):
+        raise ValueError(f"an estimator needs one of {', '.join(get_args(Needs))}, not {what!r}")
 
     def declare(function: FunctionT) -> FunctionT:
         function.needs = what  # type: ignore[attr-defined]

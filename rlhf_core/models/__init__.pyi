@@ -3,6 +3,7 @@ from .builtin import build_llama as build_llama
 from .forward_passes import ForwardPasses as ForwardPasses
 from .hub import check_hub as check_hub
 from .kinds import ModelKind as ModelKind
+from .kinds import kind_for as kind_for
 from .kinds import kind_of as kind_of
 from .loading import adapter_off as adapter_off
 from .loading import disable_dropout as disable_dropout
@@ -11,7 +12,6 @@ from .loading import is_lora as is_lora
 from .loading import load_policy as load_policy
 from .loading import load_tokenizer as load_tokenizer
 from .loading import merged_weights as merged_weights
-from .meta import meta_model as meta_model
 from .passes import GroupPasses as GroupPasses
 from .passes import PassModels as PassModels
 from .pretrained import quiet_progress as quiet_progress

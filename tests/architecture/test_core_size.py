@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 14921
+CODE_LINES = 14883
 PUBLIC_NAMES = 243
 _NO_CODE = {
     tokenize.COMMENT,

@@ -17,23 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-PACKABLE = frozenset(
-    {
-        "gemma", "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3",
-        "qwen3_moe", "smollm3", "starcoder2",
-    }
-)  # fmt: skip
-"""Model types that pass their forward's arguments on to the attention function, and use position ids only."""
-
-FEELS_PADDING = frozenset({"deepseek_v4", "gpt_neo", "recurrent_gemma", "roformer", "rwkv"})
-"""Model types whose output padding changes although their forward takes a mask: by a recurrent state, by positions or
-windows counted in columns, or by compressing columns. Others are detected by their forward or their cache."""
+from .architectures import has_trait
 
 
 def packs(config: Any) -> bool:
     """Whether a transformers model with this config may run samples concatenated in a single row."""
     return (
-        config.model_type in PACKABLE
+        has_trait(config, "packs")
         and config._attn_implementation == "sdpa"
         # The load-balancing loss of experts needs the mask of padded rows.
         and not getattr(config, "output_router_logits", False)
@@ -46,9 +36,8 @@ def feels_padding(config: Any, forward_parameters: Iterable[str]) -> str | None:
     Where it does, only rows of one length may decode together.
     forward_parameters: the names that the model's forward takes.
     """
-    kind = getattr(config, "model_type", None)
-    if kind in FEELS_PADDING:
-        return f"{kind} feels empty columns"
+    if has_trait(config, "feels-padding"):
+        return f"{config.model_type} feels empty columns"
     if not {"position_ids", "attention_mask"} <= set(forward_parameters):
         return "its forward takes no position_ids and attention_mask"
     from transformers.cache_utils import DynamicLayer
@@ -63,9 +52,7 @@ def carries_state(config: Any) -> bool:
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
     layers = _cache_layers(config)
-    return getattr(config, "model_type", None) in FEELS_PADDING or any(
-        isinstance(e, LinearAttentionCacheLayerMixin) for e in layers
-    )
+    return has_trait(config, "feels-padding") or any(isinstance(e, LinearAttentionCacheLayerMixin) for e in layers)
 
 
 def _cache_layers(config: Any) -> list[Any]:
