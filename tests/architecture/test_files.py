@@ -7,7 +7,7 @@ from pathlib import Path
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 70
 MAX_MATHEMATICS_LINES = 200
-MATHEMATICS = ("rlhf_core/functional", "libraries/objective/src/*/functional", "plugins/algorithms/*/src/*")
+MATHEMATICS = ("libraries/forward/src/*", "libraries/objective/src/*/functional", "plugins/algorithms/*/src/*")
 """The folders of losses, estimators and algorithms."""
 
 # Each pattern is written so that it does not match itself.
