@@ -1,6 +1,7 @@
 from .builtin import build_character_tokenizer as build_character_tokenizer
 from .builtin import build_llama as build_llama
 from .forward_passes import ForwardPasses as ForwardPasses
+from .hub import check_answer as check_answer
 from .hub import check_hub as check_hub
 from .kinds import ModelKind as ModelKind
 from .kinds import kind_for as kind_for
@@ -12,6 +13,7 @@ from .loading import is_lora as is_lora
 from .loading import load_policy as load_policy
 from .loading import load_tokenizer as load_tokenizer
 from .loading import merged_weights as merged_weights
+from .loading import save_adapter as save_adapter
 from .passes import GroupPasses as GroupPasses
 from .passes import PassModels as PassModels
 from .pretrained import quiet_progress as quiet_progress
