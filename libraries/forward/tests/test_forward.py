@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.batching import collate
-from rlhf_core.functional import token_log_probs
-from rlhf_core.models.forward import causal_lm_logits, innermost, policy_forward, value_forward
-from rlhf_core.models.rows import PaddedRows
 from rlhf_core.types import BufferItem
+from rlhf_forward import token_log_probs
+from rlhf_forward.forward import causal_lm_logits, innermost, policy_forward, value_forward
+from rlhf_forward.rows import PaddedRows
 
 VOCABULARY = 17
 

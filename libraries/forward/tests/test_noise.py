@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import DivergenceError
-from rlhf_core.functional import greedy_sample, inverse_cdf_sample, token_log_probs, uniforms
-from rlhf_core.functional.noise import philox4x32
+from rlhf_forward import greedy_sample, inverse_cdf_sample, token_log_probs, uniforms
+from rlhf_forward.noise import philox4x32
 
 WORD = 0xFFFFFFFF
 
@@ -58,7 +58,7 @@ def test_uniforms_equal_a_loop(seed: int, sample_id: int, token: int) -> None:
 
 
 def test_the_extreme_words_stay_inside_the_open_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlhf_core.functional import noise
+    from rlhf_forward import noise
 
     one = torch.tensor([1])
     for word, bound in ((0, 2.0**-53), (WORD, 1.0 - 2.0**-53)):

@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.sections import ModelConfig
-from ..errors import UserInputError
-from .builtin import PREFIX
-from .hub import check_hub
-from .kinds import ModelKind, kind_for
+from rlhf_core.config import ModelConfig
+from rlhf_core.errors import UserInputError
+from rlhf_core.models import ModelKind, check_hub, kind_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +27,7 @@ def _meta_model(config: ModelConfig) -> nn.Module:
     import torch
 
     kind = kind_for(config)
-    if config.path.startswith(PREFIX) or type(kind) is not ModelKind:  # made in code, or its config is unknown here
+    if config.path.startswith("builtin:") or type(kind) is not ModelKind:  # made in code, or its config is unknown here
         return kind.load(dtype=torch.float32, seed=0, tokenizer=None)
     from transformers import AutoConfig, AutoModelForCausalLM
 

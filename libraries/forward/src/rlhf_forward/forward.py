@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..columns import TEMPERATURE
-from ..functional.logprobs import Temperature, scaled_logits
-from .forward_passes import ActionLabels, applied_passes, plain_log_probs
-from .kinds import kind_of
-from .own_lengths import own_lengths
+from rlhf_core.columns import TEMPERATURE
+from rlhf_core.models.kinds import kind_of
+
+from .logprobs import Temperature, scaled_logits
+from .padded_passes import ActionLabels, current_passes, plain_log_probs
+from .row_lengths import own_lengths
 from .rows import model_rows
 
 if TYPE_CHECKING:
-    from ..types import Experience
+    from rlhf_core.types import Experience
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def policy_forward(
 
     wanted = ActionLabels(labels, at, with_entropy, entropy_grad)
     if read is None and experience.support_ids is None:
-        log_probs, entropies = applied_passes().log_probs(inner, rows, run, wanted)
+        log_probs, entropies = current_passes().log_probs(inner, rows, run, wanted)
     else:
         logits = rows.of_actions(run())
         support = None if experience.support_ids is None else experience.support_ids[mask]

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from rlhf_core.models.replaced_forwards import forwards_of, replaced_forwards
+from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
 
 
 def test_what_was_in_place_before_comes_back() -> None:

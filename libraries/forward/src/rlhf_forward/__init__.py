@@ -1,4 +1,4 @@
-"""The mathematics of all algorithms as pure functions on tensors.
+"""Forward passes of policies, critics and score models, and the functions of tensors around them.
 
 Legend: B sequences, S prompt and response tokens, A response tokens, V vocabulary, K kept tokens. A mask is named
 for what True means. Log-probs are in nats and float32.

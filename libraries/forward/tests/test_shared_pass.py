@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from rlhf_core.batching import collate
 from rlhf_core.components import EngineContext
 from rlhf_core.models.builtin import build_character_tokenizer
-from rlhf_core.models.forward import causal_lm_logits, next_token_logits, policy_forward, value_forward
-from rlhf_core.models.shared_pass import RowLengths
 from rlhf_core.types import BufferItem, GenerationRequest, Rollout, SamplingParams
+from rlhf_forward.forward import causal_lm_logits, next_token_logits, policy_forward, value_forward
+from rlhf_forward.row_lengths import RowLengths
 from rlhf_passes.fast_passes import fast_passes
 
 VOCABULARY = 40

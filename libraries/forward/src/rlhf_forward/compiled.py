@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..errors import ConfigError
+from rlhf_core.errors import ConfigError
+
 from .replaced_forwards import replaced_forwards
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import DivergenceError
+from rlhf_core.errors import DivergenceError
+
 from .logprobs import Temperature, scaled_logits, token_log_probs
 
 _WORD = 0xFFFFFFFF

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.functional import entropy, response_logits, response_values, token_log_probs
+from rlhf_forward import entropy, response_logits, response_values, token_log_probs
 from rlhf_passes.chunked import chunked_log_probs_and_entropy
 
 

@@ -6,15 +6,72 @@ row seen so far. Inside `own_lengths` its rotary module is called once for each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .replaced_forwards import Forward, replaced_forwards
-from .shared_pass import RowLengths, is_length_dependent
+
+
+@dataclass(frozen=True, slots=True)
+class RowLengths:
+    """How the rotary embeddings of a model change with the length of its row."""
+
+    switches: frozenset[int]
+    """Lengths beyond which a prefix has another embedding, the same for all longer ones (`longrope`)."""
+    limit: int | None
+    """Length beyond which every row length has its own embedding (`dynamic` NTK); None if there is none."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> RowLengths | None:
+        """The model's rules, also inside wrappers and critics; None if its embedding is the same at all lengths."""
+        pairs = {pair for module in model.modules() for pair in _rotary_parameters(module)}
+        if not pairs:
+            return None
+        limits = [limit for kind, limit in pairs if kind == "dynamic"]
+        return cls(frozenset(n for kind, n in pairs if kind == "longrope"), min(limits, default=None))
+
+    @property
+    def kind(self) -> str:
+        """transformers' name of the kind."""
+        return "longrope" if self.switches else "dynamic"
+
+    def begins_anew(self, length: int) -> bool:
+        """Whether a row of `length` tokens has other embeddings than with one token fewer.
+
+        The engine makes no row beyond `limit`, which is all the positions such a model has.
+        """
+        return length - 1 in self.switches
+
+
+def is_length_dependent(rotary: nn.Module) -> bool:
+    """Whether this module itself is a rotary embedding that depends on the longest row."""
+    return bool(_rotary_parameters(rotary))
+
+
+def _rotary_parameters(module: nn.Module) -> list[tuple[str, int]]:
+    # `rope_type` and `inv_freq`: transformers' rotary modules, whatever their class is called.
+    return _parameters_of(getattr(module, "config", None)) if hasattr(module, "rope_type") else []
+
+
+def _parameters_of(config: Any) -> list[tuple[str, int]]:
+    """For each length-dependent rotary embedding: its kind, and the length up to which it is constant."""
+    given = getattr(config, "rope_parameters", None)
+    if not isinstance(given, Mapping):
+        return []
+    layers = [given, *(each for each in given.values() if isinstance(each, Mapping))]
+    found = []
+    for parameters in layers:
+        kind = parameters.get("rope_type")
+        if kind == "longrope":
+            found.append(("longrope", int(parameters["original_max_position_embeddings"])))
+        elif kind == "dynamic":
+            found.append(("dynamic", int(config.max_position_embeddings)))
+    return found
 
 
 @contextmanager

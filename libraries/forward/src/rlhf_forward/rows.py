@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .forward_passes import applied_passes
-from .kinds import PLAIN, ModelKind, kind_of
-from .shared_pass import RowLengths
+from rlhf_core.models.kinds import PLAIN, ModelKind, kind_of
+
+from .padded_passes import current_passes
+from .row_lengths import RowLengths
 
 if TYPE_CHECKING:
-    from ..types import Experience
+    from rlhf_core.types import Experience
 
 
 def model_rows(model: nn.Module, experience: Experience) -> Any:
@@ -24,7 +25,7 @@ def model_rows(model: nn.Module, experience: Experience) -> Any:
     """
     kind = kind_of(model)
     rows = replace(_own_prefixes(PaddedRows.of(experience), RowLengths.of(model)), kind=kind)
-    return rows if rows.columns or kind.inputs_differ else applied_passes().lay_out(model, rows)
+    return rows if rows.columns or kind.inputs_differ else current_passes().lay_out(model, rows)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from rlhf_core import Column, Columns
 from rlhf_core.batching import collate, split
 from rlhf_core.columns import ENGINE_COLUMNS
-from rlhf_core.models.forward import policy_forward
 from rlhf_core.types import BufferItem
+from rlhf_forward.forward import policy_forward
 from rlhf_passes import lean_head, lean_logits
 from rlhf_passes.packing import packed_attention
 from rlhf_testing.models import tiny_model

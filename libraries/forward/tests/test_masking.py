@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.functional import (
+from rlhf_forward import (
     aggregate_count,
     aggregate_sum,
     mask_from_lengths,
@@ -18,7 +18,7 @@ from rlhf_core.functional import (
     masked_whiten,
     to_tokens,
 )
-from rlhf_core.functional.masking import alone, last_true_index, position_ids_of, turn_ids, var_over_ranks
+from rlhf_forward.masking import alone, last_true_index, position_ids_of, turn_ids, var_over_ranks
 
 AGGREGATIONS = ("token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm")
 POISON = (math.nan, math.inf, -math.inf)
