@@ -30,7 +30,15 @@ from .requirements import check_required, not_installed
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
-GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "reward_callers", "endpoints", "commands")
+GROUPS: tuple[str, ...] = (
+    *KINDS,
+    "advantages",
+    "policy_losses",
+    "reward_callers",
+    "endpoints",
+    "commands",
+    "quickstarts",
+)
 """Kinds of plugins; the entry-point group is `rlhf.` and this."""
 
 _PREFIX = "rlhf."
@@ -53,6 +61,7 @@ SINGULAR = {
     "reward_callers": "reward caller",
     "endpoints": "endpoint server",
     "commands": "command",
+    "quickstarts": "quickstart",
 }
 """How errors call one plugin of a kind."""
 

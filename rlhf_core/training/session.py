@@ -64,7 +64,6 @@ class TrainerSession:
             algorithm=algorithm,
             combiner=self._combiner,
             channel=parts.channel,
-            hooks=hooks,
             config=resolved.run.checkpoint,
             plugins=PluginState(hooks, parts.states, strategy),
         )

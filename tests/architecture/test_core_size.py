@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 15113
-PUBLIC_NAMES = 275
+CODE_LINES = 14759
+PUBLIC_NAMES = 273
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -138,6 +138,9 @@ def _try_other(ref: PluginRef) -> TrialOutcome:
     if ref.kind == "endpoints":
         if not callable(found):
             raise Wrong(f"{ref.target} is a {type(found).__name__}, which starts no server")
+    elif ref.kind == "quickstarts":
+        if not (callable(getattr(found, "base_run", None)) and callable(getattr(found, "trainer_of", None))):
+            raise Wrong(f"{ref.target} has no functions base_run and trainer_of")
     elif ref.kind == "reward_callers":
         if not (isinstance(found, type) and issubclass(found, RewardCaller)):
             raise Wrong(f"{ref.target} is not a subclass of RewardCaller")
