@@ -17,7 +17,7 @@ from ..attempt import Caller
 from ..clock import Clock
 from ..contract import Environment
 from ..workers import SPARE_THREADS
-from .flight import Flight
+from .episode import IsolatedEpisode
 from .process import EnvironmentProcess
 
 
@@ -52,7 +52,7 @@ class IsolatedEnvironments:
         self.pool.close()
 
 
-class Sitting:
+class PlayProcesses:
     """The processes of one `play`, on its event loop."""
 
     def __init__(self, environments: IsolatedEnvironments) -> None:
@@ -60,7 +60,7 @@ class Sitting:
         self._shared: asyncio.Task[EnvironmentProcess] | None = None
         self._alone: set[int] = set()
         """Samples that may have ended a process; each is played by itself from then on."""
-        self._seats_alone = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+        self._alone_at_once = asyncio.Semaphore(2 * (os.cpu_count() or 1))
         self._processes: set[EnvironmentProcess] = set()
         self.num_starting = 0
         """Processes on their way. Read from any thread."""
@@ -68,10 +68,10 @@ class Sitting:
     async def make(self, call: Caller) -> Environment:
         """An environment for one try at an episode. `call` has the clock of it."""
         assert isinstance(call.clock, Clock)
-        return Flight(self.seat, self.suspect, call.clock)
+        return IsolatedEpisode(self.process_for, self.suspect, call.clock)
 
     @asynccontextmanager
-    async def seat(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
+    async def process_for(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
         """A process for an episode of that sample."""
         if sample_id not in self._alone:
             starting = self._shared
@@ -79,7 +79,7 @@ class Sitting:
                 starting = self._shared = asyncio.ensure_future(self._attach(self._pool.take))
             yield await asyncio.shield(starting)
             return
-        async with self._seats_alone:
+        async with self._alone_at_once:
             process = await self._attach(partial(self._pool.take, new=True))
             try:
                 yield process
@@ -108,7 +108,7 @@ class Sitting:
         """Let go of the loop: a process that is at rest is kept, any other ended."""
         shared = None if self._shared is None else _alive(self._shared)
         for process in [*self._processes]:
-            if process is shared and not process.passengers:
+            if process is shared and not process.episodes:
                 process.detach()
                 self._pool.keep(process)
             else:

@@ -45,7 +45,7 @@ _MAX_UNANSWERED = 100_000
 logger = logging.getLogger(__name__)
 
 
-class Passenger(Protocol):
+class RunningEpisode(Protocol):
     """An episode that is played in a process."""
 
     clock: Clock
@@ -65,7 +65,7 @@ class EnvironmentProcess(ChildProcess, asyncio.Protocol):
 
     def __init__(self, recipe: bytes, name: str, *, num_threads: int, memory_limit_bytes: int | None) -> None:
         """recipe: pickle of the `Recipe`. num_threads: maximum number of calls that it runs at once."""
-        self.passengers: dict[int, Passenger] = {}
+        self.episodes: dict[int, RunningEpisode] = {}
         """By number of the episode."""
         self.is_over = False
         self._num_played = 0
@@ -90,16 +90,16 @@ class EnvironmentProcess(ChildProcess, asyncio.Protocol):
         self._waiting = [to_child("make", recipe, num_threads)]
         self._was_ready = False
 
-    def board(self, passenger: Passenger) -> int:
+    def add(self, episode: RunningEpisode) -> int:
         """Add an episode; returns its number."""
         self._num_played += 1
-        self.passengers[self._num_played] = passenger
+        self.episodes[self._num_played] = episode
         return self._num_played
 
     @property
     def is_alone(self) -> bool:
-        """Whether its only passenger is the only one it ever had, so that any fault is that one's."""
-        return self._num_played == len(self.passengers) == 1
+        """Whether its only episode is the only one it ever had, so that any fault is that one's."""
+        return self._num_played == len(self.episodes) == 1
 
     async def attach(self) -> None:
         """Go on with the running loop; at first, wait until the environment's code is imported there.
@@ -130,7 +130,7 @@ class EnvironmentProcess(ChildProcess, asyncio.Protocol):
                 self.end()
 
     def detach(self) -> None:
-        """Let go of the loop; it has no passengers. What it says from now on waits."""
+        """Let go of the loop; it has no episodes. What it says from now on waits."""
         self._forget_loop()
         if not self._frames.is_empty:
             self.end()
@@ -174,18 +174,18 @@ class EnvironmentProcess(ChildProcess, asyncio.Protocol):
             )
             return self._ready.set_exception(error)
         is_alone = self.is_alone
-        passengers = self._emptied()
-        suspects = [each for each in passengers if each.clock.is_running] or passengers
-        if passengers and not is_alone:
+        episodes = self._emptied()
+        suspects = [each for each in episodes if each.clock.is_running] or episodes
+        if episodes and not is_alone:
             logger.warning(
                 "environment %s: its process %s; %d episodes whose code ran then are played again one by one, %d other "
                 "ones in a new process",
                 self._name,
                 what,
                 len(suspects),
-                len(passengers) - len(suspects),
+                len(episodes) - len(suspects),
             )
-        for each in passengers:
+        for each in episodes:
             if is_alone:
                 each.blame(what)
             else:
@@ -196,15 +196,15 @@ class EnvironmentProcess(ChildProcess, asyncio.Protocol):
         for each in self._emptied():
             each.lose(suspect=False)
 
-    def _emptied(self) -> list[Passenger]:
-        """End it; the passengers that it had."""
-        passengers = [*self.passengers.values()]
-        self.passengers.clear()
+    def _emptied(self) -> list[RunningEpisode]:
+        """End it; the episodes that it had."""
+        episodes = [*self.episodes.values()]
+        self.episodes.clear()
         self.end()
-        return passengers
+        return episodes
 
     def end(self) -> None:
-        """Kill it, once. Passengers are not told."""
+        """Kill it, once. Its episodes are not told."""
         if self.is_over:
             return
         self.is_over = True
@@ -262,9 +262,9 @@ class EnvironmentProcess(ChildProcess, asyncio.Protocol):
                 pong.set_result(None)
         elif not isinstance(message, Ready):
             # Of one that is not there any more, whatever it still says does not matter.
-            passenger = self.passengers.get(message.episode)
-            if passenger is not None:
-                passenger.take(message)
+            episode = self.episodes.get(message.episode)
+            if episode is not None:
+                episode.take(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._loop is not None and not self.is_over:

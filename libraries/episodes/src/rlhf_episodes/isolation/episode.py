@@ -33,17 +33,17 @@ MAX_BRANCHES = 10_000
 """An environment that forks more often has run wild."""
 
 
-class Flight:
+class IsolatedEpisode:
     """An environment in the form that core drives, which plays its episode in another process."""
 
     def __init__(
         self,
-        seat: Callable[[int], AbstractAsyncContextManager[EnvironmentProcess]],
+        process_for: Callable[[int], AbstractAsyncContextManager[EnvironmentProcess]],
         suspect: Callable[[int], None],
         clock: Clock,
     ) -> None:
-        """seat: gives the process for a sample. suspect: has a sample played by itself from now on."""
-        self._seat = seat
+        """process_for: gives the process for a sample. suspect: has a sample played by itself from now on."""
+        self._process_for = process_for
         self._suspect = suspect
         self.clock = clock
         self._process: EnvironmentProcess
@@ -64,18 +64,18 @@ class Flight:
         self.clock.stop()
         self._sample_id = task.sample_id
         self._branches[0] = policy
-        async with self._seat(task.sample_id) as self._process:
+        async with self._process_for(task.sample_id) as self._process:
             return await self._play(task, policy)
 
     async def _play(self, task: Task, policy: EpisodePolicy) -> Outcome:
         if self._process.is_over:  # it ended while this one was on its way to it
             raise EpisodeLost
-        self._number = self._process.board(self)
+        self._number = self._process.add(self)
         opening = Opening(policy.remaining_turns, policy.max_new_tokens, policy.left, policy.room)
         try:
             self._process.send("play", self._number, task, opening)
         except Exception as error:  # pickling a stranger's metadata may raise anything
-            self._process.passengers.pop(self._number)
+            self._process.episodes.pop(self._number)
             raise EpisodeError(
                 f"its task cannot be sent to the environment's process: {error}",
                 where=f"prompt {task.prompt.position}",
@@ -87,7 +87,7 @@ class Flight:
         try:
             return await self._outcome
         finally:
-            self._process.passengers.pop(self._number, None)
+            self._process.episodes.pop(self._number, None)
             for turn in self._turns.values():
                 turn.cancel()
 
@@ -106,7 +106,7 @@ class Flight:
             process.fail("does not go on")
             return False
         self._suspect(self._sample_id)
-        process.passengers.pop(self._number, None)  # its caller reports this fault
+        process.episodes.pop(self._number, None)  # its caller reports this fault
         process.end_without_suspects()
         return True
 
