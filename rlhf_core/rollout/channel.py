@@ -38,7 +38,7 @@ class LocalChannel:
     def episode(self, index: int) -> MadeEpisode:
         """Make the episode, in as many waves as dynamic sampling needs."""
         while not self.coordinator.ready(index):
-            leases = self.coordinator.lease("local", 1 << 30)
+            leases = self.coordinator.lease(1 << 30)
             if not leases:
                 raise RlhfError(f"episode {index} cannot go on: {self.coordinator.progress(index)}", where="rollout")
             mine = leases[self.place.rank :: self.place.world_size]

@@ -62,7 +62,7 @@ def test_a_coordinator_resumes_with_them(items: list[BufferItem]) -> None:
     coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
         num_episodes=2, prompts_per_episode=3, max_staleness=1
     )
-    assert len(coordinator.lease("maker", 2)) == 2
+    assert len(coordinator.lease(2)) == 2
     for position in (0, 1):
         own = tuple(item for item in items if item.group_id == position)
         assert coordinator.submit(RolloutGroup(position=position, rollouts=(), items=own))
