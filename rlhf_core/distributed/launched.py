@@ -11,14 +11,13 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
-from ..errors import InterruptedRun, RlhfError, full_disk
+from ..errors import InterruptedRun, LostRankError, RlhfError, full_disk
 from ..util.jsonl import write_json
 from ..util.printable import printable
 from ..util.redact import redact_text
 from .interrupts import INTERRUPT_FILE
 from .loopback import HOST, keep_to_loopback
 from .parent_watch import killed_with_parent
-from .process_group import LostRankError
 
 
 def _main(path: str) -> int:

@@ -11,7 +11,7 @@ from ..config.resolve import ResolvedRun
 from ..distributed.launch import launch
 from ..distributed.launch_env import read_launch_env
 from ..distributed.launched import report_lost
-from ..distributed.process_group import LostRankError
+from ..errors import LostRankError
 from ..hookspecs import hookimpl
 from ..runfolder.folder import RunFolder
 from .train import prepare, run_rank

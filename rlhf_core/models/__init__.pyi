@@ -2,8 +2,6 @@ from .builtin import build_character_tokenizer as build_character_tokenizer
 from .builtin import build_llama as build_llama
 from .classifier import last_token_scores as last_token_scores
 from .classifier import scores_at as scores_at
-from .compiled import explained_compiling as explained_compiling
-from .compiled import transformer_blocks as transformer_blocks
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost
 from .forward import next_token_logits as next_token_logits

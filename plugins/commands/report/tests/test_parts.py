@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.runfolder import known_sample, sample_card_script
+from rlhf_pages import known_sample, sample_card_script
 from rlhf_report.cards import duration, number
 from rlhf_report.data import Run, read_run
 from rlhf_report.figures import FIGURES, figures_for

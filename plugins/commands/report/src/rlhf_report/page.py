@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from rlhf_core.runfolder import sample_card_script
+from rlhf_pages import sample_card_script
 
 from .cards import bars, cards, facts, status_class
 from .data import Run
