@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
@@ -160,6 +161,12 @@ def prepare(
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
+    if num_processes > 1 and resolved.strategy.component.launch is None:
+        raise ConfigError(
+            f"the strategy {resolved.strategy.name} starts no processes",
+            where=f"--num-processes {num_processes}",
+            hint=f"start them by a launcher: torchrun --nproc-per-node {num_processes} … --output DIR",
+        )
     check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
@@ -221,8 +228,6 @@ def _made(hook: object | str) -> object:
 
 
 def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -> None:
-    from .launch import run_in_processes
-
     if unnamed := [hook for hook in prepared.hooks if not isinstance(hook, str)]:
         raise UserInputError(
             f"the hook {type(unnamed[0]).__name__} cannot travel to another process",
@@ -230,7 +235,9 @@ def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -
             hint='give hooks as "module:attr", or install them as a hook plugin',
         )
     named = [hook for hook in prepared.hooks if isinstance(hook, str)]
-    run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
+    launch = prepared.resolved.strategy.component.launch
+    assert launch is not None  # checked by `prepare`
+    resolve_name(launch)(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
 
 
 def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], trust: FileTrust | bool) -> FileTrust:

@@ -6,11 +6,11 @@ import threading
 import pytest
 
 from rlhf_core.distributed.child_process import ChildProcess
-from rlhf_core.distributed.rank_watch import watched_ranks
 from rlhf_core.rewards.threads import CallThread
 from rlhf_core.util import bounded_thread
 from rlhf_core.util.bounded_thread import BoundedThread
 from rlhf_episodes.workers import Workers
+from rlhf_strategies.rank_watch import watched_ranks
 
 
 def test_it_runs_as_any_thread():

@@ -2,6 +2,7 @@ from .base import GroupStrategy as GroupStrategy
 from .base import Prepared as Prepared
 from .base import StrategyBase as StrategyBase
 from .base import grouped_names as grouped_names
+from .launching import launch as launch
 from .parts import LossScale as LossScale
 from .parts import ResolvedPrecision as ResolvedPrecision
 from .parts import check_offload as check_offload
