@@ -42,9 +42,9 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
 Checksum EpisodeData EvaluationRow EvaluationSet MakerHooks MakerStates NoReceiver OwnProcesses
-PolicyEvaluator PrintableFormatter SamplesLost SessionParts TrainerHooks coordinator_from_tree
-coordinator_to_tree evaluation_metrics fold group_from_tree group_to_tree load_hook_plugins load_models
-next_token_logits response_logits set_up_host_memory summary_of verify_weights with_groups
+PolicyEvaluator PrintableFormatter SamplesLost SessionParts TrainerHooks evaluation_metrics fold
+load_hook_plugins load_models next_token_logits response_logits set_up_host_memory summary_of
+verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names of core that only transports and the test kit need: they have a page of their own."""

@@ -237,6 +237,7 @@ class RolloutCoordinator(Generic[GroupT]):
                 accepted={group.position: group for group in saved["accepted"]},
                 refused=saved["refused"],
                 outcomes={int(position): success for position, success in saved.get("outcomes", {}).items()},
+                learnt=set(saved.get("learnt", ())),
             )
             for index, saved in state["open"].items()
         }
@@ -244,7 +245,7 @@ class RolloutCoordinator(Generic[GroupT]):
             self._want(index, episode.outstanding)
             held = [position for position in (*episode.outstanding, *episode.accepted) if position in records]
             episode.records = {position: records[position] for position in held}
-            episode.learnt = set(episode.accepted) - set(episode.outcomes)
+            episode.learnt |= set(episode.accepted) - set(episode.outcomes)
 
     def _open_next(self) -> bool:
         """Open the next episode, if it may start."""

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.rollout.groups import coordinator_from_tree, coordinator_to_tree
 from rlhf_core.types import RolloutGroup
+from rlhf_ray.groups import coordinator_from_tree, coordinator_to_tree
 from rlhf_ray.leases import LeasedCoordinator
 from rlhf_testing.samples import make_group
 
