@@ -30,6 +30,7 @@ CONTRACT = (
 BUILDING: dict[str, tuple[str, ...]] = {
     "contexts": ("reward_context",),
     "entry.inference": ("open_engine",),
+    "entry.resume": ("own_config",),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
 EAGER = ("loggers",)
@@ -41,13 +42,14 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
-Checksum EpisodeData EvaluationRow EvaluationSet MakerHooks MakerStates NoReceiver OwnProcesses
-PolicyEvaluator PrintableFormatter SamplesLost SessionParts TrainerHooks evaluation_metrics fold
-load_hook_plugins load_models next_token_logits response_logits set_up_host_memory summary_of
-verify_weights
+EpisodeData EvaluationRow EvaluationSet MakerHooks MakerStates NoReceiver OwnProcesses
+PolicyEvaluator PrintableFormatter SamplesLost SessionParts TrainerHooks
+evaluation_metrics fold load_hook_plugins
+load_models own_config read_weights replacing_folder save_adapter
+set_up_host_memory summary_of verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
-"""Names of core that only transports and the test kit need: they have a page of their own."""
+"""Names of core that only transports, commands and the test kit need: they have a page of their own."""
 
 
 def surface() -> dict[str, dict[str, str]]:
@@ -67,7 +69,7 @@ def plugin_page() -> dict[str, dict[str, str]]:
 
 
 def transport_page() -> dict[str, dict[str, str]]:
-    """What transports and the test kit may import of core besides."""
+    """What transports, commands and the test kit may import of core besides."""
     return _once(surface(), lambda name: name in FOR_TRANSPORTS)
 
 

@@ -61,7 +61,6 @@ class CheckpointSaver:
         algorithm: Algorithm[Any, Any],
         combiner: RewardCombiner,
         channel: ExperienceChannel | None,
-        hooks: HookRelay,
         config: CheckpointConfig,
         plugins: PluginState | None = None,
     ) -> None:
@@ -73,7 +72,6 @@ class CheckpointSaver:
         self._algorithm = algorithm
         self._combiner = combiner
         self._channel = channel
-        self._hooks = hooks
         self._plugins = plugins
 
     def improves(self, metrics: Mapping[str, float]) -> float | None:
@@ -97,9 +95,6 @@ class CheckpointSaver:
         with self._store.writing(step, self._strategy, best=state.best_step) as partial:
             save_run_state(partial, state, channel, self._trained, self._strategy, plugins)
         self._best = best
-        if self._strategy.is_main:
-            path = self._store.path(step)
-            self._hooks.fire("checkpoint_saved", path=path, step=step, episode=state.next_episode - 1)
 
     def load(self, path: Path) -> RunState:
         """Restore everything; removes later checkpoints. Collective."""

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rlhf_core.distributed.child_process import ChildProcess
+from rlhf_containment.processes.child import ChildProcess
 from rlhf_core.rewards.threads import CallThread
 from rlhf_core.util import bounded_thread
 from rlhf_core.util.bounded_thread import BoundedThread
