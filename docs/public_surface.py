@@ -42,7 +42,7 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
-EpisodeData EvaluationRow EvaluationSet MakerHooks MakerStates NoReceiver OwnProcesses
+EpisodeData EpisodeLedger EvaluationRow EvaluationSet Group Lease MakerHooks MakerStates NoReceiver OwnProcesses
 PolicyEvaluator PrintableFormatter SamplesLost SessionParts TrainerHooks
 evaluation_metrics fold load_hook_plugins
 load_models own_config read_weights replacing_folder save_adapter

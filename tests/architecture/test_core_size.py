@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 12578
+CODE_LINES = 12571
 PUBLIC_NAMES = 241
 _NO_CODE = {
     tokenize.COMMENT,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from rlhf_core.columns import Column, Columns
+from rlhf_core import Column, Columns
 from rlhf_core.types import BufferItem, Rollout, RolloutGroup, Turn
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from heapq import heappush
 from typing import Any, TypeVar
 
-from rlhf_core.rollout import RolloutCoordinator
-from rlhf_core.rollout.coordinator import EpisodeLedger, Group, Lease
+from rlhf_core.rollout import EpisodeLedger, Group, Lease, RolloutCoordinator
 
 GroupT = TypeVar("GroupT", bound=Group)
 
