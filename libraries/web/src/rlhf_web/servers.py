@@ -7,7 +7,7 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from ..errors import UserInputError
+from rlhf_core.errors import UserInputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
