@@ -15,8 +15,6 @@ from .rng import permutation as permutation
 from .tensor_trees import load_tree as load_tree
 from .tensor_trees import save_tree as save_tree
 from .tensor_trees import write_tensors as write_tensors
-from .weight_files import group_into_shards as group_into_shards
 from .weight_files import read_weights as read_weights
-from .weight_files import state_dict_shards_of as state_dict_shards_of
 from .weight_files import stored_dtype as stored_dtype
 from .yaml12 import parse_yaml as parse_yaml

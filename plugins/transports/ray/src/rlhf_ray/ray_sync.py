@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.models import next_token_logits
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.util import group_into_shards
+from rlhf_strategies import group_into_shards
 
 from .calls import NamedActors, ask
 from .checksum import Checksum
