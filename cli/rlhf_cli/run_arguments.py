@@ -131,8 +131,7 @@ class RunArguments:
         return folder.read_config()
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
-        from rlhf_core.config.load import PLUGIN_SECTIONS, switch_plugin
-        from rlhf_core.config.select import option_names
+        from rlhf_core.config.load import PLUGIN_SECTIONS
 
         chosen = {
             "algorithm": self.algorithm,
@@ -157,6 +156,35 @@ class RunArguments:
         if self.rewards:
             overrides.append(("rewards", [parse_reward(text) for text in self.rewards]))
         return overrides
+
+
+def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[str]) -> list[str]:
+    """Change the plugin that `section` names, in place; returns the dotted options that were dropped.
+
+    Options of the old plugin are kept where the new one has them too (`keeps`), but for null: the old one's default.
+    """
+    from rlhf_core.util.did_you_mean import fold
+
+    old = run.get(section)
+    if not isinstance(old, dict):
+        run[section] = {"name": name}
+        return []
+    if fold(str(old.get("name", ""))) == fold(name):
+        return []
+    kept = {key: value for key, value in old.items() if key in keeps and value is not None}
+    run[section] = {**kept, "name": name}
+    return [f"{section}.{key}" for key in old if key not in keeps and key != "name"]
+
+
+def option_names(kind: str, name: str) -> list[str]:
+    """Options of a plugin, with those core reads beside them; a file is read, not run. Raises `PluginError`."""
+    from rlhf_core.config.select import shared_options
+    from rlhf_core.plugins.discovery import load
+    from rlhf_core.plugins.trust import NO_FILE
+
+    shared = shared_options(kind)
+    own = load(kind, name, check_requires=False, trust=NO_FILE).component.config.model_fields
+    return list(dict.fromkeys([*(shared.model_fields if shared else ()), *own]))
 
 
 def run_options(function: Callable[..., None]) -> Callable[..., None]:
