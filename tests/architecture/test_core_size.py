@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 15203
-PUBLIC_NAMES = 266
+CODE_LINES = 14998
+PUBLIC_NAMES = 263
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -1,4 +1,5 @@
 from .servers import ServerLimits as ServerLimits
+from .servers import address_parts as address_parts
 from .servers import bound_socket as bound_socket
 from .servers import environment_key as environment_key
 from .servers import server_key as server_key
