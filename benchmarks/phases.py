@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ sys.path.insert(0, str(PEERS))
 from inputs import PROMPT_TOKENS, SIZES, Size, write_inputs  # noqa: E402 - beside run_rlhf.py
 from run_rlhf import run_file  # noqa: E402
 
-import rlhf_core.models.passes  # noqa: E402
+import rlhf_forward.scoring  # noqa: E402
 import rlhf_ppo.algorithm  # noqa: E402
-from rlhf_core import train  # noqa: E402
+from rlhf_core import RolloutGroup, train  # noqa: E402
 from rlhf_hf.engine import HfEngine  # noqa: E402
 from rlhf_passes.fast_linear import multiply  # noqa: E402
 from rlhf_strategies.base import StrategyBase  # noqa: E402
@@ -49,7 +49,7 @@ class Clock:
         self.tokens = 0
         self._measured = range(1, 1 + iterations)
         self._on = False
-        self._started = self._reward_started = 0.0
+        self._started = 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -87,20 +87,18 @@ class Clock:
     def rlhf_episode_start(self, episode: int) -> None:
         self._on, self._started = episode in self._measured, time.perf_counter()
 
-    def rlhf_rollout_batch_end(self, num_tokens: int) -> None:
-        self.tokens += num_tokens if self._on else 0
+    def rlhf_make_experience_end(self, groups: Sequence[RolloutGroup]) -> None:
+        self.tokens += _sampled(groups) if self._on else 0
 
-    def rlhf_reward_start(self) -> None:
-        self._reward_started = time.perf_counter()
-
-    def rlhf_reward_end(self) -> None:
+    def rlhf_episode_end(self, metrics: Mapping[str, Any]) -> None:
         if self._on:
-            self.seconds["rewards"] += time.perf_counter() - self._reward_started
-
-    def rlhf_episode_end(self) -> None:
-        if self._on:
+            self.seconds["rewards"] += metrics.get("time/reward_s", 0.0)
             self.wall += time.perf_counter() - self._started
         self._on = False
+
+
+def _sampled(groups: Sequence[RolloutGroup]) -> int:
+    return sum(len(rollout.sampled_ids) for group in groups for rollout in group.rollouts)
 
 
 def rates() -> tuple[float, float]:
@@ -141,7 +139,7 @@ def watched(iterations: int) -> Clock:
     clock = Clock(iterations)
     clock.watch_iterator(HfEngine, "generate", "generate")
     for name in ("policy_forward", "value_forward"):
-        clock.watch(rlhf_core.models.passes, name, "scoring forward")
+        clock.watch(rlhf_forward.scoring, name, "scoring forward")
         clock.watch(rlhf_ppo.algorithm, name, "forward")
     clock.watch(StrategyBase, "backward", "backward")
     clock.watch(SingleStrategy, "step", "step")

@@ -45,7 +45,7 @@ _FOR_TRANSPORTS = """
 EpisodeData EvaluationRow EvaluationSet MakerHooks MakerStates NoReceiver OwnProcesses
 PolicyEvaluator PrintableFormatter SamplesLost SessionParts TrainerHooks coordinator_from_tree
 coordinator_to_tree evaluation_metrics fold group_from_tree group_to_tree load_hook_plugins
-load_models next_token_logits own_config read_weights replacing_folder response_logits save_adapter
+load_models own_config read_weights replacing_folder save_adapter
 set_up_host_memory summary_of verify_weights with_groups
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())

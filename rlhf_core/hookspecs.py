@@ -2,7 +2,7 @@
 
 A hook plugin is any object or module with methods named as below; mark them with `hookimpl` or just use the
 names, and take only the arguments you need, by name. What opens always closes: every `_start` is followed by its
-`_end`, with `error` set to what went wrong in between (None: nothing did).
+`_end`, and an `_end` without a start is called too, with `error` set to what went wrong before (None: nothing did).
 
 Set-up hooks run in the process that was started, trainer hooks on rank 0 of the trainer, maker hooks where
 answers are made; with the transport `local` that is one process. Order within a run:
@@ -10,10 +10,10 @@ answers are made; with the transport `local` that is one process. Order within a
     transform_config, run_start
       fit_start
         episode_start
-          make_experience_start … rollout_batch, reward … make_experience_end   (maker)
-          epoch_start, batch_start, update_start, update_end, batch_end, decide, epoch_end
+          make_experience_start, reward_end, make_experience_end   (maker)
+          epoch_start, batch_start, update_end, batch_end, decide, epoch_end
           sync_start, sync_end
-          eval_start, eval_end, decide, metrics, checkpoint_saved
+          eval_end, decide, metrics
         episode_end
       fit_end
     run_end
@@ -185,12 +185,11 @@ class TrainerHooks:
         """`metrics`: metrics of the update on this batch; None where it failed."""
 
     @hookspec
-    def rlhf_update_start(self, step: int) -> None:
-        """The optimizer step that writes line `step` (from 1) of `metrics.jsonl`."""
-
-    @hookspec
     def rlhf_update_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        """`metrics`: values known at once (losses, gradient norm); the whole line comes with `rlhf_metrics`."""
+        """The optimizer step that writes line `step` (from 1) of `metrics.jsonl`.
+
+        `metrics`: values known at once (losses, gradient norm); the whole line comes with `rlhf_metrics`.
+        """
 
     @hookspec
     def rlhf_decide(self, moment: Moment) -> Action | Sequence[Action] | None:
@@ -209,20 +208,12 @@ class TrainerHooks:
         """All receivers have `version`, or, with `error`, keep the previous one."""
 
     @hookspec
-    def rlhf_eval_start(self, step: int) -> None:
-        """Held-out prompts are answered; `step` 0 is before the first update."""
-
-    @hookspec
     def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        """`metrics`: the `eval/*` values."""
+        """Held-out prompts were answered; `step` 0 is before the first update. `metrics`: the `eval/*` values."""
 
     @hookspec
     def rlhf_metrics(self, line: Metrics) -> None:
         """A line of `metrics.jsonl`, complete, once it has been written."""
-
-    @hookspec
-    def rlhf_checkpoint_saved(self, path: Path, step: int, episode: int) -> None:
-        """A complete checkpoint is on disk; `episode` is the last one it includes."""
 
 
 class MakerHooks:
@@ -249,18 +240,6 @@ class MakerHooks:
         error: BaseException | None,
     ) -> None:
         """`groups`: the new groups, one per prompt with all its samples; None where making them failed."""
-
-    @hookspec
-    def rlhf_rollout_batch_start(self, num_samples: int) -> None:
-        """The engine generates `num_samples` answers."""
-
-    @hookspec
-    def rlhf_rollout_batch_end(self, num_samples: int, num_tokens: int | None, error: BaseException | None) -> None:
-        """`num_tokens`: response tokens sampled."""
-
-    @hookspec
-    def rlhf_reward_start(self, num_samples: int) -> None:
-        """The rewards score `num_samples` answers."""
 
     @hookspec
     def rlhf_reward_end(self, num_samples: int, error: BaseException | None) -> None:

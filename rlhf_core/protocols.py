@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .config.resolved import ResolvedRun
+    from .prompts.records import RecordRules, Records
     from .wiring.inputs import RunInputs
 
 
@@ -48,10 +49,15 @@ class PromptSource(Protocol):
 
 
 @runtime_checkable
-class StreamingPromptSource(Protocol):
-    """Records of unknown number, as those of `PromptSource`, the same in the same order each time they are read."""
+class OrderedPromptSource(Protocol):
+    """A source that decides which of its records is at which position, such as a mixture or a stream without an end."""
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+        """Return the records that `rules` allow, `held_out` of them for evaluation. Raises `DataError` on wrong ones.
+
+        Each process calls this and must find the same record at the same position.
+        """
+        ...
 
 
 class WeightReceiver(Protocol):

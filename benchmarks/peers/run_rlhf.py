@@ -26,8 +26,8 @@ class Watch:
     def rlhf_episode_start(self, episode: int) -> None:
         self._started = time.perf_counter()
 
-    def rlhf_rollout_batch_end(self, num_tokens: int) -> None:
-        self.tokens.append(num_tokens)
+    def rlhf_make_experience_end(self, groups: Any) -> None:
+        self.tokens.append(sum(len(rollout.sampled_ids) for group in groups for rollout in group.rollouts))
 
     def rlhf_episode_end(self, episode: int, metrics: Any) -> None:
         self.seconds.append(time.perf_counter() - self._started)

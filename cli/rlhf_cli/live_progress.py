@@ -1,4 +1,4 @@
-"""Live bars for a terminal: episodes, and the current episode's rollouts, rewards and updates."""
+"""Live bars for a terminal: episodes, and the current episode's rollouts and updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlhf_core.util.printable import printable
 from .progress import PlainProgress, shown
 
 _REFRESH_PER_SECOND = 4
-_PARTS = ("rollout", "reward", "update")
+_PARTS = ("rollout", "update")
 
 
 class LiveProgress(PlainProgress):
@@ -48,10 +48,9 @@ class LiveProgress(PlainProgress):
             console=self._console,
             refresh_per_second=_REFRESH_PER_SECOND,
         )
-        totals = {"rollout": info.samples_per_episode, "reward": info.samples_per_episode}
         self._add("episode", info.num_episodes, completed=info.first_episode)
-        for part in _PARTS:
-            self._add(part, totals.get(part, info.updates_per_episode))
+        self._add("rollout", info.samples_per_episode)
+        self._add("update", info.updates_per_episode)
         self._bars.start()
 
     @hookimpl
@@ -61,12 +60,8 @@ class LiveProgress(PlainProgress):
                 self._bars.reset(self._tasks[part], visible=part == "update" or bool(self._info.samples_per_episode))
 
     @hookimpl
-    def rlhf_rollout_batch_end(self, num_samples: int) -> None:
+    def rlhf_make_experience_end(self, num_samples: int) -> None:
         self._advance("rollout", num_samples)
-
-    @hookimpl
-    def rlhf_reward_end(self, num_samples: int) -> None:
-        self._advance("reward", num_samples)
 
     @hookimpl
     def rlhf_update_end(self, metrics: Metrics | None) -> None:

@@ -2,7 +2,7 @@
 
 A `HookRelay` is made for one run and passed in; there is no global plugin manager. An event without listeners costs
 one set lookup. A hook's exception becomes a `HookError` naming plugin, distribution and hook; an `RlhfError` raised by
-a hook keeps its type, since a guard stops a run that way.
+a hook keeps its type, since a guard stops a run that way. Order and wrappers are pluggy's.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import pluggy
 
 from ..config.resolve import check_sections_kept
 from ..errors import HookError, PluginError, RlhfError
-from ..hookspecs import PREFIX, PROJECT, SPECS, Action
+from ..hookspecs import PREFIX, PROJECT, SPECS, Action, hookimpl
 from ..util.did_you_mean import closest
 from ..util.error_text import error_text
 
@@ -28,10 +28,21 @@ logger = logging.getLogger("rlhf")
 _END = "_end"
 _TRANSFORM = f"{PREFIX}transform_config"
 _DECIDE = f"{PREFIX}decide"
+REPLACED: Mapping[str, str] = {
+    "rlhf_checkpoint_saved": "rlhf_episode_end, which follows a checkpoint of its episode",
+    "rlhf_episode_verdict": "rlhf_decide(moment), which returns an Action",
+    "rlhf_eval_start": "rlhf_eval_end",
+    "rlhf_reward_start": "rlhf_make_experience_start",
+    "rlhf_rollout_batch_end": "rlhf_make_experience_end, which has the groups",
+    "rlhf_rollout_batch_start": "rlhf_make_experience_start",
+    "rlhf_update_start": "rlhf_batch_start",
+    "rlhf_verdict": "rlhf_decide(moment), which returns an Action",
+}
+"""Hook of an earlier version -> the one to use instead."""
 
 
 class Span:
-    """A block between a start hook and its end hook; `set` adds arguments that only the end hook gets."""
+    """A block before an end hook; `set` adds arguments that only the end hook gets."""
 
     __slots__ = ("results",)
 
@@ -39,45 +50,29 @@ class Span:
         self.results: dict[str, Any] = {}
 
     def set(self, name: str, value: Any) -> None:
-        """Give the end hook its argument `name` (`metrics`, `groups`, `num_tokens`, `summary`)."""
+        """Give the end hook its argument `name` (`metrics`, `groups`, `summary`)."""
         self.results[name] = value
-
-
-class _Manager(pluggy.PluginManager):
-    """Plugin manager that treats any function named `rlhf_…` as a hook, with or without `hookimpl`."""
-
-    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
-        marked = super().parse_hookimpl_opts(plugin, name)
-        if marked is not None or not name.startswith(PREFIX):
-            return marked
-        if not inspect.isroutine(inspect.getattr_static(plugin, name)) and not inspect.isroutine(
-            getattr(plugin, name, None)
-        ):
-            return None
-        return {}  # pluggy's defaults
 
 
 class HookRelay:
     """The hooks of one run."""
 
     def __init__(self) -> None:
-        self._manager = _Manager(PROJECT)
+        self._manager = pluggy.PluginManager(PROJECT)
         for spec in SPECS:
             self._manager.add_hookspecs(spec)
         self._callers: dict[str, pluggy.HookCaller] = {
-            name.removeprefix(PREFIX): getattr(self._manager.hook, name)
-            for spec in SPECS
-            for name in vars(spec)
-            if name.startswith(PREFIX)
+            event: getattr(self._manager.hook, PREFIX + event) for spec in SPECS for event in _events_of(spec)
         }
         self._argument_names = {event: caller.spec.argnames for event, caller in self._callers.items() if caller.spec}
-        self._listening: set[str] = set()
-        self._failures: list[HookError | RlhfError] = []
+        self._plugins: dict[str, object] = {}
         self._installed: set[str] = set()
-        self._config: Mapping[str, Any] = {}
+        self._listening: set[str] = set()
+        self._failures: list[RlhfError] = []
+        self._config: dict[str, Any] = {}
         self._tap: Callable[[str, dict[str, Any]], None] | None = None
         self._tapped: frozenset[str] = frozenset()
-        self._events = frozenset(self._callers)
+        self._events = self.events
         self._one_at_a_time = threading.RLock()  # a process may have events on several threads
 
     @property
@@ -88,15 +83,15 @@ class HookRelay:
     @property
     def plugins(self) -> dict[str, object]:
         """Name -> registered plugin, in order of registration."""
-        return {name: plugin for name, plugin in self._manager.list_name_plugin() if plugin is not None}
+        return dict(self._plugins)
 
     def limit_to(self, spec: type) -> None:
         """Call from now on the hooks of one class of `hookspecs` only: those of this process's part in the run."""
-        self._events = frozenset(name.removeprefix(PREFIX) for name in vars(spec) if name.startswith(PREFIX))
+        self._events = frozenset(_events_of(spec))
         self._refresh()
 
     def register(self, plugin: object, *, name: str | None = None, distribution: str | None = None) -> str:
-        """Add a plugin: an object or module with `rlhf_…` hooks, a class of one, or a seed-style callback.
+        """Add a plugin: an object or module with `rlhf_…` hooks, or a class of one.
 
         `name` and `distribution` ("package 1.2") appear in errors. Returns the name.
 
@@ -106,34 +101,25 @@ class HookRelay:
         shown = name or getattr(plugin, "__name__", None) or type(plugin).__name__
         who = f"hook plugin {shown!r}" + (f" ({distribution})" if distribution else "")
         instance = _instantiate(plugin, who)
-        unique = self._free_name(shown, instance, named=name is not None)
-        try:
-            self._manager.register(instance, unique)
-            self._manager.check_pending()
-        except pluggy.PluginValidationError as error:
-            self._remove(instance)
-            raise PluginError(" ".join(str(error).split()), where=who, hint=self._did_you_mean(instance)) from error
-        except ValueError as error:
-            raise PluginError(str(error), where=who, hint="give each hook plugin its own name") from error
-        callers = self._manager.get_hookcallers(instance) or []
-        if not callers:
-            self._remove(instance)
+        unique = shown if name is not None or shown not in self._plugins else f"{shown}-{id(instance):x}"
+        if unique in self._plugins:
+            raise PluginError(f"the name {unique} is taken", where=who, hint="give each hook plugin its own name")
+        hooks = self._named_hooks(instance, who)
+        if not vars(hooks):
             hint = f"name a function {PREFIX}episode_end, say; rlhf_core.hookspecs lists them"
             raise PluginError("it has no hook", where=who, hint=hint)
-        for caller in callers:
-            for impl in caller.get_hookimpls():
-                if impl.plugin is instance:
-                    # Final for type checkers, a plain slot in fact: the only place that knows the plugin.
-                    setattr(impl, "function", self._guard(impl, caller.name, who))  # noqa: B010
+        try:
+            self._manager.register(hooks, unique)
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            if self._manager.is_registered(hooks):
+                self._manager.unregister(hooks)
+            raise PluginError(" ".join(str(error).split()), where=who, hint=self._did_you_mean(hooks)) from error
+        self._plugins[unique] = instance
         if distribution is not None:
             self._installed.add(unique)
         self._refresh()
         return unique
-
-    def unregister(self, name: str) -> None:
-        """Remove a plugin by the name `register` returned."""
-        self._manager.unregister(name=name)
-        self._refresh()
 
     def of_this_process(self) -> HookRelay:
         """A relay of only those plugins that were given as objects, not installed with a distribution.
@@ -141,7 +127,7 @@ class HookRelay:
         A transport whose loop runs elsewhere loads the installed ones there, and replays events for these here.
         """
         relay = HookRelay()
-        for name, plugin in self.plugins.items():
+        for name, plugin in self._plugins.items():
             if name not in self._installed:
                 relay.register(plugin, name=name)
         return relay
@@ -171,26 +157,27 @@ class HookRelay:
             return []
         complete = self._complete(event, arguments)
         with self._one_at_a_time:
-            answers = cast("list[Any]", self._callers[event](**complete))
+            answers = self._call(event, complete)
             self._tell(event, complete)
         return answers
 
     @contextmanager
     def span(self, event: str, **arguments: Any) -> Iterator[Span]:
-        """Fire `<event>_start`, run the block, fire `<event>_end` with the same arguments, whatever happened.
+        """Fire `<event>_start` (if there is one), run the block, fire `<event>_end`, whatever happened.
 
-        The end hook also gets the values passed to `Span.set`, and `error`. Every listener's end runs even when
-        another's raises. An error of the block takes precedence over an end hook's, which is then logged.
+        The end hook gets the same arguments, the values passed to `Span.set`, and `error`. Every listener's end runs
+        even when another's raises. An error of the block takes precedence over an end hook's, which is then logged.
         """
         span = Span()
         start, end = f"{event}_start", f"{event}{_END}"
         if start not in self._listening and end not in self._listening:
-            self._check(start)
+            self._check(end)
             yield span
             return
         error: BaseException | None = None
         try:
-            self.fire(start, **arguments)
+            if start in self._callers:
+                self.fire(start, **arguments)
             yield span
         except BaseException as caught:
             error = caught
@@ -200,16 +187,15 @@ class HookRelay:
                 self._close(end, {**arguments, **span.results, "error": error}, error)
 
     def transform_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Let each plugin change the run file in turn; each sees the changes of those before it.
+        """Let each plugin change the run file in turn, in pluggy's order; each sees the changes of those before it.
 
-        Order and wrappers are pluggy's. A wrapper's `yield` gives the results of the inner plugins in call order: each
-        is a whole run file, the last one their final result.
+        The `yield` of a wrapper gives the answers of those inside it, each a whole run file; the last one counts.
         """
-        self._config = config
         before = tuple(config)
-        answers = _checked(self.fire("transform_config", config=config), "a hookwrapper")
-        changed = dict(answers[-1]) if answers else config
-        check_sections_kept(before, changed, "a hookwrapper")
+        self._config = dict(config)
+        answers = self.fire("transform_config", config=self._config)
+        changed = dict(answers[-1]) if answers else self._config
+        check_sections_kept(before, changed, "a hook wrapper")
         return changed
 
     def _close(self, event: str, arguments: Mapping[str, Any], error: BaseException | None) -> None:
@@ -218,7 +204,7 @@ class HookRelay:
         outer, self._failures = self._failures, []
         complete = self._complete(event, arguments)
         try:
-            self._callers[event](**complete)
+            self._call(event, complete)
         except RlhfError as raised:  # from a wrapper; errors of plain hooks were collected, so that all of them ran
             self._failures.append(raised)
         finally:
@@ -230,30 +216,61 @@ class HookRelay:
         if error is None and failures:
             raise failures[0]
 
-    def _guard(self, impl: Any, hook: str, who: str) -> Callable[..., Any]:
-        """The hook function with errors that name its plugin; an end hook's errors are collected for `_close`."""
-        function: Callable[..., Any] = impl.function
-        collect = (lambda failure: self._failures.append(failure)) if hook.endswith(_END) else None
-        if impl.wrapper or impl.hookwrapper:
-            return _named_wrapper(function, hook, who, collect)
-        if hook == _TRANSFORM:
-            function = self._chained(function, impl.argnames, who)
-        return _named(function, hook, who, collect)
+    def _call(self, event: str, complete: dict[str, Any]) -> list[Any]:
+        caller = self._callers[event]
+        try:
+            answers: Any = caller(**complete)
+        except RuntimeError as error:  # pluggy's own: those of hooks are named
+            raise HookError("it did not yield exactly once", where=_wrappers(caller)) from error
+        if isinstance(answers, list):
+            return answers
+        if caller.name in (_TRANSFORM, _DECIDE):
+            what = f"it returned {type(answers).__name__}, not a list of answers, as its yield gave it"
+            raise HookError(what, where=_wrappers(caller))
+        return []
 
-    def _chained(self, function: Callable[..., Any], names: Sequence[str], who: str) -> Callable[..., Any]:
-        """A `transform_config` hook that receives the run file as changed by those before it."""
+    def _named_hooks(self, plugin: object, who: str) -> _Hooks:
+        """The hooks of a plugin, marked or named `rlhf_…`, with errors that name it."""
+        hooks = _Hooks()
+        for name in dir(plugin):
+            marks: Mapping[str, Any] | None = self._manager.parse_hookimpl_opts(plugin, name)
+            if marks is None and not (name.startswith(PREFIX) and inspect.isroutine(getattr(plugin, name, None))):
+                continue
+            marks = marks or {}
+            named = _named_wrapper if inspect.isgeneratorfunction(getattr(plugin, name)) else self._named
+            function = named(getattr(plugin, name), marks.get("specname") or name, who)
+            setattr(hooks, name, hookimpl(**marks)(function))
+        return hooks
+
+    def _named(self, function: Callable[..., Any], hook: str, who: str) -> Callable[..., Any]:
+        """The function with errors that name its plugin. Those of an end hook are collected for `_close`."""
 
         @wraps(function)
-        def chained(*args: Any, **kwargs: Any) -> Any:
-            given = {**dict(zip(names, args, strict=True)), **kwargs}
+        def named(*args: Any, **kwargs: Any) -> Any:
             before = tuple(self._config)
-            changed = function(**dict.fromkeys(given, self._config))
-            if changed is not None:
-                self._config = dict(_checked([changed], who)[0])
-            check_sections_kept(before, self._config, who)
-            return None if changed is None else self._config
+            try:
+                answer = function(*args, **kwargs)
+                _check_answer(answer, hook, who)
+                if hook == _TRANSFORM:
+                    answer = self._take_config(before, answer, who)
+            except Exception as error:
+                failure = _name_error(error, hook, who)
+                if not hook.endswith(_END):
+                    raise failure from failure.__cause__
+                self._failures.append(failure)
+                return None
+            return answer
 
-        return chained
+        return named
+
+    def _take_config(self, before: Sequence[str], answer: Mapping[str, Any] | None, who: str) -> dict[str, Any] | None:
+        """Give those that are called next the run file as this hook left it."""
+        if answer is not None:
+            changed = dict(answer)
+            self._config.clear()
+            self._config.update(changed)
+        check_sections_kept(before, self._config, who)
+        return None if answer is None else dict(self._config)
 
     def _complete(self, event: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Exactly the arguments of the spec; those that only the end hook gets default to None."""
@@ -276,90 +293,43 @@ class HookRelay:
         heard = {event for event, caller in self._callers.items() if caller.get_hookimpls()}
         self._listening = (heard & self._events) | self._tapped
 
-    def _remove(self, plugin: object) -> None:
-        """Undo a registration that failed half-way."""
-        if self._manager.is_registered(plugin):
-            self._manager.unregister(plugin)
-
-    def _free_name(self, shown: str, plugin: object, *, named: bool) -> str:
-        if named or not self._manager.has_plugin(shown):
-            return shown
-        return f"{shown}-{id(plugin):x}"
-
-    def _did_you_mean(self, plugin: object) -> str | None:
-        known = [f"{PREFIX}{event}" for event in self._callers]
-        wrong = [name for name in dir(plugin) if name.startswith(PREFIX) and name not in known]
-        if wrong and wrong[0] in (f"{PREFIX}verdict", f"{PREFIX}episode_verdict"):  # of earlier versions
-            return f"{_DECIDE}(moment) is in its place, and returns an Action: docs/hooks.md"
-        close = closest(wrong[0], known) if wrong else None
+    def _did_you_mean(self, hooks: _Hooks) -> str | None:
+        known = [PREFIX + event for event in self._callers]
+        wrong = next((name for name in vars(hooks) if name.startswith(PREFIX) and name not in known), "")
+        if wrong in REPLACED:
+            return f"{wrong} no longer exists; use {REPLACED[wrong]}: docs/hooks.md"
+        close = closest(wrong, known) if wrong else None
         return f"did you mean {close}?" if close else None
 
 
-Collect = Callable[[RlhfError], None]
+class _Hooks:
+    """The hook functions of one plugin, as pluggy gets them."""
 
 
-def _named(function: Callable[..., Any], hook: str, who: str, collect: Collect | None) -> Callable[..., Any]:
-    """The function with errors that name its plugin; they go to `collect` where it is given."""
-
-    @wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        try:
-            answer = function(*args, **kwargs)
-            if hook == _DECIDE and answer is not None:
-                _checked([*answer] if isinstance(answer, Sequence) else [answer], who, Action)
-            return answer
-        except Exception as error:
-            named = _name_error(error, hook, who)
-            if collect is None:
-                raise named from named.__cause__
-            collect(named)
-            return None
-
-    return guarded
+def _events_of(spec: type) -> list[str]:
+    return [name.removeprefix(PREFIX) for name in vars(spec) if name.startswith(PREFIX)]
 
 
-def _named_wrapper(function: Callable[..., Any], hook: str, who: str, collect: Collect | None) -> Callable[..., Any]:
-    """The wrapper; with `collect`, the inner hooks are called even if it fails before its yield.
-
-    It may return the list of results that its yield gave it, its own result, or None to leave them.
-    """
+def _named_wrapper(function: Callable[..., Any], hook: str, who: str) -> Callable[..., Any]:
+    """The wrapper with errors that name its plugin."""
 
     @wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Generator[None, Any, Any]:
-        named: RlhfError | None = None
+    def named(*args: Any, **kwargs: Any) -> Generator[None, Any, Any]:
         try:
-            inner = function(*args, **kwargs)
-            next(inner)
-        except StopIteration:
-            named = _name_error(RuntimeError("did not yield"), hook, who)
+            answers = yield from function(*args, **kwargs)
+            for answer in answers if isinstance(answers, list) else ():
+                _check_answer(answer, hook, who)
+            return answers
         except Exception as error:
-            named = _name_error(error, hook, who)
-        if named is not None:
-            if collect is None:
-                raise named from named.__cause__
-            collect(named)
-            return (yield)
-        answers: Any = []
-        try:
-            try:
-                answers = yield
-            except BaseException as error:
-                inner.throw(error)
-            else:
-                inner.send(answers)
-            inner.close()
-            raise RuntimeError("yielded twice")
-        except StopIteration as done:
-            if isinstance(answers, pluggy.Result):  # a hookwrapper changes this in place and returns nothing
-                return None
-            if done.value is not None:
-                answers = done.value if isinstance(done.value, list) else [done.value]
-            return _checked(answers, who) if hook == _TRANSFORM else answers
-        except Exception as error:
-            named = _name_error(error, hook, who)
-            raise named from named.__cause__
+            failure = _name_error(error, hook, who)
+            raise failure from failure.__cause__
 
-    return guarded
+    return named
+
+
+def _wrappers(caller: pluggy.HookCaller) -> str:
+    names = [impl.plugin_name for impl in caller.get_hookimpls() if impl.wrapper or impl.hookwrapper]
+    return f"the wrapper of {caller.name} in {' or '.join(names)}"
 
 
 def _name_error(error: Exception, hook: str, who: str) -> RlhfError:
@@ -370,13 +340,13 @@ def _name_error(error: Exception, hook: str, who: str) -> RlhfError:
     return named
 
 
-def _checked(answers: Any, who: str, kind: type[Any] = Mapping) -> Sequence[Any]:
-    """Validate the results of `transform_config`, which a hookwrapper may have replaced by anything, or of `decide`."""
-    wrong = [each for each in answers if not isinstance(each, kind)] if isinstance(answers, list) else [answers]
+def _check_answer(answer: Any, hook: str, who: str) -> None:
+    """Raise `HookError` if `transform_config` or `decide` returned a value of another type than theirs."""
+    kind, expected = {_TRANSFORM: (Mapping, "a mapping"), _DECIDE: (Action, "an Action")}.get(hook, (object, ""))
+    parts = answer if hook == _DECIDE and isinstance(answer, Sequence) else [answer]
+    wrong = [] if answer is None else [part for part in parts if not isinstance(part, kind)]
     if wrong:
-        hook, expected = (_DECIDE, "an Action") if kind is Action else (_TRANSFORM, "a mapping")
         raise HookError(f"{hook} returned {type(wrong[0]).__name__}, not {expected}", where=who)
-    return cast("Sequence[Any]", answers)
 
 
 def _instantiate(plugin: object, who: str) -> object:

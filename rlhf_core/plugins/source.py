@@ -1,14 +1,14 @@
 """Reads the options of a function or class from a file's source, without running the file.
 
-The source gives names and kinds of parameters, types written with built-in ones, and literal defaults. Anything else
-(an alias, a computed default, a decorator) accepts any value here, and is checked when the file is run.
+The source gives names and kinds of parameters, the types `int`, `float`, `str` and `bool` (also with `| None`), and
+literal defaults. Anything else (another type, a computed default, a decorator) accepts any value here, and is checked
+when the file is run.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +22,6 @@ from .trust import split_reference
 
 _MAX_BYTES = 4 << 20
 _PLAIN: Mapping[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
-_GENERIC: Mapping[str, Any] = {"list": list, "dict": dict, "tuple": tuple, "set": set}
-_TYPING: Mapping[str, Any] = {
-    **{name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union", "Sequence", "Mapping")},
-    "Annotated": typing.Annotated,
-    "List": list,
-    "Dict": dict,
-    "Tuple": tuple,
-    "Set": set,
-}
-_TYPING_MODULES = frozenset({"typing", "typing_extensions", "collections.abc"})
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -83,7 +73,6 @@ class _Reader:
     def __init__(self, module: ast.Module, path: Path, where: str) -> None:
         self._module, self._path, self._where = module, path, where
         self._bound = list(_bound_names(module))
-        self._typing = _typing_names(module)
 
     def options(self, name: str, kind: str, takes: str | None) -> SourceOptions:
         wanted: Any = ast.ClassDef if kind == "class" else _Function
@@ -137,51 +126,17 @@ class _Reader:
         return SourceOptions(self._path, summary, model, tuple(unread))
 
     def _type(self, node: ast.expr) -> tuple[Any, bool]:
-        """The type of an annotation, and whether it is complete; `Any` where it cannot be read."""
-        if isinstance(node, ast.Constant) and node.value is None:
-            return None, True
+        """The type of an annotation, and whether it is complete; `Any` if it cannot be read."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             try:
                 return self._type(ast.parse(node.value, mode="eval").body)
             except (SyntaxError, ValueError, MemoryError):
                 return Any, False
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            return self._built(typing.Union, [node.left, node.right])
-        if isinstance(node, ast.Subscript):
-            origin = self._named(node.value)
-            inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            return self._built(origin, list(inner))
-        named = self._named(node)
-        return (Any, False) if named is None or named in (typing.Literal, typing.Annotated) else (named, True)
-
-    def _built(self, origin: Any, inner: list[ast.expr]) -> tuple[Any, bool]:
-        if origin is None:
-            return Any, False
-        if origin is typing.Literal:
-            values = [_literal(each) for each in inner]
-            is_whole = all(known for _, known in values)
-            return (typing.Literal[tuple(value for value, _ in values)], True) if is_whole else (Any, False)
-        if origin is typing.Annotated:
-            return self._type(inner[0])[0], False  # the rest of the annotation is code
-        if origin is tuple and isinstance(inner[-1], ast.Constant) and inner[-1].value is Ellipsis:
-            item, is_whole = self._type(inner[0])
-            return tuple[item, ...], is_whole  # type: ignore[valid-type]
-        parts = [self._type(each) for each in inner]
-        try:
-            built = origin[tuple(part for part, _ in parts) if len(parts) > 1 else parts[0][0]]
-        except TypeError:
-            return Any, False
-        return built, all(is_whole for _, is_whole in parts)
-
-    def _named(self, node: ast.expr) -> Any:
-        """The type or `typing` form that a name refers to; None where it may be anything."""
-        if isinstance(node, ast.Name) and node.id not in self._bound:
-            return _PLAIN.get(node.id, _GENERIC.get(node.id))
-        if isinstance(node, ast.Name) and self._bound.count(node.id) == 1:
-            return _TYPING.get(self._typing.get(node.id, ""))
-        if isinstance(node, ast.Attribute) and self._typing.get(ast.unparse(node.value)) == "*":
-            return _TYPING.get(node.attr)
-        return None
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and ast.unparse(node.right) == "None":
+            plain, is_whole = self._type(node.left)
+            return (plain | None if is_whole else Any), is_whole
+        is_plain = isinstance(node, ast.Name) and node.id in _PLAIN and node.id not in self._bound
+        return (_PLAIN[node.id], True) if is_plain else (Any, False)
 
 
 def _literal(node: ast.expr) -> tuple[Any, bool]:
@@ -217,14 +172,3 @@ def _bound_names(scope: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             yield node.id
         yield from _bound_names(node)
-
-
-def _typing_names(module: ast.Module) -> dict[str, str]:
-    """Top-level names of a file -> their name in `typing`; `*` for the module itself."""
-    found: dict[str, str] = {}
-    for node in module.body:
-        if isinstance(node, ast.ImportFrom) and node.module in _TYPING_MODULES and not node.level:
-            found.update({alias.asname or alias.name: alias.name for alias in node.names})
-        elif isinstance(node, ast.Import):
-            found.update({alias.asname or alias.name: "*" for alias in node.names if alias.name in _TYPING_MODULES})
-    return found

@@ -130,24 +130,17 @@ class PolicyExperienceMaker:
         arrived: dict[int, list[Played]] = defaultdict(list)
         finished: list[_Finished] = []
         scoring: list[_Scoring] = []
-        before = self._num_tokens
-        with self._hooks.span("rollout_batch", num_samples=len(samples)) as span:
-            for played in self._play(prompts, samples):
-                group = arrived[played.prompt.position]
-                group.append(played)
-                if len(group) == self._samples_per_prompt + (self._greedy_player is not None):
-                    finished.append(_finished(arrived.pop(played.prompt.position)))
-                if len(finished) * self._samples_per_prompt >= SCORED_TOGETHER:
-                    scoring.append(self._submit(finished))
-                    finished = []
-            if finished:
+        for played in self._play(prompts, samples):
+            group = arrived[played.prompt.position]
+            group.append(played)
+            if len(group) == self._samples_per_prompt + (self._greedy_player is not None):
+                finished.append(_finished(arrived.pop(played.prompt.position)))
+            if len(finished) * self._samples_per_prompt >= SCORED_TOGETHER:
                 scoring.append(self._submit(finished))
-            span.set("num_tokens", self._num_tokens - before)
+                finished = []
+        if finished:
+            scoring.append(self._submit(finished))
         return scoring
-
-    @property
-    def _num_tokens(self) -> int:
-        return sum(player.times.response_tokens for player in self._players.values())
 
     def _play(self, prompts: Sequence[Prompt], samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
         if self._greedy_player is not None:

@@ -61,7 +61,6 @@ class CheckpointSaver:
         algorithm: Algorithm[Any, Any],
         combiner: RewardCombiner,
         channel: ExperienceChannel | None,
-        hooks: HookRelay,
         config: CheckpointConfig,
         plugins: PluginState | None = None,
     ) -> None:
@@ -73,7 +72,6 @@ class CheckpointSaver:
         self._algorithm = algorithm
         self._combiner = combiner
         self._channel = channel
-        self._hooks = hooks
         self._plugins = plugins
 
     def improves(self, metrics: Mapping[str, float]) -> float | None:
@@ -106,9 +104,6 @@ class CheckpointSaver:
             raise
         self._strategy.run_on_main(lambda: _discard(self._store.commit(step, best=state.best_step)))
         self._best = best
-        if self._strategy.is_main:
-            path = self._store.path(step)
-            self._hooks.fire("checkpoint_saved", path=path, step=step, episode=state.next_episode - 1)
 
     def load(self, path: Path) -> RunState:
         """Restore everything; removes later checkpoints. Collective."""

@@ -99,7 +99,7 @@ class Control:
         self.folder, self.word, self.step = folder, word, step
         self.thread = None
 
-    def rlhf_update_start(self, step):
+    def rlhf_update_end(self, step):
         if step == self.step and self.thread is None:
             self.thread = threading.Thread(target=rlhf, args=(["control", str(self.folder), self.word],))
             self.thread.start()
@@ -125,7 +125,7 @@ class PauseAndResume:
         self.folder, self.codes, self.num_updates = folder, [], []
         self.thread = threading.Thread(target=self.send)
 
-    def rlhf_update_start(self, step):
+    def rlhf_update_end(self, step):
         if self.thread.ident is None:
             self.thread.start()
             wait_until(lambda: list(self.folder.glob("**/control/*.json")), "the command")

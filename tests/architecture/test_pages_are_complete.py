@@ -29,6 +29,7 @@ GROUPS = {
     "policy_losses": "losses",
     "endpoints": "commands",
     "quickstarts": "commands",
+    "reward_callers": "rewards",
     "loggers": "hooks",
     "sections": "README",
     "schedules": "optimizers",

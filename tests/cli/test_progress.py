@@ -35,7 +35,7 @@ def run(progress: object, *, episodes: int = 2, fail: bool = False) -> None:
     with relay.span("run", run_folder=FOLDER, config={}) as whole, relay.span("fit", info=info):
         for episode in range(episodes):
             with relay.span("episode", episode=episode) as span:
-                with relay.span("rollout_batch", num_samples=4), relay.span("reward", num_samples=4):
+                with relay.span("make_experience", num_prompts=2, num_samples=4):
                     pass
                 with relay.span("update", step=episode + 1) as update:
                     update.set("metrics", {"loss/policy": 0.5})

@@ -25,7 +25,7 @@ class Send:
     def rlhf_run_start(self, run_folder):
         self.box = ControlBox(run_folder / "control")
 
-    def rlhf_update_start(self, step):
+    def rlhf_update_end(self, step):
         if step in self.commands:
             self.box.send(parse_command(self.commands[step].split()))
 

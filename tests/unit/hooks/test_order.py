@@ -79,42 +79,26 @@ def test_a_wrapper_of_transform_config_has_the_last_word(style: str):
     assert order == ["newer", "older"]
 
 
-def test_a_wrapper_of_transform_config_may_answer_with_a_run_file():
-    class Wrapper:
-        @hookimpl(wrapper=True)
-        def rlhf_transform_config(self, config):
-            yield
-            return {**config, "lr": 2.0}
-
-    class Looks:
-        @hookimpl(wrapper=True)
-        def rlhf_transform_config(self, config):
-            return (yield)
-
-    class Leaves:
-        @hookimpl(wrapper=True)
-        def rlhf_transform_config(self, config):
-            yield
+@pytest.mark.parametrize(("event", "returned"), [("transform_config", {"lr": 2.0}), ("decide", None)])
+def test_a_wrapper_that_returns_no_list_of_answers_is_named(event: str, returned: object):
+    def hook(self):
+        yield
+        return returned
 
     relay = HookRelay()
-    for plugin in (Wrapper(), Looks(), Leaves()):
-        relay.register(plugin)
-    assert relay.transform_config({"lr": 1.0}) == {"lr": 2.0}
+    relay.register(type("Wraps", (), {f"rlhf_{event}": hookimpl(wrapper=True)(hook)})())
+    with pytest.raises(HookError, match=rf"wrapper of rlhf_{event} in Wraps: it returned {type(returned).__name__}"):
+        fire(relay, event)
 
 
-def test_answers_stay_a_list_whatever_a_wrapper_returns():
+def test_a_wrapper_of_decide_may_add_an_answer():
     skip, stop = (Action(kind=kind, by="mine", reason="says the test") for kind in ("skip", "stop"))
 
     class Answers:
         def rlhf_decide(self, moment):
             return skip
 
-    class Leaves:
-        @hookimpl(wrapper=True)
-        def rlhf_decide(self):
-            yield
-
-    class Replaces:
+    class Adds:
         @hookimpl(wrapper=True)
         def rlhf_decide(self):
             answers = yield
@@ -122,9 +106,8 @@ def test_answers_stay_a_list_whatever_a_wrapper_returns():
 
     relay = HookRelay()
     relay.register(Answers())
-    relay.register(Leaves())
     assert relay.fire("decide", moment=None) == [skip]
-    relay.register(Replaces())
+    relay.register(Adds())
     assert relay.fire("decide", moment=None) == [skip, stop]
 
 
@@ -161,7 +144,7 @@ def test_a_section_that_a_hook_consumes_is_rejected(style: str):
     relay.register(
         {"copy": Copies, "in place": Pops, "wrapper": Wraps}[style](), name="greedy", distribution="greedy 1.0"
     )
-    named = "hookwrapper" if style == "wrapper" else r"greedy.*greedy 1\.0"
+    named = "a hook wrapper" if style == "wrapper" else r"greedy.*greedy 1\.0"
     with pytest.raises(ConfigError, match=rf"{named}.*removes the section `mine`"):
         relay.transform_config({"train": {}, "mine": {"x": 1}})
     assert relay.transform_config({"train": {}}) == {"train": {}}
@@ -176,13 +159,21 @@ def test_an_answer_that_is_no_run_file_is_named():
         @hookimpl(wrapper=True)
         def rlhf_transform_config(self):
             yield
-            return 3
+            return [3]
 
     for plugin in (Wrong(), WrongWrapper()):
         relay = HookRelay()
         relay.register(plugin, name="wrong", distribution="rlhf-wrong 2.1")
         with pytest.raises(HookError, match=r"wrong.*rlhf-wrong 2\.1.*rlhf_transform_config returned int"):
             relay.transform_config({"lr": 4.0})
+
+
+def fire(relay: HookRelay, event: str) -> None:
+    if event == "transform_config":
+        relay.transform_config({})
+    else:
+        names = [name for name in inspect.signature(spec_function(event)).parameters if name != "self"]
+        relay.replay(event, dict.fromkeys(names))
 
 
 def _marked(seen: list[str], name: str, event: str, **mark: bool) -> object:
@@ -216,11 +207,7 @@ def test_every_hook_has_pluggys_order_and_wrappers(event: str):
     }
     for name, mark in marks.items():
         relay.register(_marked(seen, name, event, **mark), name=name)
-    if event == "transform_config":
-        relay.transform_config({})
-    else:
-        names = [name for name in inspect.signature(spec_function(event)).parameters if name != "self"]
-        relay.replay(event, dict.fromkeys(names))
+    fire(relay, event)
     inside = ["first", "newer", "older", "last"]
     assert seen == ["old-wrap before", "wrap before", *inside, "wrap after", "old-wrap after"]
 
@@ -249,22 +236,18 @@ def test_who_raises_is_named_and_no_listener_of_an_end_is_left_out(event: str, w
     relay.register(_marked(seen, "inner", event), name="inner")
     breaks = type("Breaks", (), {f"rlhf_{event}": hookimpl(**mark)(hook)})()
     relay.register(breaks, name="breaks", distribution="rlhf-breaks 2.1")
-    names = [name for name in inspect.signature(spec_function(event)).parameters if name != "self"]
     with pytest.raises(HookError) as caught:
-        if event == "transform_config":
-            relay.transform_config({})
-        else:
-            relay.replay(event, dict.fromkeys(names))
+        fire(relay, event)
     assert "hook plugin 'breaks' (rlhf-breaks 2.1)" in str(caught.value)
     assert f"rlhf_{event} raised OSError: disk" in str(caught.value)
-    if event.endswith("_end"):
+    if event.endswith("_end") and not (mark and when == "before"):
         assert seen == ["inner"]
 
 
-@pytest.mark.parametrize(("yields", "complaint"), [(0, "did not yield"), (2, "yielded twice")])
+@pytest.mark.parametrize("yields", [0, 2])
 @pytest.mark.parametrize("style", ["wrapper", "hookwrapper"])
 @pytest.mark.filterwarnings("ignore::pluggy.PluggyTeardownRaisedWarning")
-def test_a_wrapper_that_does_not_yield_once_is_named(style: str, yields: int, complaint: str):
+def test_a_wrapper_that_does_not_yield_once_is_named(style: str, yields: int):
     class Wrong:
         @hookimpl(**{style: True})
         def rlhf_metrics(self):
@@ -273,7 +256,7 @@ def test_a_wrapper_that_does_not_yield_once_is_named(style: str, yields: int, co
 
     relay = HookRelay()
     relay.register(Wrong(), distribution="rlhf-wrong 2.1")
-    with pytest.raises(HookError, match=rf"Wrong.*rlhf-wrong 2\.1.*rlhf_metrics.*{complaint}"):
+    with pytest.raises(HookError, match="wrapper of rlhf_metrics in Wrong: it did not yield exactly once"):
         relay.fire("metrics", line={})
 
 

@@ -52,6 +52,7 @@ from rlhf_core.plugins.discovery import (
 from rlhf_core.plugins.requirements import unmet
 from rlhf_core.plugins.rules import broken_rules
 from rlhf_core.protocols import PromptSource
+from rlhf_core.rewards import RewardCaller
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
 from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_core.util.error_text import error_text
@@ -140,6 +141,9 @@ def _try_other(ref: PluginRef) -> TrialOutcome:
     elif ref.kind == "quickstarts":
         if not (callable(getattr(found, "base_run", None)) and callable(getattr(found, "trainer_of", None))):
             raise Wrong(f"{ref.target} has no functions base_run and trainer_of")
+    elif ref.kind == "reward_callers":
+        if not (isinstance(found, type) and issubclass(found, RewardCaller)):
+            raise Wrong(f"{ref.target} is not a subclass of RewardCaller")
     elif ref.kind == "hooks":
         HookRelay().register(found, name=ref.name)
     elif not isinstance(found, click.Command):

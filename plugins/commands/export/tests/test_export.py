@@ -89,7 +89,7 @@ class Stop:
     def rlhf_run_start(self, run_folder):
         self.box = ControlBox(run_folder / "control")
 
-    def rlhf_update_start(self, step):
+    def rlhf_update_end(self, step):
         if step == 3:
             self.box.send(parse_command(["stop"]))
 

@@ -26,7 +26,7 @@ def test_a_chosen_episode_leaves_a_trace_with_named_regions(tmp_path, no_plots):
     assert [trace.name for trace in traces] == ["episode-1.json"]
     events = json.loads(traces[0].read_text())["traceEvents"]
     regions = {event["name"] for event in events if str(event.get("name", "")).startswith("rlhf/")}
-    assert regions == {f"rlhf/{name}" for name in ("rollout", "reward", "scoring", "update", "sync", "evaluation")}
+    assert regions == {f"rlhf/{name}" for name in ("rollout", "scoring", "update", "sync")}
     updates = [
         event for event in events if event.get("name") == "rlhf/update" and event.get("cat") == "user_annotation"
     ]

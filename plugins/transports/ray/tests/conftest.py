@@ -53,7 +53,7 @@ def strike_driver(name):
         time.sleep(600)
 
 
-def rlhf_update_start(step):
+def rlhf_batch_start(batch):
     strike("trainer-stops", signal.SIGSTOP)
     deadline = time.monotonic() + 600
     while (FOLDER / "trainer-waits").exists() and time.monotonic() < deadline:
@@ -68,7 +68,7 @@ def rlhf_decide(moment):
     return Action(kind="rollback", by="faults", reason="asked for by the test", lr_factor=1.0)
 
 
-def rlhf_rollout_batch_end(num_samples):
+def rlhf_reward_end(num_samples):
     strike("maker-generates")
     strike("maker-hangs", signal.SIGSTOP)
 

@@ -37,9 +37,8 @@ class HooksContract:
         if isinstance(plugin, Component):
             config = plugin.config.model_validate(dict(self.options))
             plugin = resolve_build(load("hooks", ref.name))(config, HookContext(run_folder=tmp_path))
-        name = relay.register(plugin, name=ref.name, distribution=f"{ref.distribution} {ref.version}")
+        relay.register(plugin, name=ref.name, distribution=f"{ref.distribution} {ref.version}")
         assert any(relay.listens(event) for event in relay.events)
-        relay.unregister(name)
 
     def test_a_run_with_it_is_done(self, ref: PluginRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """An installed hook plugin is enabled in every run, a `Component` where it is listed; its errors end the run

@@ -62,20 +62,12 @@ class Profiler:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     @hookimpl
-    def rlhf_rollout_batch_start(self) -> None:
+    def rlhf_make_experience_start(self) -> None:
         self._open("rollout")
 
     @hookimpl
-    def rlhf_rollout_batch_end(self) -> None:
-        self._close("rollout")
-
-    @hookimpl
-    def rlhf_reward_start(self) -> None:
-        self._open("reward")
-
-    @hookimpl
     def rlhf_reward_end(self) -> None:
-        self._close("reward")
+        self._close("rollout")
         self._open("scoring")  # what is left of making experience
 
     @hookimpl
@@ -83,11 +75,11 @@ class Profiler:
         self._close("scoring")
 
     @hookimpl
-    def rlhf_update_start(self) -> None:
+    def rlhf_batch_start(self) -> None:
         self._open("update")
 
     @hookimpl
-    def rlhf_update_end(self) -> None:
+    def rlhf_batch_end(self) -> None:
         self._close("update")
 
     @hookimpl
@@ -97,14 +89,6 @@ class Profiler:
     @hookimpl
     def rlhf_sync_end(self) -> None:
         self._close("sync")
-
-    @hookimpl
-    def rlhf_eval_start(self) -> None:
-        self._open("evaluation")
-
-    @hookimpl
-    def rlhf_eval_end(self) -> None:
-        self._close("evaluation")
 
     def _open(self, name: str) -> None:
         if self._profile is None:
