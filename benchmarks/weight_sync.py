@@ -23,7 +23,6 @@ from torch import nn
 
 from rlhf_core.rollout.weight_sync import ModuleReceiver
 from rlhf_core.strategy import Trained
-from rlhf_core.util.weight_files import state_dict_shards_of
 from rlhf_ray.calls import node_address
 from rlhf_ray.cluster import connected
 from rlhf_ray.config import RayConfig
@@ -32,6 +31,7 @@ from rlhf_ray.direct_link import DirectChunk, LinkOffer, MakerEnd
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 from rlhf_ray.ray_sync import RunSync
 from rlhf_ray.wire import unpack
+from rlhf_strategies import state_dict_shards_of
 
 SIDE = 512
 LAYER_BYTES = 4 * SIDE * SIDE

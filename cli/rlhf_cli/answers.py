@@ -1,4 +1,4 @@
-"""Answers from a model folder, outside a run: what `rlhf generate` prints."""
+"""What a model answers outside a run, and how that is scored: `rlhf generate` and `rlhf eval`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from contextlib import closing
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.config.resolve import resolve
 from rlhf_core.config.resolved import INVALID, ResolvedRun, SelectedSection
 from rlhf_core.config.sections import ModelConfig
-from rlhf_core.entry.inference import open_engine
+from rlhf_core.entry.inference import load_for_inference, open_engine
+from rlhf_core.errors import ConfigError
 from rlhf_core.models.kinds import kind_for
+from rlhf_core.place import LocalPlace
+from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.run_player import RunPlayer
@@ -18,6 +22,8 @@ from rlhf_core.rollout.samples import SampleRewards, rollout_of
 from rlhf_core.rollout.single_answer import request_of
 from rlhf_core.runfolder.samples import SampleRecord
 from rlhf_core.types import Prompt, SamplingParams
+from rlhf_core.wiring.inputs import RunInputs
+from rlhf_core.wiring.parts import RunParts
 from rlhf_core.wiring.players import player_of
 
 if TYPE_CHECKING:
@@ -63,7 +69,7 @@ def play_text(
     """
     answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, seed)
     with closing(answering):
-        player = _player(sections, answering, tokenizer, sampling=sampling, seed=seed)
+        player = players_outside_a_run(sections, answering, tokenizer, sampling=sampling, seed=seed)
         encoded = _encoded(model, tokenizer, prompts, chat=bool(prompts))
         with closing(player):
             played = player.play([(prompt, prompt.position) for prompt in encoded])
@@ -81,7 +87,7 @@ def play_text(
     ]
 
 
-def _player(
+def players_outside_a_run(
     sections: Mapping[str, SelectedSection],
     engine: RolloutEngine,
     tokenizer: PreTrainedTokenizerBase,
@@ -92,3 +98,26 @@ def _player(
     """The players of these sections, of which none reads another part of the run."""
     parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
     return player_of(ResolvedRun(**parts, sections=sections), engine, tokenizer, sampling, seed=seed)
+
+
+def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> dict[str, float]:
+    """The metrics `eval/…` of a run's model as it is at `model.path`; nothing is trained and nothing written.
+
+    `eval/weighted_score` is the sum of the mean rewards by their weights.
+
+    where: how errors call the run. Raises `ConfigError` where the run has nothing to evaluate on.
+    """
+    resolved = resolve(run, where=where, trust=trust)
+    if not resolved.evaluation_sets:
+        raise ConfigError("evaluates nothing", where=where, hint="give it `eval` and `rewards`, or: --prompts FILE")
+    policy, tokenizer, device = load_for_inference(resolved.run.model, resolved.run.train.seed)
+    inputs = RunInputs(resolved)
+    inputs.tokenizer = tokenizer
+    place = LocalPlace(device, next(policy.parameters()).dtype)
+    with closing(RunParts(inputs, place, {"policy": policy})) as parts:
+        assert parts.evaluator is not None
+        metrics = parts.evaluator.evaluate()
+    means = {name: metrics.get(f"eval/{name}") for name in resolved.reward_weights}
+    weighted = [resolved.reward_weights[name] * mean for name, mean in means.items() if mean is not None]
+    # A set that is judged otherwise has no such sum.
+    return {**metrics, "eval/weighted_score": sum(weighted)} if len(weighted) == len(means) else metrics

@@ -133,7 +133,6 @@ class RunArguments:
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
         from rlhf_core.config.load import PLUGIN_SECTIONS
-        from rlhf_core.config.select import option_names
 
         chosen = {
             "algorithm": self.algorithm,
@@ -165,7 +164,7 @@ def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[
 
     Options of the old plugin are kept where the new one has them too (`keeps`), but for null: the old one's default.
     """
-    from rlhf_core.util import fold
+    from rlhf_core.util.did_you_mean import fold
 
     old = run.get(section)
     if not isinstance(old, dict):
@@ -176,6 +175,17 @@ def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[
     kept = {key: value for key, value in old.items() if key in keeps and value is not None}
     run[section] = {**kept, "name": name}
     return [f"{section}.{key}" for key in old if key not in keeps and key != "name"]
+
+
+def option_names(kind: str, name: str) -> list[str]:
+    """Options of a plugin, with those core reads beside them; a file is read, not run. Raises `PluginError`."""
+    from rlhf_core.config.select import shared_options
+    from rlhf_core.plugins.discovery import load
+    from rlhf_core.plugins.trust import NO_FILE
+
+    shared = shared_options(kind)
+    own = load(kind, name, check_requires=False, trust=NO_FILE).component.config.model_fields
+    return list(dict.fromkeys([*(shared.model_fields if shared else ()), *own]))
 
 
 def run_options(function: Callable[..., None]) -> Callable[..., None]:

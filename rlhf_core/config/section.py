@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
-from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 
@@ -140,20 +139,6 @@ def options_of(config: BaseModel) -> dict[str, Any]:
         elif isinstance(value, BaseModel):
             dumped[name] = options_of(value)
     return dumped
-
-
-def address_parts(
-    url: str, *, form: str = "http://HOST[:PORT]/PATH", schemes: Collection[str] = ("http", "https")
-) -> SplitResult:
-    """The parts of a server's address, for a field's validator. Raises `ValueError` where it is none of this form."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ValueError(f"no address: {error}") from None
-    if parts.scheme not in schemes or not parts.hostname or port == 0:
-        raise ValueError(f"should be {form} or https://…")
-    return parts
 
 
 class _IsCommand:

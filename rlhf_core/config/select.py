@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ..errors import PluginError
 from ..plugins.discovery import PluginRef, Selected, check_clash, discover, find, load, load_ref
 from ..plugins.functions import function_component
-from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference, referenced_files
+from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, referenced_files
 from ..util.did_you_mean import suggestion
 from .load import OWN_REWARD, PLUGIN_SECTIONS
 from .problems import ModelT, Problems
@@ -310,10 +310,3 @@ def options_of_core(selected: Selected) -> type[BaseModel] | None:
     """Core's options that stand in a plugin's section beside its own; None where its own include them."""
     shared = shared_options(selected.kind)
     return None if shared is None or issubclass(selected.component.config, shared) else shared
-
-
-def option_names(kind: str, name: str) -> list[str]:
-    """Options of a plugin, with those core reads beside them; a file is read, not run. Raises `PluginError`."""
-    shared = shared_options(kind)
-    own = load(kind, name, check_requires=False, trust=NO_FILE).component.config.model_fields
-    return list(dict.fromkeys([*(shared.model_fields if shared else ()), *own]))

@@ -1,4 +1,4 @@
-"""A model that answers outside a run, for `rlhf generate`, `rlhf eval` and `rlhf serve`."""
+"""A model that only answers, outside a run: for `rlhf generate`, `rlhf eval` and `rlhf serve`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from typing import Any
 from ..algorithm import Algorithm
 from ..config.sections import OptimizerConfig
 from ..errors import UserInputError
-from ..optimizers.lr_schedule import LearningRates
 from ..strategy import Trained
 
 
@@ -16,10 +15,13 @@ class LiveOptions:
     """Sets them on this rank, and tracks differences from the run file, for checkpoints."""
 
     def __init__(self, config: OptimizerConfig, trained: Mapping[str, Trained], algorithm: Algorithm[Any, Any]) -> None:
-        """Construct it before a checkpoint is loaded."""
+        """Construct it before a checkpoint is loaded, while rates are those of the run file."""
         self._config = config
-        self._rates = LearningRates(trained)
+        self._trained = trained
         self._algorithm = algorithm
+        self._peaks = {role: list(_schedule(each).base_lrs) for role, each in trained.items() if each.scheduler}
+        self.lr_factors: dict[str, float] = dict.fromkeys(self._peaks, 1.0)
+        """Role -> factor on the rates of the run file."""
         self.settings: dict[str, float] = {}
         """Option of the algorithm -> the value it was set to."""
         self.setters = {
@@ -29,21 +31,16 @@ class LiveOptions:
         }
         """As `Decisions` takes them."""
 
-    @property
-    def lr_factors(self) -> dict[str, float]:
-        """Role -> factor on the rates of the run file."""
-        return self._rates.factors
-
     def restore(self, lr_factors: Mapping[str, float], settings: Mapping[str, float]) -> None:
         """Restore all options, including the schedules' rates for the next update."""
-        self._rates.set(lr_factors)
+        self._set_factors(lr_factors)
         for name, value in settings.items():
             self._algorithm.set_option(name, value)
         self.settings = dict(settings)
 
     def slow_down(self, factor: float) -> None:
         """Multiply every learning rate."""
-        self._rates.multiply(factor)
+        self._set_factors({role: known * factor for role, known in self.lr_factors.items()})
 
     def describe(self) -> str:
         """Text on the differences from the run file; empty if there are none."""
@@ -64,10 +61,26 @@ class LiveOptions:
         if peak == 0:
             raise UserInputError(f"{name} is 0 in the run file, and cannot be raised from there", where=name)
         changed = {role: value / peak for role in roles if role in self.lr_factors}
-        self._rates.set({**self.lr_factors, **changed})
+        self._set_factors({**self.lr_factors, **changed})
         return f"{name} is {value:g} from the next update on; the schedule goes on from there"
+
+    def _set_factors(self, factors: Mapping[str, float]) -> None:
+        """Use `factors` (a role that is not named has 1) from the next update on."""
+        for role, peaks in self._peaks.items():
+            factor = float(factors.get(role, 1.0))
+            schedule = _schedule(self._trained[role])
+            schedule.base_lrs = [peak * factor for peak in peaks]
+            groups = self._trained[role].optimizer.param_groups
+            for group, base, shape in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+                group["initial_lr"], group["lr"] = base, base * shape(schedule.last_epoch)
+            self.lr_factors[role] = factor
 
     def _set_kl_coef(self, value: float) -> str:
         self._algorithm.set_option("kl_coef", value)
         self.settings["kl_coef"] = value
         return f"algorithm.kl_coef is {value:g} from the next episode on"
+
+
+def _schedule(trained: Trained) -> Any:
+    """Its LambdaLR, untyped: torch's base class does not declare the attributes read here."""
+    return trained.scheduler

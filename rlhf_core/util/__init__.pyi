@@ -12,17 +12,9 @@ from .redact import redact_mapping as redact_mapping
 from .redact import redact_text as redact_text
 from .rng import derive_seed as derive_seed
 from .rng import permutation as permutation
-from .servers import ServerLimits as ServerLimits
-from .servers import bound_socket as bound_socket
-from .servers import environment_key as environment_key
-from .servers import server_key as server_key
 from .tensor_trees import load_tree as load_tree
 from .tensor_trees import save_tree as save_tree
 from .tensor_trees import write_tensors as write_tensors
-from .untrusted_json import UnreadableJson as UnreadableJson
-from .untrusted_json import read_first_json as read_first_json
-from .weight_files import group_into_shards as group_into_shards
 from .weight_files import read_weights as read_weights
-from .weight_files import state_dict_shards_of as state_dict_shards_of
 from .weight_files import stored_dtype as stored_dtype
 from .yaml12 import parse_yaml as parse_yaml

@@ -17,7 +17,7 @@ def test_eval_scores_with_the_rewards_named(monkeypatch, capsys, tmp_path):
         asked.update(run)
         return {f"eval/{reward['name']}": reward["weight"] for reward in run["rewards"]}
 
-    monkeypatch.setattr("rlhf_core.entry.evaluate.evaluate_run", evaluate_run)
+    monkeypatch.setattr("rlhf_cli.answers.evaluate_run", evaluate_run)
     arguments = ["eval", "--model", "m", "--prompts", str(tmp_path / "p.jsonl"), "--num-prompts", "3"]
     rewards = ["--reward", "fake-shout:0.5", "--reward", "fake-whisper", "--set", "rewards.0.loudness=7"]
     assert run([*arguments, *rewards, "--set", "eval.samples_per_prompt=4", "--json"]) == 0
@@ -34,7 +34,7 @@ def test_eval_of_a_run_file_changes_what_flags_name_only(monkeypatch, capsys, tm
         asked.update(run)
         return {"eval/easy/score": 0.5}
 
-    monkeypatch.setattr("rlhf_core.entry.evaluate.evaluate_run", evaluate_run)
+    monkeypatch.setattr("rlhf_cli.answers.evaluate_run", evaluate_run)
     file = tmp_path / "run.yaml"
     file.write_text("model: {path: start}\nengine: {max_new_tokens: 9, top_k: 3}\neval: {num_prompts: 5}\n")
     assert run(["eval", str(file), "--model", "m", "--top-k", "4", "--json"]) == 0

@@ -102,7 +102,7 @@ def evaluate(
         overrides=overrides,
         base=_base(num_prompts or _TASKS),
     )
-    from rlhf_core.entry.evaluate import evaluate_run
+    from ..answers import evaluate_run
 
     flags: list[tuple[str, Any]] = [(_OVERRIDES[name], values[name]) for name in _OVERRIDES if name in chosen]
     if prompts_file is not None:

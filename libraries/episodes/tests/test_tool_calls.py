@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_core.types import ToolCall
-from rlhf_core.util.untrusted_json import MAX_CHARS, MAX_DEPTH, UnreadableJson, read_first_json, read_json
 from rlhf_episodes.tool_calls import FORMATS, MAX_CALLS, recognise
+from rlhf_web.untrusted_json import MAX_CHARS, MAX_DEPTH
 
 HERMES, LLAMA3, MISTRAL = FORMATS["hermes"], FORMATS["llama3"], FORMATS["mistral"]
 ADD = ToolCall(name="add", arguments={"a": 1})
@@ -185,14 +185,6 @@ def test_a_call_that_is_written_is_read(arguments, ascii_only):
     assert HERMES.parse(f'<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>') == (call,)
     assert LLAMA3.parse(f'{{"name": "add", "parameters": {written}}}') == (call,)
     assert MISTRAL.parse(f'[TOOL_CALLS][{{"name": "add", "arguments": {written}}}]') == (call,)
-
-
-def test_the_first_value_and_where_it_ends():
-    assert read_first_json(' {"a": 1} x', 0) == ({"a": 1}, 9)
-    assert read_json('{"a": {"a": [1, 2.5, true, null, "é"]}}') == {"a": {"a": [1, 2.5, True, None, "é"]}}
-    assert read_json('{"brackets": "' + "[" * 100 + '"}') == {"brackets": "[" * 100}
-    with pytest.raises(UnreadableJson):
-        read_first_json("", 0)
 
 
 def test_a_format_is_recognised_by_a_call_in_it():

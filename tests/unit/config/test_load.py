@@ -225,13 +225,3 @@ def test_python_values_become_plain_ones():
         plain({"a": [{1, 2}]})
     with pytest.raises(ConfigError, match="the key 3 is not text"):
         plain({3: 1})
-
-
-def test_switching_a_plugin_keeps_the_options_both_have():
-    run = {"engine": {"name": "hf", "max_new_tokens": 5, "cache": True}}
-    assert switch_plugin(run, "engine", "vllm", ["max_new_tokens"]) == ["engine.cache"]
-    assert run == {"engine": {"name": "vllm", "max_new_tokens": 5}}
-    assert switch_plugin(run, "engine", "VLLM", []) == []
-    assert run == {"engine": {"name": "vllm", "max_new_tokens": 5}}
-    assert switch_plugin(run, "strategy", "ddp", []) == []
-    assert run["strategy"] == {"name": "ddp"}

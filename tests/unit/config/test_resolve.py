@@ -9,7 +9,6 @@ from rlhf_core.config.load import load_run
 from rlhf_core.config.processes import check_processes
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import EngineConfig, RewardCallOptions
-from rlhf_core.config.select import option_names
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import SamplingParams
 
@@ -262,7 +261,6 @@ def test_an_engine_that_does_not_subclass_cores_options_has_them_all_the_same(in
     assert resolved.engine.config.model_dump() == {"speed": 3}
     assert (resolved.sampling.top_k, resolved.sampling.max_new_tokens) == (4, 6)
     assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
-    assert option_names("engines", "acme-engine") == [*EngineConfig.model_fields, "speed"]
 
 
 def test_processes_go_with_transport_and_strategy(fake_run):
@@ -280,10 +278,6 @@ def test_more_processes_than_work_is_explained(fake_run, key):
     check_processes(resolved, 3)
     with pytest.raises(ConfigError, match=rf"more processes than train\.{key} \(3\)"):
         check_processes(resolved, 4)
-
-
-def test_option_names_hold_what_survives_a_switch():
-    assert option_names("engines", "fake-engine-2") == list(EngineConfig.model_fields)
 
 
 def test_the_schema_holds_every_installed_plugin(install):

@@ -14,7 +14,7 @@ from rlhf_core.rollout.weight_sync import (
     SharedWeights,
     named_weights,
 )
-from rlhf_core.util.weight_files import state_dict_shards_of
+from rlhf_strategies import state_dict_shards_of
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.models import tiny_model
 

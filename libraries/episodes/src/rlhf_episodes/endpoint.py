@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins.discovery import find, import_target
 from rlhf_core.types import FinishReason, ToolCall
-from rlhf_core.util.servers import ServerLimits
+from rlhf_web.servers import ServerLimits
 
 from .contract import Endpoint, Tool
 

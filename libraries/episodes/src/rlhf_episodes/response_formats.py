@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlhf_core.types import Message, ToolCall
-from rlhf_core.util.untrusted_json import UnreadableJson, read_json
+from rlhf_web.untrusted_json import UnreadableJson, read_json
 
 from .contract import Tool
 from .response_parser import ResponseParser, UnreadableReply

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from rlhf_core.types import Message, ToolCall
-from rlhf_core.util.untrusted_json import UnreadableJson, read_first_json, read_json
+from rlhf_web.untrusted_json import UnreadableJson, read_first_json, read_json
 
 from .contract import Tool
 from .thinking import split_thought

@@ -12,6 +12,8 @@ from .parts import resolve_precision as resolve_precision
 from .parts import torch_dtype as torch_dtype
 from .parts import torch_step as torch_step
 from .process_group import ProcessGroup as ProcessGroup
+from .shards import group_into_shards as group_into_shards
+from .shards import state_dict_shards_of as state_dict_shards_of
 from .stored_weights import StoredParameter as StoredParameter
 from .stored_weights import StoredTensor as StoredTensor
 from .stored_weights import blank_tensor as blank_tensor

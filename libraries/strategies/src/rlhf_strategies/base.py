@@ -13,20 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import CheckpointError
-from rlhf_core.optimizers.lr_schedule import load_scheduler, save_scheduler
 from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.util.tensor_trees import load_tree, save_tree
-from rlhf_core.util.weight_files import (
-    DEFAULT_SHARD_BYTES,
-    group_into_shards,
-    load_weights,
-    save_weights,
-    state_dict_shards_of,
-)
-from rlhf_strategies.process_group import ProcessGroup
+from rlhf_core.util.weight_files import load_weights
 
-from .parts import LossScale, ResolvedPrecision, make_adamw, torch_dtype, torch_step
+from .parts import (
+    LossScale,
+    ResolvedPrecision,
+    load_scheduler,
+    make_adamw,
+    save_scheduler,
+    torch_dtype,
+    torch_step,
+)
+from .process_group import ProcessGroup
+from .shards import DEFAULT_SHARD_BYTES, group_into_shards, save_weights, state_dict_shards_of
 
 if TYPE_CHECKING:
     import torch

@@ -26,13 +26,13 @@ from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.errors import UserInputError
 from rlhf_core.types import SamplingParams
-from rlhf_core.util import ServerLimits
 from rlhf_episodes import Keys
 from rlhf_serve.server import start
 from rlhf_serve.serving import serve_model
 from rlhf_serve.weights import choose_model
 from rlhf_testing.models import save_tiny_model
 from rlhf_testing.runs import tiny_run
+from rlhf_web import ServerLimits
 
 
 @asynccontextmanager

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from running import PATIENCE_SECONDS, wait_until
 
-from rlhf_core.util import ServerLimits
 from rlhf_episodes import Answer, Keys
 from rlhf_serve.connection import MAX_PIPELINED_BYTES, BytesInFlight
 from rlhf_serve.server import start
+from rlhf_web import ServerLimits
 
 KEY = "k3y"
 BODY = json.dumps({"model": "m", "prompt": "3+4="}).encode()

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_core.rollout import named_weights
-from rlhf_core.util import state_dict_shards_of
 from rlhf_ray.checksum import Checksum
+from rlhf_strategies import state_dict_shards_of
 from rlhf_testing.models import tiny_model
 
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from rlhf_core.errors import SyncError
 from rlhf_core.strategy import Trained
-from rlhf_core.util.weight_files import state_dict_shards_of
 from rlhf_ray.calls import node_address
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
 from rlhf_ray.direct_link import DirectChunk, LinkError, LinkOffer, MakerEnd
 from rlhf_ray.ray_sync import RunSync
 from rlhf_ray.wire import unpack
+from rlhf_strategies import state_dict_shards_of
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module

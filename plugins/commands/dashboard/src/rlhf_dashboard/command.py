@@ -39,7 +39,7 @@ def dashboard(runs: Path, host: str, port: int, api_key_env: str | None) -> None
       rlhf dashboard runs/first --port 9000
       rlhf dashboard --host 0.0.0.0 --api-key-env DASHBOARD_KEY
     """
-    from rlhf_core.util import bound_socket, server_key
+    from rlhf_web import bound_socket, server_key
 
     key = server_key(api_key_env, where="rlhf dashboard", example="DASHBOARD_KEY")
     listening = bound_socket(host, port, where="rlhf dashboard")

@@ -49,8 +49,8 @@ def serve(
     """
     from contextlib import closing
 
-    from rlhf_core.util import server_key
     from rlhf_serve.serving import serve_model
+    from rlhf_web import server_key
 
     from .weights import choose_model
 
@@ -69,8 +69,8 @@ def _name(model: str) -> str:
 async def _serve(answering: Answering, label: str, name: str, host: str, port: int, key: str | None) -> None:
     """Until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
     from rlhf_core.distributed import stop_signals
-    from rlhf_core.util import ServerLimits
     from rlhf_episodes import Keys
+    from rlhf_web import ServerLimits
 
     from .server import start
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import h11
 
-from rlhf_core.util import ServerLimits
+from rlhf_web import ServerLimits
 
 logger = logging.getLogger("rlhf.serve")
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import h11
 
-from rlhf_core.util import ServerLimits, bound_socket
 from rlhf_episodes import Answer, Answering, Call, CallRefused, EndpointServer, FindKey
+from rlhf_web import ServerLimits, bound_socket
 
 from .connection import JSON, BytesInFlight, ClientLeft, Head, HttpConnection
 from .protocol import (

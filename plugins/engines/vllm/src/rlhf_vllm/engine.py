@@ -14,7 +14,8 @@ from rlhf_core.models import eos_token_ids, is_lora, merged_weights
 from rlhf_core.protocols import Asked, InFlightEngine, WeightReceiver
 from rlhf_core.rollout import ModuleReceiver, named_weights
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_core.util import derive_seed, group_into_shards
+from rlhf_core.util import derive_seed
+from rlhf_strategies import group_into_shards
 
 from .backend import VllmBackend
 from .config import VllmEngineConfig, truncation_problem

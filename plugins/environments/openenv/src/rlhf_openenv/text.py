@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rlhf_core.util import UnreadableJson, read_first_json
+from rlhf_web import UnreadableJson, read_first_json
 
 MAX_OBSERVATION_CHARS = 1_000_000
 

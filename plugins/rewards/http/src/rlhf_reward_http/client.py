@@ -15,7 +15,7 @@ from rlhf_core.components import RewardContext
 from rlhf_core.distributed import is_loopback
 from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
-from rlhf_core.util import environment_key
+from rlhf_web import environment_key
 
 from .config import HttpRewardConfig
 from .protocol import CONTENT_TYPE, ProtocolError, decode_response, encode_request, error_text

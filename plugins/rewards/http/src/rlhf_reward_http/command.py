@@ -67,7 +67,7 @@ def serve_reward(
 def _token(variable: str | None, host: str) -> str | None:
     from rlhf_core.distributed import is_loopback
     from rlhf_core.errors import UserInputError
-    from rlhf_core.util import environment_key
+    from rlhf_web import environment_key
 
     if variable is None:
         if is_loopback(host.lower()):

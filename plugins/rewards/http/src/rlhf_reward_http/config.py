@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import ConfigDict, Field, field_validator
 
-from rlhf_core.config import Section, address_parts
+from rlhf_core.config import Section
+from rlhf_web import address_parts
 
 
 class HttpRewardConfig(Section):

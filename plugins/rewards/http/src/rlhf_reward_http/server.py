@@ -16,7 +16,7 @@ from typing import Any
 
 from rlhf_core.errors import RewardError
 from rlhf_core.types import Rollout
-from rlhf_core.util import ServerLimits
+from rlhf_web import ServerLimits
 
 from .protocol import (
     CONTENT_TYPE,

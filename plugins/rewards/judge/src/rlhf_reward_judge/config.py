@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from rlhf_core.config import Section, address_parts
+from rlhf_core.config import Section
+from rlhf_web import address_parts
 
 
 class JudgeConfig(Section):

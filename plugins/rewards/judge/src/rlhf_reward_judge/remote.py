@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from rlhf_core.distributed import is_loopback
-from rlhf_core.util import UnreadableJson, environment_key, printable, read_first_json
+from rlhf_core.util import printable
+from rlhf_web import UnreadableJson, environment_key, read_first_json
 
 from .config import JudgeConfig
 from .verdicts import Messages

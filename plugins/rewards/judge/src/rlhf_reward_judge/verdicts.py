@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_core.types import Rollout
-from rlhf_core.util import UnreadableJson, read_first_json
+from rlhf_web import UnreadableJson, read_first_json
 
 Messages = list[dict[str, str]]
 

@@ -1,13 +1,15 @@
-"""Parts that all servers of this project share: size limits, keys, the listening socket."""
+"""Parts that servers and their clients share: size limits, keys, addresses, the listening socket."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
 
-from ..errors import UserInputError
+from rlhf_core.errors import UserInputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +65,17 @@ def bound_socket(host: str, port: int, *, where: str) -> socket.socket:
             hint="choose another --port; 0 takes a free one",
         ) from None
     return made
+
+
+def address_parts(
+    url: str, *, form: str = "http://HOST[:PORT]/PATH", schemes: Collection[str] = ("http", "https")
+) -> SplitResult:
+    """The parts of a server's address, for a field's validator. Raises `ValueError` if it does not have this form."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"no address: {error}") from None
+    if parts.scheme not in schemes or not parts.hostname or port == 0:
+        raise ValueError(f"should be {form} or https://…")
+    return parts

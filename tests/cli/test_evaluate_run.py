@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_core.entry.evaluate import evaluate_run
+from rlhf_cli.answers import evaluate_run
 
 pytest.importorskip("rlhf_hf")
 REWARD = "def digits(rollouts, *, factor: float = 1.0) -> list[float]:\n    return [factor for _ in rollouts]\n"

@@ -1,0 +1,94 @@
+"""Weights of a model as it leaves a strategy: in shards of bounded size, and in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_core.util import write_tensors
+from rlhf_core.util.weight_files import untied_names
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+DEFAULT_SHARD_BYTES = 2 * 1024**3
+_INDEX = "model.safetensors.index.json"
+
+
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """The same memory without gradient or subclass; `add_` has no effect on ColossalAI's ColoTensor, for example."""
+    import torch
+
+    if type(tensor) is torch.Tensor and not tensor.requires_grad:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
+
+
+def group_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Group lazily, in order, as plain tensors; a tensor larger than `max_shard_bytes` is a separate shard."""
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes must be at least 1, not {max_shard_bytes}")
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        tensor = plain_tensor(tensor)
+        num_bytes = tensor.numel() * tensor.element_size()
+        if shard and size + num_bytes > max_shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += num_bytes
+        del tensor
+    if shard:
+        yield shard
+
+
+def state_dict_shards_of(
+    model: nn.Module,
+    max_shard_bytes: int,
+    only: Callable[[str], bool] | None = None,
+    gather: Callable[[str, Tensor], Tensor] | None = None,
+) -> Iterator[dict[str, Tensor]]:
+    """Shards of `model.state_dict()`, tied tensors once; `gather(name, tensor)` gathers a full one (possibly
+    collectively). At most one shard and one tensor are held in full at once."""
+
+    def wanted() -> Iterator[tuple[str, Tensor]]:
+        owners = untied_names(model)
+        for name, tensor in model.state_dict().items():
+            if owners[name] == name and (only is None or only(name)):
+                yield name, tensor if gather is None else gather(name, tensor)
+
+    return group_into_shards(wanted(), max_shard_bytes)
+
+
+def save_weights(folder: Path, shards: Iterable[Mapping[str, Tensor]], *, write: bool = True) -> None:
+    """Write shards one by one into a folder that transformers loads: one file, or numbered files with an index.
+
+    With `write=False` (ranks other than 0) they are only gathered.
+    """
+    folder = Path(folder)
+    count = 0
+    weight_map: dict[str, int] = {}
+    total_bytes = 0
+    for index, shard in enumerate(shards, start=1):
+        count = index
+        if write:
+            write_tensors(folder / f"part-{index}.safetensors", dict(shard), {"format": "pt"})
+            weight_map.update(dict.fromkeys(shard, index))
+            total_bytes += sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
+    if not write:
+        return
+    for old in [*folder.glob("model.safetensors"), *folder.glob("model-*.safetensors"), folder / _INDEX]:
+        old.unlink(missing_ok=True)
+    names = {i: f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)}
+    if count == 1:
+        names = {1: "model.safetensors"}
+    for index, name in names.items():
+        (folder / f"part-{index}.safetensors").rename(folder / name)
+    if count > 1:
+        files = {name: names[index] for name, index in weight_map.items()}
+        body = {"metadata": {"total_size": total_bytes}, "weight_map": files}
+        (folder / _INDEX).write_text(json.dumps(body, indent=2) + "\n")
