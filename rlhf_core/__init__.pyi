@@ -23,9 +23,6 @@ from .columns import (
     Columns as Columns,
 )
 from .components import (
-    API_VERSION as API_VERSION,
-)
-from .components import (
     Component as Component,
 )
 from .config.section import (

@@ -3,14 +3,11 @@ from .eval_metrics import EvaluationRow as EvaluationRow
 from .eval_metrics import EvaluationSet as EvaluationSet
 from .eval_metrics import evaluation_metrics as evaluation_metrics
 from .evaluate import PolicyEvaluator as PolicyEvaluator
-from .groups import coordinator_from_tree as coordinator_from_tree
-from .groups import coordinator_to_tree as coordinator_to_tree
 from .groups import group_from_tree as group_from_tree
 from .groups import group_to_tree as group_to_tree
 from .groups import with_groups as with_groups
 from .made import SamplesLost as SamplesLost
 from .made import made_episode as made_episode
-from .made import summary_of as summary_of
 from .maker import Passes as Passes
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .player import Player as Player
@@ -20,10 +17,8 @@ from .row import Row as Row
 from .sampler import Sampler as Sampler
 from .single_answer import SingleAnswers as SingleAnswers
 from .weight_sync import Checksum as Checksum
-from .weight_sync import CopiedWeights as CopiedWeights
 from .weight_sync import ModuleReceiver as ModuleReceiver
 from .weight_sync import NoReceiver as NoReceiver
-from .weight_sync import SharedWeights as SharedWeights
 from .weight_sync import build_engine_beside as build_engine_beside
 from .weight_sync import named_weights as named_weights
 from .weight_sync import verify_weights as verify_weights

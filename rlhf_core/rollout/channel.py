@@ -10,7 +10,7 @@ from ..errors import RlhfError
 from ..place import Place
 from ..rewards.scorer import RewardScorer
 from ..types import MadeEpisode, Prompt, RolloutGroup
-from .groups import coordinator_from_tree, coordinator_to_tree
+from .groups import group_from_tree, group_to_tree, with_groups
 from .made import made_episode
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ class LocalChannel:
         self.maker.published(version)
 
     def state_dict(self) -> dict[str, Any]:
-        return coordinator_to_tree(self.coordinator.state_dict())
+        return with_groups(self.coordinator.state_dict(), group_to_tree)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.coordinator.load_state_dict(coordinator_from_tree(state))
+        self.coordinator.load_state_dict(with_groups(state, group_from_tree))
 
     def close(self) -> None:
         """Do nothing: no resource is held."""

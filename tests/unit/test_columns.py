@@ -21,7 +21,7 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.rewards.scorer import RewardCombiner
-from rlhf_core.rollout import RolloutCoordinator, coordinator_from_tree, coordinator_to_tree, made_episode
+from rlhf_core.rollout import RolloutCoordinator, group_from_tree, group_to_tree, made_episode, with_groups
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
@@ -67,8 +67,8 @@ def test_a_coordinator_resumes_with_them(items: list[BufferItem]) -> None:
         own = tuple(item for item in items if item.group_id == position)
         assert coordinator.submit(RolloutGroup(position=position, rollouts=(), items=own))
     with tempfile.TemporaryDirectory() as folder:
-        save_tree(Path(folder) / "state", coordinator_to_tree(coordinator.state_dict()))
-        back = coordinator_from_tree(load_tree(Path(folder) / "state"))
+        save_tree(Path(folder) / "state", with_groups(coordinator.state_dict(), group_to_tree))
+        back = with_groups(load_tree(Path(folder) / "state"), group_from_tree)
     (opened,) = back["open"].values()
     found = [item for group in opened["accepted"] for item in group.items]
     assert len(found) == 4

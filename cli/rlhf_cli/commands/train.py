@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Verbosity = Literal["quiet", "normal", "verbose"]
 
-_PROGRESS = "rlhf_cli.progress:make_progress"
+_PROGRESS = "rlhf_cli.progress_of:make_progress"
 _QUIET = "rlhf_cli.commands.train:quiet_progress"
 """Progress is passed by import path, not as an object, so that another process can create it."""
 
@@ -189,7 +189,7 @@ def print_prompt(inputs: RunInputs) -> None:
 
 def quiet_progress() -> PlainProgress:
     """Progress for `--quiet`: shows only how the run ended."""
-    from ..progress import make_progress
+    from ..progress_of import make_progress
 
     return make_progress(quiet=True)
 

@@ -37,7 +37,6 @@ from rlhf_core.contexts import (
 )
 from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.hookspecs import PREFIX
 from rlhf_core.models.kinds import ModelKind
 from rlhf_core.models.loading import load_policy, load_tokenizer
 from rlhf_core.plugins.discovery import (
@@ -261,7 +260,7 @@ def _transport(selected: Selected, build: Callable[..., Any], config: BaseModel)
 def _hook(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     with TemporaryDirectory() as folder:
         built = build(config, HookContext(run_folder=Path(folder)))
-        if not [name for name in dir(built) if name.startswith(PREFIX)]:
+        if not [name for name in dir(built) if name.startswith("rlhf_")]:
             raise Wrong(f"its build returned a {type(built).__name__}, which has no hook")
         HookRelay().register(built, name=selected.name)
 

@@ -14,15 +14,14 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.hookspecs import TrainerHooks
 from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
 from rlhf_core.rollout import (
     EvaluationSet,
     NoReceiver,
-    coordinator_from_tree,
-    coordinator_to_tree,
     evaluation_metrics,
+    group_from_tree,
+    group_to_tree,
     with_groups,
 )
 from rlhf_core.runfolder import RunFolder
@@ -77,7 +76,7 @@ class TrainerActor:
                 run,
                 RunFolder(Path(self._context.spec.folder)),
                 parts=self._parts(run, prompts),
-                hooks=self._context.hooks(TrainerHooks) if strategy.is_main else HookRelay(),
+                hooks=self._context.hooks("trainer") if strategy.is_main else HookRelay(),
             )
             return session.fit(None if resume is None else Path(resume))
 
@@ -143,7 +142,8 @@ class RayChannel:
         if not self._strategy.is_main:
             return {}
         state = ask(self._coordinator, "state")
-        return coordinator_to_tree({**state, "open": {key: self._fetched(each) for key, each in state["open"].items()}})
+        fetched = {key: self._fetched(each) for key, each in state["open"].items()}
+        return with_groups({**state, "open": fetched}, group_to_tree)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._strategy.is_main:
@@ -151,7 +151,7 @@ class RayChannel:
             def stored(group: RolloutGroup) -> StoredGroup:
                 return store_groups([group], "trainer-0", texts=self._keeps_samples)[0]
 
-            ask(self._coordinator, "load", with_groups(coordinator_from_tree(state), stored))
+            ask(self._coordinator, "load", with_groups(state, lambda tree: stored(group_from_tree(tree))))
 
     def _fetched(self, episode: Mapping[str, Any]) -> dict[str, Any]:
         """An open episode with its groups as a checkpoint holds them; those that are lost are made again."""
