@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rlhf_cli.run_arguments import quickstart_stage
 from rlhf_core import train
 from rlhf_core.errors import RlhfError
+from rlhf_start.quickstart import stage as quickstart_stage
 
 GOAL = 0.9
 EVERY_EPISODES = 5

@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from rlhf_core.entry.quickstart import environment_quickstart
 from rlhf_core.plugins import load
+from rlhf_start.quickstart import environment_runs
 
 RLHF = str(Path(sys.executable).parent / "rlhf")
 RUN_TIMEOUT_SECONDS = 7200
@@ -62,7 +62,7 @@ def result(folder: Path) -> Result:
 
 def hundred(folder: Path, seed: int, episodes: int) -> Result:
     """The stages of the quickstart with a hundred numbers, 20 of them held out, and seven turns."""
-    warm, run = environment_quickstart(load("environments", "guess-number"))
+    warm, run = environment_runs(load("environments", "guess-number"))
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, Any] = {"name": "guess-number", "numbers": 100, "max_prompt_tokens": 32}
     warm["prompts"] = {**warm["prompts"], "numbers": 100, "max_past_guesses": 6}

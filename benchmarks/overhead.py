@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlhf_cli.run_arguments import quickstart_stage
 from rlhf_core import train
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.runfolder.samples import SampleWriter
 from rlhf_core.training.checkpoint_saver import CheckpointSaver
 from rlhf_core.training.decisions import Decisions
 from rlhf_core.training.record import EpisodeRecord
+from rlhf_start.quickstart import stage as quickstart_stage
 
 BOUND = 0.03
 PARTS: dict[str, tuple[type, tuple[str, ...]]] = {

@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlhf_cli.run_arguments import quickstart_stage
 from rlhf_core import train
+from rlhf_start.quickstart import stage as quickstart_stage
 
 BOUND = 0.05
 SORTED = "0*1*2*3*4*5*6*7*8*9*"

@@ -32,7 +32,7 @@ from rlhf_core.config.select import shared_options
 from rlhf_core.hookspecs import Action, MakerHooks, Moment, SetupHooks, TrainerHooks
 from rlhf_core.models.kinds import ModelKind
 from rlhf_core.plugins.discovery import Selected, discover, has_options, load_ref
-from rlhf_core.protocols import Logger, PromptSource, Reward, RolloutEngine
+from rlhf_core.protocols import Logger, OrderedPromptSource, PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.request import RunRequest, Transport
 from rlhf_episodes import (
@@ -90,7 +90,7 @@ RESULTS: dict[str, tuple[type, ...]] = {
     "rewards": (Reward,),
     "transports": (Transport,),
     "engines": (RolloutEngine,),
-    "prompts": (PromptSource,),
+    "prompts": (PromptSource, OrderedPromptSource),
     "environments": (Environment, Task, Policy, Endpoint, Reply, Outcome),
     "hooks": (SetupHooks, TrainerHooks, MakerHooks, Moment, Action),
     "loggers": (Logger,),
@@ -146,7 +146,7 @@ def api_page() -> str:
 
 
 def transports_page() -> str:
-    """What only transports and the test kit import."""
+    """What only transports, commands and the test kit import."""
     parts = [
         "# What a transport may import besides",
         NOTE,

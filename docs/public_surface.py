@@ -30,6 +30,7 @@ CONTRACT = (
 BUILDING: dict[str, tuple[str, ...]] = {
     "contexts": ("reward_context",),
     "entry.inference": ("open_engine",),
+    "entry.resume": ("own_config",),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
 EAGER = ("loggers",)
@@ -41,14 +42,14 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
-BatchPlan Checksum EpisodeBatches EpisodeRecord Estimated EvaluationRow EvaluationSet FitResult
-HookRelay ItemSummary LocalTransport MadeEpisode MetricsWriter NoReceiver OwnProcesses Passes PhaseTimer PhaseTimes
+BatchPlan EpisodeBatches EpisodeRecord Estimated EvaluationRow EvaluationSet FitResult
+HookRelay ItemSummary LocalTransport MetricsWriter NoReceiver OwnProcesses Passes PhaseTimer
 PolicyEvaluator PolicyExperienceMaker PolicyPublisher PrintableFormatter RewardCallOptions RewardCombiner RewardScorer
 RewardSpec RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost SessionParts
 SingleAnswers TrainBatch Trainer TrainerParts TrainerSession Transport Updater WeightSync build_engine_beside
 build_rollout_source build_strategy evaluation_metrics group_from_tree group_to_tree load_channel_state
-load_models load_run_state made_episode model_dtype register_all reward_context reward_spec
-save_run_state set_up_host_memory verify_weights with_groups
+load_models load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder reward_context
+reward_spec save_adapter save_run_state set_up_host_memory verify_weights with_groups
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
@@ -77,7 +78,7 @@ def plugin_page() -> dict[str, dict[str, str]]:
 
 
 def transport_page() -> dict[str, dict[str, str]]:
-    """What transports and the test kit may import of core besides."""
+    """What transports, commands and the test kit may import of core besides."""
     return _once(surface(), lambda name: name in FOR_TRANSPORTS)
 
 

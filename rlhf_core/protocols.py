@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .config.resolved import ResolvedRun
+    from .prompts.records import RecordRules, Records
     from .wiring.inputs import RunInputs
 
 
@@ -48,17 +49,22 @@ class PromptSource(Protocol):
 
 
 @runtime_checkable
-class StreamingPromptSource(Protocol):
-    """Records of unknown number, as those of `PromptSource`, the same in the same order each time they are read."""
+class OrderedPromptSource(Protocol):
+    """A source that decides which of its records is at which position, such as a mixture or a stream without an end."""
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+        """Return the records that `rules` allow, `held_out` of them for evaluation. Raises `DataError` on wrong ones.
+
+        Each process calls this and must find the same record at the same position.
+        """
+        ...
 
 
 class WeightReceiver(Protocol):
     """The receiver of a weight sync: whole versions or nothing.
 
     `begin` opens a version (an incomplete older one is dropped), `stage` holds chunks beside the live weights,
-    `commit` checks keys, shapes and checksum and swaps. Raises `SyncError` and keeps the old version when anything
+    `commit` checks keys and shapes and swaps. Raises `SyncError` and keeps the old version when anything
     does not match.
     """
 
@@ -66,7 +72,7 @@ class WeightReceiver(Protocol):
 
     def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None: ...
 
-    def commit(self, version: int, checksum: str | None = None) -> None: ...
+    def commit(self, version: int) -> None: ...
 
 
 @runtime_checkable

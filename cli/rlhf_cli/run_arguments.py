@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .output import echo
+from .quickstart import find_quickstart
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolve import ResolvedRun
@@ -120,8 +120,7 @@ class RunArguments:
                 return self.run_file
             if self.base is not None:
                 return dict(self.base)
-            named = self.environment
-            return quickstart_run(self.algorithm) if named is None else environment_stages(named)[1]
+            return find_quickstart().base_run(self.algorithm, self.environment)
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
         from rlhf_core.entry.resume import check_owners
@@ -172,76 +171,6 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(_OPTIONS):
         with_request = option(with_request)
     return with_request
-
-
-def quickstart_run(algorithm: str | None) -> dict[str, Any]:
-    """The quickstart's second stage: the algorithm's own, or that of all which learn from the same kind of data."""
-    from rlhf_core.config.select import DEFAULT_PLUGINS
-    from rlhf_core.plugins.discovery import load
-    from rlhf_core.plugins.trust import is_file_reference
-    from rlhf_core.util.did_you_mean import fold
-
-    if algorithm is not None and is_file_reference(algorithm):
-        return quickstart_stage("critic-free")
-    name = fold(algorithm or DEFAULT_PLUGINS["algorithm"])
-    if not (files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml").is_file():
-        feeds = load("algorithms", name, check_requires=False).component.feeds
-        name = "dataset" if feeds == "dataset" else "critic-free"
-    return quickstart_stage(name)
-
-
-def quickstart_stage(name: str) -> dict[str, Any]:
-    """A run file shipped with the command: `warm-start` or one of its second stages."""
-    from rlhf_core.config.load import load_run
-
-    with as_file(files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml") as path:
-        return load_run(path)
-
-
-def environment_stages(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both stages of the quickstart that an environment brings. Raises `ConfigError` where it brings none."""
-    from rlhf_core.entry.quickstart import environment_quickstart
-    from rlhf_core.plugins.discovery import load
-
-    return environment_quickstart(load("environments", name, check_requires=False))
-
-
-def warm_start(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The first stage of the quickstart whose second is `run`."""
-    environment = run.get("environment")
-    name = environment.get("name") if isinstance(environment, Mapping) else None
-    return environment_stages(name)[0] if isinstance(name, str) else quickstart_stage("warm-start")
-
-
-def algorithm_stages(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The stages of the quickstart that make models for the algorithm of `run`, unless the user gives the model."""
-    from rlhf_core.entry.resume import WARM_START, stage_models, value_at
-
-    found: dict[str, dict[str, Any]] = {}
-    for name, option in stage_models(run).items():
-        if name == WARM_START or not (files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml").is_file():
-            continue
-        stage = quickstart_stage(name)
-        if value_at(run, option) == stage["model"]["path"]:
-            found[name] = stage
-    return found
-
-
-def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:
-    """True where the warm start comes first: no run file, and the model is still the quickstart's own.
-
-    A run that goes on has begun with it, and has the folder for it.
-    """
-    from rlhf_core.entry.resume import WARM_START
-
-    model = run.get("model")
-    return (
-        request.run_file is None
-        and request.origin is None
-        and (request.resumed is None or (request.resumed / WARM_START).is_dir())
-        and isinstance(model, Mapping)
-        and model.get("path") == warm_start(run)["model"]["path"]
-    )
 
 
 def tell_dropped(dropped: list[str]) -> None:

@@ -21,6 +21,7 @@ from .section import Count
 from .section import Section as Section
 
 if TYPE_CHECKING:
+    from ..components import Component
     from .resolved import ResolvedRun
 
 
@@ -145,8 +146,12 @@ class RewardCallOptions(Section):
     )
 
     def without_cache(self) -> RewardCallOptions:
-        """The same where no run folder is there to keep a cache in."""
+        """The options without a cache, for a run that has no folder for one."""
         return self.model_copy(update={"cache": False})
+
+    def fitted_to(self, reward: Component) -> RewardCallOptions:
+        """The options with the reward's own default of `isolate`, if that is not set."""
+        return self if self.isolate is not None else self.model_copy(update={"isolate": reward.isolate})
 
 
 class RewardEntry(RewardCallOptions):

@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from ..errors import PluginError
-from ..plugins.discovery import PluginRef, Selected, check_clash, discover, load, load_ref
+from ..plugins.discovery import PluginRef, Selected, check_clash, discover, find, load, load_ref
 from ..plugins.functions import function_component
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference, referenced_files
 from ..util.did_you_mean import suggestion
@@ -51,6 +51,16 @@ def shared_options(kind: str) -> type[BaseModel] | None:
     if kind in SHARED_OPTIONS or kind in PLUGIN_SECTIONS.values():
         return SHARED_OPTIONS.get(kind)
     return next((model for model in section_models().values() if model.selects == kind), None)
+
+
+def reward_callers(options: RewardCallOptions) -> list[PluginRef]:
+    """The callers of a reward with these options, outermost first. Raises `PluginError` if an option lacks its caller.
+
+    Those for every reward come first, by name, then those for rewards that set the option of their name.
+    """
+    switches = {"cache": options.cache, "isolate": options.isolate}
+    names = [*sorted(discover("reward_callers").keys() - switches), *(name for name, on in switches.items() if on)]
+    return [find("reward_callers", name) for name in names]
 
 
 def section_models() -> dict[str, type[Section]]:
@@ -168,8 +178,13 @@ class Selector:
         core = self._core_part(RewardEntry, entry, path)
         if selected is None or core is None:
             return None
+        options = core.call_options()
+        try:
+            reward_callers(options.fitted_to(selected.component))
+        except PluginError as error:
+            self.problems.add_error(path, error)
         label = core.label or (selected.name.rpartition(":")[2] if is_file_reference(core.name) else selected.name)
-        return SelectedReward(label, core.weight, core.call_options(), selected)
+        return SelectedReward(label, core.weight, options, selected)
 
     def _function(self, function: Callable[..., Any], path: str) -> SelectedReward | None:
         """A reward given as an object of this process."""

@@ -176,7 +176,7 @@ def resume_changes(folder: RunFolder, resolved: ResolvedRun, prompts: PromptStre
     if not is_again:
         _refuse(folder, [f"{each.key}: {each.before!r} -> {each.after!r}" for each in changes if _is_fixed(each.key)])
         digest = manifest.get("data_digest")
-        if digest is not None and not prompts.has_digest(str(digest).removeprefix("sha256:")):
+        if digest is not None and not prompts.records.has_digest(str(digest).removeprefix("sha256:")):
             _refuse(folder, ["prompts: its records are not those that the run was trained on"])
     return changes
 

@@ -312,10 +312,8 @@ class FirstScore:
 
 
 def register_run_hooks(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
-    """The loggers of the run; the performance evaluator always."""
-    from ..loggers import PerformanceEvaluator
+    """The loggers of the run."""
     from ..loggers.relay import register_loggers
 
-    relay.register(PerformanceEvaluator(announce=logger.info), name="performance")
     context = LoggerContext(run_folder=run_folder, run=redact_mapping(resolved.to_mapping()))
     register_loggers(relay, resolved.loggers, context)

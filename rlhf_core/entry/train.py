@@ -219,8 +219,8 @@ def _planned(
 ) -> RunPlan:
     plan = RunPlan(
         resolved=prepared.resolved,
-        data_digest=f"sha256:{prepared.inputs.prompts.digest}",
-        data_counts=prepared.inputs.prompts.counts,
+        data_digest=f"sha256:{prepared.inputs.prompts.records.digest}",
+        data_counts=prepared.inputs.prompts.records.counts,
         num_processes=max(prepared.num_processes, prepared.environment.world_size),
         origin=origin,
     )

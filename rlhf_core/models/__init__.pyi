@@ -20,6 +20,7 @@ from .loading import is_lora as is_lora
 from .loading import load_policy as load_policy
 from .loading import load_tokenizer as load_tokenizer
 from .loading import merged_weights as merged_weights
+from .loading import save_adapter as save_adapter
 from .meta import meta_model as meta_model
 from .own_lengths import own_lengths as own_lengths
 from .passes import GroupPasses as GroupPasses

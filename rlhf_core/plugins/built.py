@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from ..components import Component
 from ..errors import PluginError
 
@@ -26,7 +28,7 @@ def check_built(built: object, kind: str, component: Component, *, label: str, n
 def _misses(built: object, kind: str, component: Component) -> str | None:
     """What it lacks, as the end of a sentence."""
     from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
-    from ..protocols import Logger, PromptSource, RolloutEngine, StreamingPromptSource
+    from ..protocols import Logger, OrderedPromptSource, PromptSource, RolloutEngine
     from ..strategy import Strategy
 
     if kind == "rewards":
@@ -41,13 +43,14 @@ def _misses(built: object, kind: str, component: Component) -> str | None:
         return None if callable(getattr(built, "load_tokenizer", None)) else "is no rlhf_core.models.ModelKind"
     if kind == "transports":
         return None if callable(getattr(built, "run", None)) else "has no run(request)"
-    if kind == "prompts" and not isinstance(built, PromptSource) and isinstance(built, StreamingPromptSource):
-        return "can be read only once: return a list, or an object that begins anew" if iter(built) is built else None
+    if kind == "prompts" and not isinstance(built, PromptSource | OrderedPromptSource):
+        if isinstance(built, Iterator):
+            return "can be read only once: return a list, or an object that begins anew"
+        return None if isinstance(built, Iterable) else "is no PromptSource"  # a stream may be a source of a mixture
     wanted: dict[str, type] = {
         "algorithms": DatasetAlgorithm if component.feeds == "dataset" else RolloutAlgorithm,
         "strategies": Strategy,
         "engines": RolloutEngine,
-        "prompts": PromptSource,
         "loggers": Logger,
     }
     is_one = kind not in wanted or isinstance(built, wanted[kind])

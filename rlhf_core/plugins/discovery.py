@@ -30,7 +30,15 @@ from .requirements import check_required, not_installed
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
-GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "commands")
+GROUPS: tuple[str, ...] = (
+    *KINDS,
+    "advantages",
+    "policy_losses",
+    "reward_callers",
+    "endpoints",
+    "commands",
+    "quickstarts",
+)
 """Kinds of plugins; the entry-point group is `rlhf.` and this."""
 
 _PREFIX = "rlhf."
@@ -50,8 +58,10 @@ SINGULAR = {
     "optimizers": "optimizer",
     "schedules": "schedule",
     "models": "kind of model",
+    "reward_callers": "reward caller",
     "endpoints": "endpoint server",
     "commands": "command",
+    "quickstarts": "quickstart",
 }
 """How errors call one plugin of a kind."""
 

@@ -32,9 +32,10 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
         "schedules": "constant linear cosine",
         "models": "causal-lm sequence-classification",
     },
+    "rlhf-containment": {"reward_callers": "isolate cache"},
     "rlhf-episodes": {"sections": "environment"},
     "rlhf-objective": {"policy_losses": "clip"},
-    "rlhf-ray": {"transports": "ray", "commands": "ray", "hooks": "ray-draining"},
+    "rlhf-ray": {"transports": "ray", "commands": "ray"},
     "rlhf-hf": {"engines": "hf"},
     "rlhf-vllm": {"engines": "vllm"},
     "rlhf-environments": {"prompts": "guess-number", "environments": "guess-number tools conversation"},
@@ -50,7 +51,9 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     "rlhf-logger-trackio": {"loggers": "trackio"},
     "rlhf-serve": {"endpoints": "openai", "commands": "serve"},
     "rlhf-dashboard": {"commands": "dashboard"},
-    "rlhf-plan": {"commands": "plan"},
+    "rlhf-export": {"commands": "export"},
+    "rlhf-plan": {"commands": "plan", "hooks": "performance"},
+    "rlhf-start": {"quickstarts": "default"},
     "rlhf-report": {"commands": "report samples", "hooks": "report"},
 }
 """Distribution -> kind -> names, with blanks between."""

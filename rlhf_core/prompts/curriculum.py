@@ -14,9 +14,7 @@ from typing import Any
 from ..config.curriculum import CurriculumConfig
 from ..errors import ConfigError
 from ..types import RolloutGroup
-from .order import RecordOrder
 from .records import Records
-from .stream import RecordStream
 
 _LOOKED_AT = 4096
 """Records passed over for one draw before the one nearest to the gates is taken."""
@@ -44,10 +42,10 @@ class _Estimate:
 class Curriculum:
     """Draws records; a `Sampler` of the coordinator."""
 
-    def __init__(self, options: CurriculumConfig, order: RecordOrder, pools: Mapping[int, str]) -> None:
-        """pools: record -> the name of its pool, of all training records; empty where there are none."""
+    def __init__(self, options: CurriculumConfig, records: Records, pools: Mapping[int, str]) -> None:
+        """pools: record -> the name of its pool, of all training records; empty if there are no pools."""
         self._options = options
-        self._order = order
+        self._stream = records
         self._pools = pools
         self._cursor = 0
         self._records: dict[int, _Estimate] = {}
@@ -105,7 +103,7 @@ class Curriculum:
         low, high, allowed = self._gates(episode)
         nearest: tuple[float, int] | None = None
         for _ in range(_LOOKED_AT):
-            record = self._order.index(self._cursor)
+            record = self._stream.index(self._cursor)
             self._cursor += 1
             pool = self._pools.get(record)
             own = self._records.get(record)
@@ -145,8 +143,8 @@ class Curriculum:
 
 
 def make_curriculum(options: CurriculumConfig, records: Records) -> Curriculum:
-    """Over the training records of a stream. Raises `ConfigError` where their number is unknown, or one has no pool."""
-    if not isinstance(records, RecordStream):
+    """Make one over training records. Raises `ConfigError` if their number is unknown, or one has no pool."""
+    if records.training is None:
         raise ConfigError("needs a source whose number of records is known", where="prompts.curriculum")
     pools: dict[int, str] = {}
     key = options.pool
@@ -160,4 +158,4 @@ def make_curriculum(options: CurriculumConfig, records: Records) -> Curriculum:
     if unknown := sorted(named - set(pools.values())):
         told = ", ".join(sorted(set(pools.values()))[:20])
         raise ConfigError(f'no record is of the pool "{unknown[0]}" (pools: {told})', where="prompts.curriculum.stages")
-    return Curriculum(options, records.order, pools)
+    return Curriculum(options, records, pools)

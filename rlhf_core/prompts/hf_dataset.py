@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ..components import PromptsContext
 from ..errors import DataError, PluginError, first_line
 from ..models.hub import check_answer
-from ..protocols import PromptSource, StreamingPromptSource
+from ..protocols import OrderedPromptSource, PromptSource
 from ..util.did_you_mean import suggestion
 from .config import HfDatasetConfig
 from .jsonl import JsonlSource
+from .records import RecordRules, Records
+from .streamed import StreamedRecords
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,6 +77,10 @@ class StreamedRows(_Renamed):
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return map(self._renamed, self._rows)
 
+    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+        """Return the rows in their own order. Raises `DataError` on wrong ones."""
+        return StreamedRecords(self, rules, held_out=held_out)
+
 
 class TableRows:
     """Rows of an Arrow table as Python values."""
@@ -89,8 +95,8 @@ class TableRows:
         return dict(self._table.slice(index, 1).to_pylist()[0])
 
 
-def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | StreamingPromptSource:
-    """The source of a `prompts` section."""
+def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | OrderedPromptSource:
+    """Build the prompt source `hf-dataset`."""
     if config.streaming:
         return StreamedRows(_load_hub(config), config.columns, config.path)
     path = context.base_folder / Path(config.path).expanduser()

@@ -1,4 +1,4 @@
-"""Reading every record of a source once: what is wrong with which, which are used, and a digest of all."""
+"""Which records of a source a run uses, and in which order."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Protocol, runtime_checkable
 
 from ..errors import DataError
 from ..protocols import PromptSource
 from ..util.error_text import error_text
+from ..util.rng import permutation, prompt_order
 from .encoder import Record
 
 _CHUNK = 1024
 """Records encoded at once when lengths are checked."""
 _TOLD_IN_FULL = 10
+_EPOCHS_KEPT = 4
+"""Shuffled epochs kept: several makers read before and after the end of one."""
 
 Check = Callable[[Record, str], None]
 """Raises `DataError` on a record, called by a name, that is wrong."""
@@ -36,54 +40,22 @@ class ScannedSource(Protocol):
         ...
 
 
-class Records(ABC):
-    """Training records by position, and the held-out ones."""
-
-    digest: str
-    counts: Mapping[str, int]
-    """See `Selected.counts`."""
-    epoch_size: int | None = None
-    """Training records; None where their number is unknown."""
-
-    def has_digest(self, digest: str) -> bool:
-        """Whether the records are those of a digest, also of one that an earlier version took."""
-        return digest == self.digest
-
-    @abstractmethod
-    def at(self, position: int) -> tuple[Record, str]:
-        """The training record at `position` (>= 0) of the endless stream, and what errors call it."""
-
-    def at_index(self, index: int) -> tuple[Record, str]:
-        """The record at an index of the source, where it has one."""
-        raise TypeError("a streamed source has no index")
-
-    @abstractmethod
-    def held_out(self) -> list[tuple[Record, str]]:
-        """The records that training never sees, always in the same order."""
-
-
-def record_name(source: object, index: int) -> str:
-    """A record's origin, for errors: the source's `describe(index)`, or its number."""
-    describe = getattr(source, "describe", None)
-    return str(describe(index)) if callable(describe) else f"record {index + 1}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selecting:
-    """Requirements on a record."""
+class RecordRules:
+    """The records that a run can use, by its checks and its filters."""
 
     check: Check | None = None
     fits: Callable[[Sequence[Record], Sequence[str]], Sequence[bool]] | None = None
     """Whether each of some records, called by their names, is short enough. Raises `DataError` on a wrong one."""
     measured: int | None = None
-    """Records whose length is asked for, spread evenly; None: all."""
+    """Number of records, spread evenly, whose length is checked; None: all."""
     skip_duplicates: bool = False
     keep: Callable[[Record], bool] | None = None
 
     def refuses(self, record: Record, name: str, seen: set[bytes]) -> str | None:
-        """By which of `counts` the filters leave a record out; None where they keep it. seen: prompts so far.
+        """Return the filter that leaves a record out, as a key of `Records.counts`, or None. seen: prompts so far.
 
-        Raises `DataError` where the filter fails on it.
+        Raises `DataError` if the filter fails on it.
         """
         if self.skip_duplicates:
             known = len(seen)
@@ -96,8 +68,152 @@ class Selecting:
             raise DataError(f"prompts.filter fails on it: {error_text(error)}", where=name) from error
 
 
-def raise_wrong(errors: Mapping[int, DataError], total: int) -> None:
-    """Raise the one error of a record, or one that gives the numbers of all; nothing where there is none."""
+class Records(ABC):
+    """Training records by position in an endless stream, and the held-out records.
+
+    A record comes with its name in errors. What is at a position depends only on the records, the seed and the rules.
+    """
+
+    digest: str
+    """Hexadecimal SHA-256 of the records."""
+    counts: Mapping[str, int]
+    """`records` that were read, and how many of them each filter leaves out."""
+    training: Sequence[int] | None = None
+    """Indices in the source of the training records; None if their number is unknown."""
+
+    def has_digest(self, digest: str) -> bool:
+        """Whether the records have this digest, which an earlier version may have computed."""
+        return digest == self.digest
+
+    @abstractmethod
+    def at(self, position: int) -> tuple[Record, str]:
+        """Return the training record at `position` (>= 0)."""
+
+    @abstractmethod
+    def held_out(self) -> list[tuple[Record, str]]:
+        """Return the records that training never sees, always in the same order."""
+
+    def index(self, position: int) -> int:
+        """Return the index in the source of the record at `position`, if `training` has indices."""
+        raise TypeError("a streamed source has no index")
+
+    def at_index(self, index: int) -> tuple[Record, str]:
+        """Return the record at an index of the source, if `training` has indices."""
+        raise TypeError("a streamed source has no index")
+
+
+class IndexedRecords(Records):
+    """The records of a list: some are held out, the others are shuffled again in each epoch."""
+
+    training: Sequence[int]
+
+    def __init__(self, source: PromptSource, rules: RecordRules | None = None, *, seed: int, held_out: int = 0) -> None:
+        """Read every record once. Raises one `DataError` for all wrong records, or if no training record is left."""
+        self._source = source
+        usable, self.counts, self.digest = _read(source, rules or RecordRules())
+        if len(usable) <= held_out:
+            skipped = self.counts["records"] - len(usable)
+            refused = f" ({skipped} more were refused)" if skipped else ""
+            raise DataError(
+                f"{len(usable)} usable records{refused}, {held_out} of them to be held out: none is left to train on",
+                where="prompts",
+                hint="give more data, or lower eval.num_prompts" if usable else "raise prompts.max_prompt_tokens",
+            )
+        self._held_out = [usable[place] for place in permutation(len(usable), seed, "held-out")[:held_out]]
+        kept_back = set(self._held_out)
+        self.training = array("q", (index for index in usable if index not in kept_back)) if kept_back else usable
+        size = len(self.training)
+        self._epoch = lru_cache(_EPOCHS_KEPT)(lambda epoch: array("q", prompt_order(size, seed, epoch)))
+
+    def has_digest(self, digest: str) -> bool:
+        if digest == self.digest:
+            return True
+        of_records = sha256()  # the digest of every source in earlier versions
+        for record in _scan(self._source):
+            if not isinstance(record, DataError):
+                of_records.update(_as_line(record))
+        return digest == of_records.hexdigest()
+
+    def index(self, position: int) -> int:
+        epoch, place = divmod(position, len(self.training))
+        return self.training[self._epoch(epoch)[place]]
+
+    def at(self, position: int) -> tuple[Record, str]:
+        return self.at_index(self.index(position))
+
+    def at_index(self, index: int) -> tuple[Record, str]:
+        return self._source[index], _name(self._source, index)
+
+    def held_out(self) -> list[tuple[Record, str]]:
+        return [self.at_index(index) for index in self._held_out]
+
+
+def _read(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int], dict[str, int], str]:
+    """Return the indices of the usable records, `Records.counts` and the digest."""
+    total = len(source)
+    stride = 1 if rules.measured is None else max(1, total // rules.measured)
+    counts = {"records": total, "too_long": 0, "duplicates": 0, "filtered": 0}
+    usable = array("q")
+    wrong: dict[int, DataError] = {}
+    too_long: set[int] = set()
+    unmeasured: list[tuple[int, Record]] = []
+    scanned = source if isinstance(source, ScannedSource) else None
+    digest, seen, check = sha256(), set[bytes](), rules.check
+    filters = rules.skip_duplicates or rules.keep is not None
+    # A record that is not measured is let go of at once: to keep it takes longer than to parse it.
+    for index, record in enumerate(_scan(source)):
+        try:
+            if isinstance(record, DataError):
+                raise record
+            if check is not None:
+                check(record, "")
+            if scanned is None:
+                digest.update(_as_line(record))
+            if filters and (reason := rules.refuses(record, _name(source, index), seen)):
+                counts[reason] += 1
+                continue
+            usable.append(index)
+            if rules.fits is not None and index % stride == 0:
+                unmeasured.append((index, record))
+        except DataError as error:
+            wrong[index] = DataError(error.message, where=_name(source, index), hint=error.hint)
+        if len(unmeasured) == _CHUNK:
+            too_long |= _too_long(source, rules, unmeasured, wrong)
+            unmeasured.clear()
+    too_long |= _too_long(source, rules, unmeasured, wrong)
+    _raise_wrong(wrong, total)
+    counts["too_long"] = len(too_long)
+    if too_long:
+        usable = array("q", (index for index in usable if index not in too_long))
+    return usable, counts, digest.hexdigest() if scanned is None else scanned.digest()
+
+
+def _too_long(
+    source: PromptSource, rules: RecordRules, records: Sequence[tuple[int, Record]], wrong: dict[int, DataError]
+) -> set[int]:
+    """Return the indices of those that are too long, and add what is wrong with a record to `wrong`."""
+    if rules.fits is None or not records:
+        return set()
+    names = [_name(source, index) for index, _ in records]
+    try:
+        fits = rules.fits([record for _, record in records], names)
+        return {index for (index, _), each in zip(records, fits, strict=True) if not each}
+    except DataError as error:
+        if len(records) == 1:
+            wrong[records[0][0]] = error
+            return set()
+    # One by one, to find all wrong records.
+    return {found for each in records for found in _too_long(source, rules, [each], wrong)}
+
+
+def _name(source: object, index: int) -> str:
+    """Return a record's origin, for errors: the source's `describe(index)`, or its number."""
+    describe = getattr(source, "describe", None)
+    return str(describe(index)) if callable(describe) else f"record {index + 1}"
+
+
+def _raise_wrong(errors: Mapping[int, DataError], total: int) -> None:
+    """Raise the one error of a record, or one error with the numbers of all wrong records; do nothing without any."""
     if len(errors) < 2:
         for error in errors.values():
             raise error
@@ -112,78 +228,8 @@ def raise_wrong(errors: Mapping[int, DataError], total: int) -> None:
     )
 
 
-class Selected:
-    """The records of a source that are used, found by reading every record once."""
-
-    def __init__(self, source: PromptSource, selecting: Selecting) -> None:
-        """Raises one `DataError` that names all wrong records."""
-        self._source = source
-        self._selecting = selecting
-        total = len(source)
-        stride = 1 if selecting.measured is None else max(1, total // selecting.measured)
-        self._stride = stride if selecting.fits is not None else total + 1
-        self._wrong: dict[int, DataError] = {}
-        self._measured: list[tuple[int, Record]] = []
-        self._too_long: set[int] = set()
-        self.counts = {"records": total, "too_long": 0, "duplicates": 0, "filtered": 0}
-        """`records`, and those of them left out by reason."""
-        self.usable: Sequence[int] = array("q", self._choose())
-        """Their indices in the source."""
-        self._measure()
-        raise_wrong(self._wrong, total)
-        if self._too_long:
-            self.counts["too_long"] = len(self._too_long)
-            self.usable = array("q", (index for index in self.usable if index not in self._too_long))
-
-    def _choose(self) -> Iterator[int]:
-        """The records that the filters keep; now and then some are measured."""
-        # Records are let go of at once where they are not measured: to keep them takes longer than to parse them.
-        source, selecting, seen = self._source, self._selecting, set[bytes]()
-        filters = selecting.skip_duplicates or selecting.keep is not None
-        check = selecting.check
-        scanned = source if isinstance(source, ScannedSource) else None
-        digest = sha256()
-        for index, record in enumerate(scan(source)):
-            try:
-                if isinstance(record, DataError):
-                    raise record
-                if check is not None:
-                    check(record, "")
-                if scanned is None:
-                    digest.update(as_line(record))
-                if filters and (reason := selecting.refuses(record, record_name(source, index), seen)):
-                    self.counts[reason] += 1
-                    continue
-                yield index
-                if index % self._stride == 0:
-                    self._measured.append((index, record))
-                    if len(self._measured) >= _CHUNK:
-                        self._measure()
-            except DataError as error:
-                self._wrong[index] = DataError(error.message, where=record_name(source, index), hint=error.hint)
-        self.digest = digest.hexdigest() if scanned is None else scanned.digest()
-
-    def _measure(self) -> None:
-        ask, records = self._selecting.fits, self._measured
-        if ask is None or not records:
-            return
-        names = [record_name(self._source, index) for index, _ in records]
-        try:
-            fits = list(ask([record for _, record in records], names))
-        except DataError:  # one by one, to find them all
-            fits = []
-            for name, (index, record) in zip(names, records, strict=True):
-                try:
-                    fits += ask([record], [name])
-                except DataError as error:
-                    self._wrong[index] = error
-                    fits.append(True)
-        self._too_long |= {index for (index, _), each in zip(records, fits, strict=True) if not each}
-        self._measured = []
-
-
 def left_out(counts: Mapping[str, int]) -> str:
-    """`3 of 9 prompts are left out: too_long 2, filtered 1`; empty where all are used."""
+    """`3 of 9 prompts are left out: too_long 2, filtered 1`; empty if all are used."""
     reasons = {reason: count for reason, count in counts.items() if reason != "records" and count}
     if not reasons:
         return ""
@@ -191,21 +237,12 @@ def left_out(counts: Mapping[str, int]) -> str:
     return f"{sum(reasons.values()):,} of {counts['records']:,} prompts are left out: {told}"
 
 
-def records_digest(source: PromptSource) -> str:
-    """Hexadecimal SHA-256 of what all records say, however they are written down."""
-    digest = sha256()
-    for record in scan(source):
-        if not isinstance(record, DataError):
-            digest.update(as_line(record))
-    return digest.hexdigest()
-
-
-def as_line(record: Record) -> bytes:
-    """What a digest is taken of."""
+def _as_line(record: Record) -> bytes:
+    """Return a record as a digest reads it."""
     return json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n"
 
 
-def scan(source: PromptSource) -> Iterator[Record | DataError]:
+def _scan(source: PromptSource) -> Iterator[Record | DataError]:
     """Every record in order, or what is wrong with it."""
     if isinstance(source, ScannedSource):
         yield from source.scan()

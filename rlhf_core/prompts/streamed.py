@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 
 from ..errors import DataError
-from ..protocols import StreamingPromptSource
 from ..types import sum_by_key
 from .encoder import Record
 from .order import Turns
-from .records import Records, Selecting, as_line, raise_wrong, record_name
+from .records import RecordRules, Records
 
 _LOOKED_AT = 1024
 """Records checked before a run begins, and hashed for the digest."""
 _REMEMBERED = 4096
 """Newest records kept: a prompt that has to be made again is not read again."""
+
+
+def origin(source: object, index: int) -> str:
+    """Return what errors call a record of a source: its `describe(index)`, or its number."""
+    describe = getattr(source, "describe", None)
+    return str(describe(index)) if callable(describe) else f"record {index + 1}"
 
 
 class StreamedRecords(Records):
@@ -27,23 +33,25 @@ class StreamedRecords(Records):
     give the same records each time.
     """
 
-    def __init__(self, source: StreamingPromptSource, *, held_out: int, selecting: Selecting) -> None:
-        """Read the held-out records and check the first ones. Raises `DataError` where one is wrong."""
+    def __init__(self, source: Iterable[Record], rules: RecordRules, *, held_out: int) -> None:
+        """Read the held-out records and check the first ones. Raises `DataError` if one is wrong."""
         self._source = source
-        self._selecting = selecting
+        self._rules = rules
         self._num_held_out = held_out
         self.counts = {}
         digest = sha256()
-        wrong: dict[int, DataError] = {}
+        wrong: list[DataError] = []
         count = 0
         for index, record in enumerate(islice(iter(source), held_out + _LOOKED_AT)):
             count += 1
-            digest.update(as_line(record))
+            digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
             try:
                 self._usable(index, record, set())
             except DataError as error:
-                wrong[index] = error
-        raise_wrong(wrong, count)
+                wrong.append(error)
+        if wrong:
+            more = f" (and {len(wrong) - 1} more of the first {count} records)" if len(wrong) > 1 else ""
+            raise DataError(f"{wrong[0].message}{more}", where=wrong[0].where, hint=wrong[0].hint)
         self.digest = digest.hexdigest()
         self._recent: OrderedDict[int, tuple[Record, str]] = OrderedDict()
         self._restart()
@@ -86,13 +94,13 @@ class StreamedRecords(Records):
         seen: set[bytes] = set()
         for index, record in enumerate(self._source):
             if self._usable(index, record, seen):
-                yield record, record_name(self._source, index)
+                yield record, origin(self._source, index)
 
     def _usable(self, index: int, record: Record, seen: set[bytes]) -> bool:
-        asked, name = self._selecting, record_name(self._source, index)
-        if asked.check is not None:
-            asked.check(record, name)
-        return not asked.refuses(record, name, seen) and (asked.fits is None or asked.fits([record], [name])[0])
+        rules, name = self._rules, origin(self._source, index)
+        if rules.check is not None:
+            rules.check(record, name)
+        return not rules.refuses(record, name, seen) and (rules.fits is None or rules.fits([record], [name])[0])
 
 
 class MixedRecords(Records):

@@ -1,4 +1,4 @@
-"""Scoring answers: calling rewards within a deadline, in threads or processes, caching and combining them."""
+"""Scoring answers: calling rewards within a deadline, and combining their scores."""
 
 import lazy_loader
 

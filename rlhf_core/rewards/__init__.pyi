@@ -1,4 +1,5 @@
+from .calling import RewardCaller as RewardCaller
+from .calling import RewardSpec as RewardSpec
 from .scorer import RewardCombiner as RewardCombiner
 from .scorer import RewardScorer as RewardScorer
-from .scorer import RewardSpec as RewardSpec
 from .scorer import reward_spec as reward_spec

@@ -1,4 +1,4 @@
-"""Runs one reward under its call options: batches, concurrency, deadline, retries, cache and failure handling."""
+"""Runs one reward under its call options: batches, concurrency, deadline, retries and failure handling."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from ..config.sections import RewardCallOptions
 from ..distributed.lock_watch import lock_watch
 from ..errors import RewardError
 from ..types import Rollout
 from ..util.error_text import error_text
 from ..util.printable import printable
-from .attribution import Outcome, score_alone
-from .cache import ScoreCache, cache_key, reward_identity
-from .isolation import IsolatedReward, ProcessLost
+from .calling import Call, Outcome, RewardSpec, Start, open_callers
 from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed
 from .values import BadScore, RewardFault, fits, read_scores
 
@@ -34,97 +32,52 @@ _MAX_REASONS = 4
 _log = logging.getLogger("rlhf.rewards")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardSpec:
-    """One reward of a run: its function, weight and call options."""
-
-    name: str
-    """Name in metrics and samples; unique in a run."""
-    call_options: RewardCallOptions
-    weight: float = 1.0
-    function: Callable[..., Any] | None = None
-    """The reward, options bound. May be None where `recipe` is given."""
-    recipe: Callable[[], Callable[..., Any]] | None = None
-    """Makes the reward; picklable, since an isolated reward is made in its own process."""
-    plugin: str = "unknown plugin"
-    """Distribution and version, shown in errors; part of the cache key."""
-    source: str = ""
-    """Digest of the reward's code, where known: part of the cache's key."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Part of the cache's key."""
-
-    def __post_init__(self) -> None:
-        if self.function is None and self.recipe is None:
-            raise ValueError(f"reward {self.name!r} has neither function nor recipe")
-
-
 class RewardRunner:
     """Scores batches with one reward; thread-safe."""
 
-    def __init__(self, spec: RewardSpec, cache: ScoreCache | None) -> None:
+    def __init__(self, spec: RewardSpec, folder: Path | None) -> None:
+        """folder: see `RewardCaller`."""
         self.spec = spec
         self._call_options = spec.call_options
         self._counts: Counter[str] = Counter()
         """Costs since they were last taken: `calls`, `seconds` (in calls, summed over concurrent ones), `failures`
-        (failed calls, retried ones included, and invalid scores), `retries`, `cache_hits`, `zeroed`, `dropped`."""
+        (failed calls, retried ones included, and invalid scores), `retries`, `zeroed`, `dropped`."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pool = DaemonPool(self._call_options.concurrency, self._where)
         self._left_behind: list[CallThread[Any]] = []
         self._loop = AsyncLoop(f"reward-{spec.name}-loop")
-        self.reward = spec.function
-        """The reward in this process, options bound; None where it has processes of its own."""
-        self._isolated: IsolatedReward | None = None
-        if self._call_options.isolate:
-            self._isolated = self._isolate(spec)
-        elif spec.function is None and spec.recipe is not None:
+        self.reward = None if self._call_options.isolate else spec.function
+        """The reward in this process, options bound; None if it runs in others."""
+        if not self._call_options.isolate and spec.function is None and spec.recipe is not None:
             self.reward = spec.recipe()
-        self._cache = cache if self._call_options.cache else None
-        self._identity = reward_identity(spec.name, f"{spec.plugin} {spec.source}", spec.options)
-
-    def _isolate(self, spec: RewardSpec) -> IsolatedReward:
-        try:
-            return IsolatedReward(
-                spec.recipe or partial(_itself, spec.function),
-                memory_limit_bytes=self._call_options.memory_limit_bytes,
-            )
-        except RewardFault as fault:
-            raise RewardError(
-                f"{spec.plugin} {fault}", where=self._where, hint="define it at the top of a module, or isolate: false"
-            ) from fault
+        self._callers = open_callers(spec, folder)
+        self._start: Start = self._submit
+        self._call: Call = self._call_here
+        for caller in reversed(self._callers):
+            self._start = partial(caller.start, score=self._start)
+            self._call = partial(caller.call, call=self._call)
 
     def start(self, rollouts: Sequence[Rollout]) -> Callable[[], list[float | None]]:
-        """Begin scoring; the returned callable waits for the scores, None where the sample is to be dropped.
+        """Begin scoring; the returned callable waits for the scores, None if the sample is to be dropped.
 
         It raises `RewardError` under `on_failure: fail`.
         """
-        identity = None if self._cache is None else self._identity
-        keys = [None if identity is None else cache_key(identity, rollout) for rollout in rollouts]
-        known = self._cache.get(key for key in keys if key is not None) if self._cache else {}
-        self._count(cache_hits=sum(key in known for key in keys))
-        # Of samples with equal keys only the first is scored, so that equal samples get equal scores.
-        first: dict[str | int, int] = {}
-        for index, key in enumerate(keys):
-            if key not in known:
-                first.setdefault(index if key is None else key, index)
-        asked = [rollouts[index] for index in first.values()]
-        size = self._call_options.batch_size or max(len(asked), 1)
-        batches = [asked[start : start + size] for start in range(0, len(asked), size)]
-        futures = [self._pool.submit(partial(self._run, batch)) for batch in batches]
+        waiting = self._start(rollouts)
 
         def collect() -> list[float | None]:
-            outcomes = [outcome for future in futures for outcome in future.result()]
-            by_key: dict[str | int, Outcome] = dict(zip(first, outcomes, strict=True))
-            fresh = {key: each for key, each in by_key.items() if isinstance(key, str) and isinstance(each, float)}
-            if self._cache is not None and fresh:
-                self._cache.put(fresh)
-            by_key.update(known.items())
-            found = [by_key[index if key is None else key] for index, key in enumerate(keys)]
+            found = waiting()
             scores = [self._apply(outcome, rollout) for outcome, rollout in zip(found, rollouts, strict=True)]
             self._warn(found, rollouts)
             return scores
 
         return collect
+
+    def _submit(self, rollouts: Sequence[Rollout]) -> Callable[[], list[Outcome]]:
+        size = self._call_options.batch_size or max(len(rollouts), 1)
+        batches = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+        futures = [self._pool.submit(partial(self._run, batch)) for batch in batches]
+        return lambda: [outcome for future in futures for outcome in future.result()]
 
     def _apply(self, outcome: Outcome, rollout: Rollout) -> float | None:
         """The score, or the configured substitute for a missing one."""
@@ -146,7 +99,7 @@ class RewardRunner:
     def _hint(self, outcome: BadScore | RewardFault) -> str:
         if not isinstance(outcome, DeadlinePassed):
             return "mend the reward, or say on_failure: zero or on_failure: drop in its entry"
-        if self._isolated is None:
+        if not self._call_options.isolate:
             return "raise its timeout_seconds or lower its batch_size; isolate: true ends a call that hangs"
         return (
             "on_failure: zero or on_failure: drop in its entry applies to such an answer alone; "
@@ -175,10 +128,7 @@ class RewardRunner:
         return f'reward "{self.spec.name}"'
 
     def _run(self, batch: Sequence[Rollout]) -> list[Outcome]:
-        """Score one batch with retries; invalid scores count as a failure.
-
-        If the call of an isolated reward still hangs or ends its process, its answers are scored one by one.
-        """
+        """Score one batch with retries; invalid scores count as a failure."""
         outcomes: list[Outcome] = []
         for attempt in range(self._call_options.retries + 1):
             if attempt:
@@ -192,10 +142,9 @@ class RewardRunner:
             self._count(failures=failures)
             if not failures:
                 break
-        fault = outcomes[0] if outcomes else None
-        if self._isolated is not None and len(batch) > 1 and isinstance(fault, DeadlinePassed | ProcessLost):
-            timeout = self._call_options.timeout_seconds
-            return score_alone(self._attempt_alone, self._isolated.prepare, batch, fault, timeout)
+        if outcomes and isinstance(fault := outcomes[0], RewardFault):
+            found = (caller.single_out(batch, fault, self._attempt_alone) for caller in self._callers)
+            return next((each for each in found if each is not None), outcomes)
         return outcomes
 
     def _attempt_alone(self, rollout: Rollout, timeout_seconds: float) -> Outcome:
@@ -217,12 +166,6 @@ class RewardRunner:
         finally:
             self._count(calls=1, seconds=time.perf_counter() - started)
 
-    def _call(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
-        if self._isolated is not None:
-            return self._isolated.score(batch, timeout)
-        with lock_watch().deadline(timeout, self._held_lock()):
-            return self._call_here(batch, timeout)
-
     def _held_lock(self) -> str:
         error = RewardError(
             f"{self.spec.plugin}: gave no answer within {self._call_options.timeout_seconds:g} s and holds Python's "
@@ -233,6 +176,10 @@ class RewardRunner:
         return printable(f"error: {error}")
 
     def _call_here(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
+        with lock_watch().deadline(timeout, self._held_lock()):
+            return self._call_on_threads(batch, timeout)
+
+    def _call_on_threads(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
         function = self.reward
         assert function is not None
         deadline = time.monotonic() + timeout
@@ -273,18 +220,19 @@ class RewardRunner:
             taken, self._counts = self._counts, Counter()
         take = getattr(self.reward, "take_counts", None)
         found = {"calls": 0.0, "seconds": 0.0, **taken, **(take() if callable(take) else {})}
+        for caller in self._callers:
+            found |= caller.take_counts()
         return {str(name): float(value) for name, value in found.items()}
 
     def close(self) -> None:
-        """Cancel pending calls, close the reward, and end processes, event loop and threads."""
+        """Cancel pending calls, close the reward, and end callers, event loop and threads."""
         self._closing.set()
-        if self._isolated is not None:
-            self._isolated.close()
-        try:
-            self._close_reward()
-        finally:
-            self._loop.close()
-            self._pool.close()
+        with ExitStack() as stack:
+            stack.callback(self._pool.close)
+            stack.callback(self._loop.close)
+            stack.callback(self._close_reward)
+            for caller in self._callers:
+                stack.callback(caller.close)
 
     def _close_reward(self) -> None:
         """Call the reward's `aclose` (async) or `close`, where it is an object that has one."""
@@ -299,7 +247,3 @@ class RewardRunner:
 
 def _reason(outcome: BadScore | RewardFault) -> str:
     return f"answered {outcome.reason}" if isinstance(outcome, BadScore) else str(outcome)
-
-
-def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    return function

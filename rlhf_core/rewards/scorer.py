@@ -25,9 +25,9 @@ from ..plugins.discovery import Selected, resolve_build
 from ..plugins.recipe import Recipe
 from ..types import Rollout
 from ..util.kept_state import load_state_of, state_of
-from .cache import ScoreCache
+from .calling import RewardSpec
 from .combiner import Combined, RewardCombiner
-from .runner import RewardRunner, RewardSpec
+from .runner import RewardRunner
 from .threads import DaemonPool
 
 __all__ = ["Combined", "RewardCombiner", "RewardScorer", "RewardSpec", "Scores", "reward_spec"]
@@ -35,7 +35,6 @@ __all__ = ["Combined", "RewardCombiner", "RewardScorer", "RewardSpec", "Scores",
 Scores = list[dict[str, float] | None]
 """One entry a sample: raw score by reward name, or None where a reward's policy drops the sample."""
 
-CACHE_FILE = "rewards.sqlite"
 RESERVED_NAMES = frozenset(
     {"mean", "std", "clip_fraction", "normaliser_mean", "normaliser_std", "score_mean", "score_std"}
 )
@@ -53,8 +52,7 @@ def reward_spec(
     weight: float = 1.0,
 ) -> RewardSpec:
     """The spec of a selected reward with its checked options; it is built here unless it is to be isolated."""
-    if call_options.isolate is None:
-        call_options = call_options.model_copy(update={"isolate": selected.component.isolate})
+    call_options = call_options.fitted_to(selected.component)
     return RewardSpec(
         name=name or selected.name.rpartition(":")[2] or selected.name,  # ./my_reward.py:brevity is called brevity
         weight=weight,
@@ -85,26 +83,22 @@ class RewardScorer:
     def __init__(
         self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None, may_be_empty: bool = False
     ) -> None:
-        """`cache_folder` is needed where a policy asks for the cache. Raises `ConfigError` on unfit names.
+        """Raises `ConfigError` for names that cannot be used, and `PluginError` for an option without its caller.
 
-        may_be_empty: there may be no `specs`, since an environment rewards; every sample is then kept.
+        Args:
+            cache_folder: of the rewards' files in the run folder, which the option `cache` needs.
+            may_be_empty: there may be no `specs`, since an environment gives the reward; every sample is then kept.
         """
         _check_names([spec.name for spec in specs])
         if not specs and not may_be_empty:
             raise ConfigError("a run needs at least one reward", where="rewards", hint="--reward NAME")
-        cached = [spec.name for spec in specs if spec.call_options.cache]
-        if cached and cache_folder is None:
-            raise ConfigError(f"{cached[0]!r} asks for a cache, but this run keeps no folder for one", where="rewards")
         self.weights = {spec.name: spec.weight for spec in specs}
         self._runners: list[RewardRunner] = []
         self._pool = DaemonPool(_MAX_SUBMISSIONS, "rewards")
         with ExitStack() as stack:  # what was opened is closed again when a later reward cannot be built
-            cache = ScoreCache(cache_folder / CACHE_FILE) if cached and cache_folder is not None else None
-            if cache is not None:
-                stack.callback(cache.close)
             stack.callback(self._pool.close)
             for spec in specs:
-                runner = RewardRunner(spec, cache)
+                runner = RewardRunner(spec, cache_folder)
                 stack.callback(runner.close)
                 self._runners.append(runner)
             self._closing = stack.pop_all()

@@ -16,7 +16,6 @@ from .row import Played as Played
 from .row import Row as Row
 from .sampler import Sampler as Sampler
 from .single_answer import SingleAnswers as SingleAnswers
-from .weight_sync import Checksum as Checksum
 from .weight_sync import ModuleReceiver as ModuleReceiver
 from .weight_sync import NoReceiver as NoReceiver
 from .weight_sync import build_engine_beside as build_engine_beside

@@ -1,72 +1,25 @@
 """Weight sync inside one process: the receiver that every engine uses, and the in-process publishers.
 
 A version arrives whole or not at all. Arriving chunks are only referenced, beside the live weights; `commit` verifies
-names, shapes and checksum and then copies them in place, so addresses stay. Call it between generations, so that none
-sees mixed weights.
+names and shapes and then copies them in place, so addresses stay. Call it between generations, so that none sees mixed
+weights.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import SyncError
 from ..protocols import RolloutEngine, WeightReceiver, WeightSync
 from ..strategy import Strategy
-from ..util.weight_files import plain_tensor, untied_names
+from ..util.weight_files import untied_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SHARD_BYTES = 512 * 1024**2
 """Largest shard that is gathered inside a trainer's process."""
-_ROW = 256
-"""Row length of a checksum, in 64-bit words: short, since of small tensors the column sums are what takes hashing."""
-_ROWS = 256
-"""Rows per block of column sums: few enough that a block stays in the CPU cache."""
-
-
-class Checksum:
-    """Checksum of named tensors at memory speed: row and column sums of their bits, hashed in name order.
-
-    Swapping two words is detected, since at least one changes its row or column. Independent of the division into
-    chunks and of their order.
-    """
-
-    def __init__(self) -> None:
-        self._digests: dict[str, bytes] = {}
-
-    def add(self, chunk: Mapping[str, Tensor]) -> None:
-        for name, tensor in chunk.items():
-            self._digests[name] = _tensor_digest(tensor)
-
-    def hexdigest(self) -> str:
-        total = hashlib.blake2b(digest_size=16)
-        for name in sorted(self._digests):
-            total.update(name.encode())
-            total.update(self._digests[name])
-        return total.hexdigest()
-
-
-def _tensor_digest(tensor: Tensor) -> bytes:
-    import torch
-
-    data = plain_tensor(tensor).contiguous().reshape(-1).view(torch.uint8)
-    if data.storage_offset() % 8:
-        data = data.clone()  # words must begin at a multiple of their size
-    num_rows = data.numel() // (8 * _ROW)
-    # Sums of 64-bit words that wrap around: several times as fast as sums that widen narrower ones.
-    rows = data[: num_rows * 8 * _ROW].view(torch.int64).view(-1, _ROW)
-    columns = torch.zeros(_ROW, dtype=torch.int64, device=data.device)
-    sums = [columns]
-    for part in rows.split(_ROWS):
-        columns += part.sum(dim=0)
-        sums.append(part.sum(dim=1))
-    digest = hashlib.blake2b(str((tuple(tensor.shape), str(tensor.dtype))).encode(), digest_size=16)
-    digest.update(torch.cat(sums).cpu().numpy().tobytes())
-    digest.update(data[num_rows * 8 * _ROW :].cpu().numpy().tobytes())
-    return digest.digest()
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -104,7 +57,7 @@ class ModuleReceiver:
             raise SyncError(f"a chunk of version {version} arrived while {self._version} is open", where="weight sync")
         self._staged.update(chunk)
 
-    def commit(self, version: int, checksum: str | None = None) -> None:
+    def commit(self, version: int) -> None:
         """Verify everything, then swap. Raises `SyncError` and keeps the old weights on any mismatch."""
         import torch
 
@@ -113,11 +66,6 @@ class ModuleReceiver:
         staged, self._staged, self._version = self._staged, {}, None
         live = {n: t for n, t in named_weights(self._module).items() if self._only is None or self._only(n)}
         verify_weights(live, staged, version)
-        if checksum is not None:
-            arrived = Checksum()
-            arrived.add(staged)
-            if arrived.hexdigest() != checksum:
-                raise SyncError(f"checksum of version {version} differs from the sender's", where="weight sync")
         with torch.no_grad():
             for name, tensor in live.items():
                 tensor.copy_(staged[name])

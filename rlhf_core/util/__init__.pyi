@@ -1,3 +1,4 @@
+from .atomic import replacing_folder as replacing_folder
 from .did_you_mean import fold as fold
 from .did_you_mean import suggestion as suggestion
 from .host_memory import peak_resident_bytes as peak_resident_bytes
@@ -21,6 +22,7 @@ from .tensor_trees import write_tensors as write_tensors
 from .untrusted_json import UnreadableJson as UnreadableJson
 from .untrusted_json import read_first_json as read_first_json
 from .weight_files import group_into_shards as group_into_shards
+from .weight_files import read_weights as read_weights
 from .weight_files import state_dict_shards_of as state_dict_shards_of
 from .weight_files import stored_dtype as stored_dtype
 from .yaml12 import parse_yaml as parse_yaml

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 15474
-PUBLIC_NAMES = 223
+CODE_LINES = 14753
+PUBLIC_NAMES = 227
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

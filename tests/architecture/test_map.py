@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names what is there: every file, and the definition beside it."""
+"""ARCHITECTURE.md and docs/inside.md name files and definitions that exist, and the first is short."""
 
 import ast
 import re
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-NAMED = re.compile(r"`([\w/]+\.py)`(?: `([\w.]+)`)?")
+MOST_LINES, MOST_CHARACTERS = 160, 120
+"""Four screens."""
+NAMED = re.compile(r"`([\w/]+\.py)`(?:\s`([\w.]+)`)?")
 
 
 def definitions(path: Path) -> set[str]:
@@ -21,15 +23,15 @@ def definitions(path: Path) -> set[str]:
     return found
 
 
-def test_files_and_definitions_on_the_map_exist(root: Path) -> None:
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/inside.md"])
+def test_files_and_definitions_on_the_map_exist(root: Path, page: str) -> None:
     places = [
         root,
         root / "rlhf_core",
-        root / "plugins/transports/ray/src",
-        root / "plugins/commands/serve/src",
+        *root.glob("plugins/*/*/src"),
         *root.glob("libraries/*/src"),
     ]
-    named = NAMED.findall((root / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    named = NAMED.findall((root / page).read_text(encoding="utf-8"))
     assert len(named) > 20
     for file, name in named:
         if file in {"plugin.py", "config.py"}:  # of any plugin
@@ -38,6 +40,12 @@ def test_files_and_definitions_on_the_map_exist(root: Path) -> None:
         assert path is not None, f"{file} is no file"
         if name:
             assert name in definitions(path), f"{file} has no {name}"
+
+
+def test_the_map_fits_on_four_screens(root: Path) -> None:
+    lines = (root / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES, "what is left out goes to docs/inside.md"
+    assert not [line for line in lines if len(line) > MOST_CHARACTERS]
 
 
 def test_every_room_is_on_the_map(root: Path) -> None:

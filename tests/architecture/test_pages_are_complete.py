@@ -28,6 +28,8 @@ GROUPS = {
     "advantages": "losses",
     "policy_losses": "losses",
     "endpoints": "commands",
+    "quickstarts": "commands",
+    "reward_callers": "rewards",
     "loggers": "hooks",
     "sections": "README",
     "schedules": "optimizers",

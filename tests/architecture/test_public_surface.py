@@ -71,7 +71,11 @@ def test_plugins_import_what_is_public_only(root, public, plugin_sources):
 def test_only_who_puts_a_run_together_needs_the_names_of_the_second_page(root, plugin_sources):
     """Transports, the trainers in the seed's style, and commands; libraries may."""
     parts = ("plugins/transports", "plugins/commands", "plugins/algorithms/ppo", "plugins/rewards/http")
-    makers = [*(root / part for part in parts), root / "cli/rlhf_cli/templates/plugin/transport", root / "examples/seed"]
+    makers = [
+        *(root / part for part in parts),
+        root / "cli/rlhf_cli/templates/plugin/transport",
+        root / "examples/seed",
+    ]
     page = (root / "docs" / "reference" / "transport-api.md").read_text("utf-8")
     theirs = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     used = {
@@ -126,8 +130,8 @@ def test_build_says_which_protocol_it_returns(kind):
     ours = [load_ref(ref) for ref in discover(kind).values() if ref.distribution.startswith("rlhf-")]
     builds = {each.name: each.component.build for each in ours if each.function is None}
     assert builds
-    # A source of prompts may be one or the other, by its options; an engine may do more.
-    found = {name: returned_by(build).removesuffix(" | StreamingPromptSource") for name, build in builds.items()}
+    # A source of prompts may have an order of its own, by its options; an engine may do more.
+    found = {name: returned_by(build).removesuffix(" | OrderedPromptSource") for name, build in builds.items()}
     found = {name: protocol.replace("InFlightEngine", "RolloutEngine") for name, protocol in found.items()}
     assert found == dict.fromkeys(builds, PROTOCOLS[kind])
 

@@ -17,6 +17,7 @@ from rlhf_cli.commands.train import print_prompt, quiet_progress
 from rlhf_cli.commands.train import train as train_command
 from rlhf_cli.main import COMMANDS, cli, run
 from rlhf_core.errors import InterruptedRun, RewardError
+from rlhf_core.plugins import discovery
 
 pytestmark = pytest.mark.usefixtures("fake_plugins")
 
@@ -50,7 +51,7 @@ def calls(monkeypatch):
         return start
 
     provide(monkeypatch, "rlhf_core.entry.train", train=record("train"))
-    provide(monkeypatch, "rlhf_core.entry.quickstart", run_quickstart=record("quickstart"))
+    provide(monkeypatch, "rlhf_start.stages", run_quickstart=record("quickstart"))
     return made
 
 
@@ -118,6 +119,15 @@ def test_without_a_run_file_the_quickstart_runs(calls):
     assert mapping["algorithm"]["name"] == "ppo"
     assert mapping["train"]["episodes"] == 3
     assert mapping["transport"] == {"name": "fake-near"}
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["train", "--environment", "guess-number"], ["config", "show"]])
+def test_without_a_run_file_and_a_quickstart_it_says_what_to_install(monkeypatch, capsys, arguments):
+    found = discovery.discover
+    monkeypatch.setattr(discovery, "discover", lambda kind: {} if kind == "quickstarts" else found(kind))
+    assert run(arguments) == 2
+    err = capsys.readouterr().err
+    assert "there is no run file" in err and "pip install rlhf-start" in err
 
 
 def test_a_model_of_ones_own_needs_no_warm_start(calls):

@@ -14,9 +14,9 @@ import pytest
 from run_files import lines, start, tree
 from running import PATIENCE_SECONDS
 
-from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.runfolder.folder import RunFolder
+from rlhf_start.stages import run_quickstart
 from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")

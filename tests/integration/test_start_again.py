@@ -8,8 +8,8 @@ import yaml
 from run_files import lines, metrics, samples, start, tree, write_run
 
 from rlhf_cli.main import run as rlhf
-from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.errors import CheckpointError, RlhfError, UserInputError
+from rlhf_start.stages import run_quickstart
 from rlhf_testing.models import save_tiny_model
 from rlhf_testing.runs import tiny_run
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from strategy_runs import REWARD, ROLLED_BACK, make_runs, run_file, train_one
 from transformers import AutoModelForCausalLM
 
-from rlhf_cli.model_export import export_model
 from rlhf_core import train
+from rlhf_export.model import export_model
 
 PROCESSES = ["ddp", "low-level-zero", "fsdp", "gemini"]
 EXACT = ["ddp", "low-level-zero", "fsdp"]

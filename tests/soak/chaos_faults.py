@@ -210,7 +210,7 @@ def killed_reward(chain: Chain) -> str:
     if not chain.is_isolated:
         (chain.root / "raise").touch()
         how = "it raises"
-    elif chain.chance.random() < 0.5 and (workers := chain.alive().named("rlhf_core.rewards.worker")):
+    elif chain.chance.random() < 0.5 and (workers := chain.alive().named("rlhf_containment.rewards.worker")):
         _send(chain.chance.choice(workers).pid, signal.SIGKILL)
         how = "killed from outside"
     else:

@@ -20,7 +20,9 @@ from typing import Any
 
 from fuzz_inputs import HOSTILE, answer, changed, spoilt, text_of
 
-from rlhf_core.rewards.isolation import IsolatedReward
+from rlhf_containment.rewards.isolate import IsolatedCalls
+from rlhf_core.config import RewardCallOptions
+from rlhf_core.rewards import RewardSpec
 
 _KINDS = ("run file",) * 10 + ("prompts", "run folder", "run folder", "model", "reward", "answers", "answers")
 _PACKAGE = "rlhf_reward_rules"
@@ -153,7 +155,7 @@ def _answers(place: Path, folder: Path, chance: random.Random) -> str | None:
     rule = chance.choice(sorted(_RULES))
     rollouts = [make_rollout(completion=answer(chance), answer=chance.choice((answer(chance), "12", "{}")))]
     try:
-        scores = read_scores(_rule(rule).score(rollouts, _RULE_SECONDS), 1)
+        scores = read_scores(_rule(rule).call(rollouts, _RULE_SECONDS, lambda *_: []), 1)
     except (RewardFault, RlhfError) as refused:  # past its deadline, or an answer of the user's that is none
         if "ended by" in str(refused):
             return f"{rule}: {refused}: {rollouts[0].completion[:300]!r}"
@@ -185,9 +187,10 @@ def _with_content(problem: str | None, path: Path) -> str | None:
 
 
 @cache
-def _rule(name: str) -> IsolatedReward:
-    """In a process of its own, as where a run trains: one that hangs there is ended."""
-    return IsolatedReward(partial(loaded, name), memory_limit_bytes=None)
+def _rule(name: str) -> IsolatedCalls:
+    """In its own process, as in a training run: one that hangs there is ended."""
+    spec = RewardSpec(name=name, recipe=partial(loaded, name), call_options=RewardCallOptions(isolate=True))
+    return IsolatedCalls(spec, None)
 
 
 def loaded(name: str) -> Callable[[Any], Any]:

@@ -15,7 +15,8 @@ import click
 from rlhf_core.util.printable import PrintableFormatter, printable
 
 from ..output import echo
-from ..run_arguments import RunArguments, algorithm_stages, is_quickstart, run_options, tell_dropped, warm_start
+from ..quickstart import trainer_of
+from ..run_arguments import RunArguments, run_options, tell_dropped
 from ..signals import drop_signals
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ MAPPING_SOURCE = "run file"
 
 _HELP = """Train a model: sample answers, score them, update the policy.
 
-With no RUN.yaml, the quickstart runs: a tiny model is warm-started on sorting digits, then learns by PPO,
+With no RUN.yaml, the quickstart of rlhf-start runs: a tiny model is warm-started on sorting digits, then learns by PPO,
 on a CPU, in about two minutes; with --environment, that environment's own, where it brings one. A run file must
 name a model, and prompts or an environment; all else has defaults. The order is: defaults, run file, flags, --set.
 
@@ -159,11 +160,9 @@ def _processes_of(request: RunArguments) -> int:
 
 
 def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
-    if is_quickstart(request, mapping):
-        from rlhf_core.entry.quickstart import run_quickstart
-
-        stages = algorithm_stages(mapping)
-        return partial(run_quickstart, warm_start(mapping), stages=stages)
+    is_quickstart = request.run_file is None and request.origin is None
+    if is_quickstart and (with_stages := trainer_of(mapping, request.resumed)) is not None:
+        return with_stages
     from rlhf_core.entry.train import train as run
 
     return run if request.origin is None else partial(run, origin=request.origin)
@@ -174,7 +173,7 @@ def print_prompt(inputs: RunInputs) -> None:
     from rlhf_core.prompts.records import left_out
 
     prompt, tokenizer = inputs.prompts.prompt(0), inputs.tokenizer
-    if told := left_out(inputs.prompts.counts):
+    if told := left_out(inputs.prompts.records.counts):
         echo(f"at least {told}")
     if not prompt.text:
         echo("the environment makes the prompts, each when its episode begins")

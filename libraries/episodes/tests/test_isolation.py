@@ -311,7 +311,7 @@ def test_a_module_that_does_harm_when_it_is_imported_ends_the_run_by_name(tmp_pa
 
 _PARENT = """
 import os, sys, time
-from rlhf_core.distributed.child_process import ChildProcess
+from rlhf_containment.processes.child import ChildProcess
 child = ChildProcess("rlhf_episodes.isolation.inside.worker", [sys.argv[1]], descriptors=[int(sys.argv[1])])
 print(child.pid, flush=True)
 time.sleep(600)

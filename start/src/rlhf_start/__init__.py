@@ -1,1 +1,1 @@
-"""Everything that the README and the first hour use, in one installation."""
+"""The quickstart, in one installation with everything that the README and the first hour use."""

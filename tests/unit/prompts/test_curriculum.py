@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from rlhf_core.config.curriculum import CurriculumConfig
 from rlhf_core.errors import ConfigError
 from rlhf_core.prompts.curriculum import make_curriculum
-from rlhf_core.prompts.stream import RecordStream
+from rlhf_core.prompts.records import IndexedRecords
 
 
 def curriculum(count=10, **options):
     records = [{"prompt": str(index), "level": "hard" if index % 2 else "easy"} for index in range(count)]
-    return make_curriculum(CurriculumConfig(**options), RecordStream(records, seed=0))
+    return make_curriculum(CurriculumConfig(**options), IndexedRecords(records, seed=0))
 
 
 def learn_all(made, rates):
@@ -25,8 +25,8 @@ def learn_all(made, rates):
 
 def test_all_open_it_is_the_stream_itself():
     made = curriculum()
-    order = RecordStream([{"prompt": str(index)} for index in range(10)], seed=0).order
-    assert made.draw(30, 0) == [order.index(position) for position in range(30)]
+    records = IndexedRecords([{"prompt": str(index)} for index in range(10)], seed=0)
+    assert made.draw(30, 0) == [records.index(position) for position in range(30)]
 
 
 def test_only_prompts_between_the_gates_are_drawn_until_they_are_due_again():

@@ -7,9 +7,10 @@ import re
 
 import pytest
 
-from rlhf_core.errors import DataError
+from rlhf_core.errors import DataError, PluginError
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.prompts.jsonl import JsonlSource
+from rlhf_core.prompts.records import IndexedRecords
 from rlhf_core.prompts.stream import PromptStream
 
 WRONG = (
@@ -81,77 +82,50 @@ def test_filters_are_counted_by_reason(tokenizer):
         skip_duplicates=True,
         keep=lambda record: record["language"] == "en",
     )
-    assert stream.counts == {"records": 6, "too_long": 1, "duplicates": 2, "filtered": 1}
+    assert stream.records.counts == {"records": 6, "too_long": 1, "duplicates": 2, "filtered": 1}
     assert sorted(stream.prompt(position).text for position in range(len(stream))) == ["1=", "2="]
-    assert stream.skipped == 4
 
 
 def test_a_filter_that_fails_is_named_with_the_record(tokenizer):
-    for source in ([{"prompt": "1="}], Numbers(1)):
-        with pytest.raises(DataError, match="prompts.filter fails on it: KeyError: 'language'") as caught:
-            PromptStream(source, tokenizer, seed=0, keep=lambda record: record["language"] == "en")
-        assert caught.value.where == "record 1"
+    with pytest.raises(DataError, match="prompts.filter fails on it: KeyError: 'language'") as caught:
+        PromptStream([{"prompt": "1="}], tokenizer, seed=0, keep=lambda record: record["language"] == "en")
+    assert caught.value.where == "record 1"
 
 
 def test_a_file_has_the_digest_of_its_bytes_and_is_known_by_that_of_its_records(tmp_path, tokenizer):
     records = [{"prompt": "1=", "answer": "1"}, {"prompt": "2="}]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     stream = PromptStream(JsonlSource(tmp_path / "p.jsonl"), tokenizer, seed=0)
-    assert stream.digest == hashlib.sha256((tmp_path / "p.jsonl").read_bytes()).hexdigest()
-    in_memory = PromptStream(records, tokenizer, seed=0).digest  # as all sources had it in earlier versions
-    assert stream.has_digest(stream.digest) and stream.has_digest(in_memory)
-    assert not PromptStream(records[:1], tokenizer, seed=0).has_digest(in_memory)
+    assert stream.records.digest == hashlib.sha256((tmp_path / "p.jsonl").read_bytes()).hexdigest()
+    in_memory = PromptStream(records, tokenizer, seed=0).records.digest  # as all sources had it in earlier versions
+    assert stream.records.has_digest(stream.records.digest) and stream.records.has_digest(in_memory)
+    assert not PromptStream(records[:1], tokenizer, seed=0).records.has_digest(in_memory)
 
 
-class Numbers:
-    """A stream of unknown length."""
+class Countdown:
+    """A source with an order of its own: the records from the last to the first."""
 
     def __init__(self, count):
-        self.count = count
-        self.read = 0
+        self.source = [{"prompt": f"{index}="} for index in range(count)]
 
-    def __iter__(self):
-        for index in range(self.count):
-            self.read += 1
-            yield {"prompt": f"{index}=", "answer": str(index)}
+    def make_records(self, rules, *, seed, held_out):
+        class Backwards(IndexedRecords):
+            def index(self, position):
+                return self.training[-1 - position % len(self.training)]
+
+        return Backwards(self.source, rules, seed=seed, held_out=held_out)
 
 
-class TestStreaming:
-    def test_positions_are_records_in_order_and_begin_again(self, tokenizer):
-        stream = PromptStream(Numbers(5), tokenizer, seed=0, held_out=2)
-        assert [stream.prompt(position).answer for position in range(7)] == ["2", "3", "4", "2", "3", "4", "2"]
-        assert [prompt.answer for prompt in stream.evaluation_prompts()] == ["0", "1"]
-        with pytest.raises(TypeError, match="no length"):
-            len(stream)
+def test_a_source_may_bring_its_own_order(tokenizer):
+    stream = PromptStream(Countdown(5), tokenizer, seed=0, keep=lambda record: record["prompt"] != "3=")
+    assert [stream.prompt(position).text for position in range(5)] == ["4=", "2=", "1=", "0=", "4="]
+    assert stream.prompt(0, 1).text == "1=" and stream.records.counts["filtered"] == 1
 
-    def test_a_resume_reads_up_to_its_place(self, tokenizer):
-        first = PromptStream(Numbers(10_000), tokenizer, seed=0, max_prompt_tokens=4)
-        again = PromptStream(Numbers(10_000), tokenizer, seed=0, max_prompt_tokens=4)
-        assert again.prompt(900) == [first.prompt(position) for position in range(901)][-1]
-        assert first.prompt(3).answer == "3", "an earlier one may be asked for again"
-        assert first.digest == again.digest
 
-    def test_it_is_read_as_it_is_drawn(self, tokenizer):
-        source = Numbers(1 << 40)
-        stream = PromptStream(source, tokenizer, seed=0)
-        before = source.read
-        stream.prompt(5)
-        assert source.read - before <= 5
-
-    def test_filters_and_wrong_records(self, tokenizer):
-        stream = PromptStream(Numbers(20), tokenizer, seed=0, keep=lambda record: int(record["answer"]) % 5 == 0)
-        assert [stream.prompt(position).answer for position in range(5)] == ["0", "5", "10", "15", "0"]
-        with pytest.raises(DataError, match="no record is left"):
-            PromptStream(Numbers(20), tokenizer, seed=0, keep=lambda record: False)
-
-        class Wrong(Numbers):
-            def __iter__(self):
-                yield from super().__iter__()
-                yield {"prompt": None}
-
-        with pytest.raises(DataError, match="no `prompt`") as caught:
-            PromptStream(Wrong(20), tokenizer, seed=0)
-        assert caught.value.where == "record 21"
+def test_a_source_without_length_and_order_is_told_what_to_do(tokenizer):
+    with pytest.raises(PluginError, match="a map has no length, so its records have no order") as caught:
+        PromptStream(map(dict, [{"prompt": "1="}]), tokenizer, seed=0)
+    assert "mixture" in caught.value.hint and "make_records" in caught.value.hint
 
 
 def test_a_record_that_is_no_mapping_is_named(tokenizer):

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from rlhf_core.errors import DataError
 from rlhf_core.models.builtin import build_character_tokenizer
-from rlhf_core.prompts.stream import PromptEncoder, PromptStream, RecordStream
+from rlhf_core.prompts.records import IndexedRecords
+from rlhf_core.prompts.stream import PromptEncoder, PromptStream
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }},{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
@@ -38,8 +39,8 @@ class TestOrder:
     @given(st.integers(2, 40), st.integers(0, 5), st.integers(0, 3))
     def test_every_epoch_takes_every_training_record_once(self, count, seed, epoch):
         held_out = count // 3
-        stream = RecordStream(numbered(count), seed=seed, held_out=held_out)
-        size = stream.epoch_size
+        stream = IndexedRecords(numbered(count), seed=seed, held_out=held_out)
+        size = len(stream.training)
         assert size == count - held_out
         taken = [stream.at(epoch * size + place)[0]["prompt"] for place in range(size)]
         kept_back = [record["prompt"] for record, _ in stream.held_out()]
@@ -48,32 +49,32 @@ class TestOrder:
 
     def test_epochs_and_seeds_differ_and_repeat(self):
         def order(seed, epoch):
-            stream = RecordStream(numbered(20), seed=seed)
+            stream = IndexedRecords(numbered(20), seed=seed)
             return [stream.at(position)[0]["prompt"] for position in range(20 * epoch, 20 * epoch + 20)]
 
         assert order(0, 0) == order(0, 0)
         assert order(0, 0) != order(0, 1) != order(1, 1)
 
     def test_a_position_does_not_depend_on_what_was_asked_before(self):
-        fresh = RecordStream(numbered(7), seed=3)
-        used = RecordStream(numbered(7), seed=3)
+        fresh = IndexedRecords(numbered(7), seed=3)
+        used = IndexedRecords(numbered(7), seed=3)
         for position in range(50):
             used.at(position)
         assert fresh.at(23) == used.at(23)
 
     def test_fewer_held_out_records_are_a_prefix_of_more(self):
-        few = RecordStream(numbered(30), seed=1, held_out=4).held_out()
-        more = RecordStream(numbered(30), seed=1, held_out=9).held_out()
+        few = IndexedRecords(numbered(30), seed=1, held_out=4).held_out()
+        more = IndexedRecords(numbered(30), seed=1, held_out=9).held_out()
         assert more[:4] == few
 
     def test_digest_is_of_the_records(self):
-        first, same = RecordStream(numbered(5), seed=0), RecordStream(numbered(5), seed=1)
-        assert first.digest == same.digest != RecordStream(numbered(6), seed=0).digest
+        first, same = IndexedRecords(numbered(5), seed=0), IndexedRecords(numbered(5), seed=1)
+        assert first.digest == same.digest != IndexedRecords(numbered(6), seed=0).digest
 
     @pytest.mark.parametrize(("count", "held_out"), [(0, 0), (3, 3), (3, 5)])
     def test_nothing_to_train_on(self, count, held_out):
         with pytest.raises(DataError, match="none is left to train on"):
-            RecordStream(numbered(count), seed=0, held_out=held_out)
+            IndexedRecords(numbered(count), seed=0, held_out=held_out)
 
 
 class TestEncoding:
@@ -101,14 +102,14 @@ class TestEncoding:
         assert prompt.prompt_ids == tuple(chat_tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
 
     def test_text_as_chat(self, chat_tokenizer):
-        prompt = PromptStream(Records([{"prompt": "hi"}]), chat_tokenizer, seed=0, text_as_chat=True).prompt(0)
+        prompt = PromptEncoder(chat_tokenizer, text_as_chat=True).prompt({"prompt": "hi"}, 0, "x")
         assert prompt.text == "u:hi,a:"
         assert prompt.messages == ({"role": "user", "content": "hi"},)
 
     def test_text_and_messages_may_be_mixed(self, chat_tokenizer):
         records = Records([{"prompt": "hi"}, {"prompt": [{"role": "user", "content": "hi"}]}])
         stream = PromptStream(records, chat_tokenizer, seed=0, max_prompt_tokens=2)
-        assert (stream.skipped, stream.prompt(0).text) == (1, "hi")
+        assert (stream.records.counts["too_long"], stream.prompt(0).text) == (1, "hi")
 
     def test_lengths_are_those_of_the_encoded_prompts(self, chat_tokenizer):
         records = [{"prompt": "abc"}, {"prompt": [{"role": "user", "content": "1+1"}]}, {"prompt": "<eos>é"}]
@@ -166,7 +167,7 @@ class TestLength:
 
     def test_too_long_ones_are_counted_and_skipped(self, tokenizer):
         stream = PromptStream(self.RECORDS, tokenizer, seed=0, max_prompt_tokens=3, held_out=1)
-        assert (stream.skipped, len(stream)) == (2, 2)
+        assert (stream.records.counts["too_long"], len(stream)) == (2, 2)
         texts = [stream.prompt(position).text for position in range(20)]
         texts += [prompt.text for prompt in stream.evaluation_prompts()]
         assert set(map(len, texts)) == {1, 2, 3}

@@ -130,7 +130,7 @@ def test_a_batch_that_a_hanging_process_does_not_take_is_scored_in_a_new_one(sco
     recipe = faulty.Recipe(faulty.__file__, "answers_a_batch_and_then_holds_the_lock")
     _, scorer = score({"r": None}, large, recipe=recipe, isolate=True, timeout_seconds=2.0)
     time.sleep(0.5)
-    with pytest.raises(RewardError, match="did not take the samples within 2 s"):
+    with pytest.raises(RewardError, match="did not take its input within 2 s"):
         scorer.score(large[:1])
     assert scorer.score(large) == [{"r": 1.0}] * 4
     time.sleep(0.5)

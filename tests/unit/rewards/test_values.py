@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.rewards.values import LARGEST, BadScore, RewardFault, TurnScores, fits, read_scores
-from rlhf_core.rewards.worker import BadAnswer, read_answer, scored
 
 
 @given(st.lists(st.floats(-LARGEST, LARGEST) | st.integers(-(2**80), 2**80) | st.booleans()))
@@ -99,11 +98,3 @@ class TestNumbersOfTurns:
         assert fits(TurnScores({0: 1.0, 1: 2.0}), 2) == 3.0
         for wrong in ({2: 1.0}, {-1: 1.0}):
             assert isinstance(fits(TurnScores(wrong), 2), BadScore)
-
-    def test_they_cross_between_processes_as_json(self):
-        given = [TurnScores({0: 0.25, 3: -1.0}), 1.0, BadScore("why")]
-        kind, found = read_answer(scored(given), 3)
-        assert (kind, found) == ("scores", given) and found[0].turns == {0: 0.25, 3: -1.0}
-        for hostile in (b'["scores", [[1]]]', b'["scores", [[[1, 2, 3]]]]', b'["scores", [[[[], 1]]]]'):
-            with pytest.raises(BadAnswer):
-                read_answer(hostile, 1)

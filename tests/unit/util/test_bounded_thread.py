@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rlhf_core.distributed.child_process import ChildProcess
+from rlhf_containment.processes.child import ChildProcess
 from rlhf_core.distributed.rank_watch import watched_ranks
 from rlhf_core.rewards.threads import CallThread
 from rlhf_core.runfolder.samples import SampleWriter

@@ -1,1 +1,1 @@
-"""Programs that a model wrote, run where they can do no harm."""
+"""Runs programs that a model wrote in a sandbox, and rewards and environments in processes that can be killed."""

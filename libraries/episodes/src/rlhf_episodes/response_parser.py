@@ -13,18 +13,15 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from multiprocessing.connection import Connection
 from typing import Any
 
-from rlhf_core.distributed.child_process import START_SECONDS, ChildProcess
-from rlhf_core.distributed.parent_watch import killed_with_parent
+from rlhf_containment.processes.asked import AskedProcess, ProcessFault, TooSlow, answer_requests
 
 from .contract import Tool
 
 MAX_CHARS = 200_000
 """Maximum length of a reply."""
 TIMEOUT_SECONDS = 5.0
-_MAX_ANSWER_BYTES = 16 * MAX_CHARS
 
 
 class UnreadableReply(ValueError):
@@ -37,7 +34,7 @@ class ResponseParser:
     def __init__(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._worker: _Worker | None = None
+        self._worker: AskedProcess | None = None
 
     def message(self, template: Mapping[str, Any], text: str, tools: Sequence[Tool] = ()) -> dict[str, Any]:
         """Parse a reply into a message with the fields of the template (`content`, `tool_calls` and others).
@@ -46,75 +43,53 @@ class ResponseParser:
         """
         if len(text) > MAX_CHARS:
             raise UnreadableReply(f"the reply has {len(text):,} characters, more than {MAX_CHARS:,}")
+        request = json.dumps([template, text, list(tools)]).encode()
         with self._lock:
-            if self._worker is None:
-                try:
-                    self._worker = _Worker()
-                except OSError as error:
-                    raise UnreadableReply(f"no process could be started to read it: {error}") from error
-                weakref.finalize(self, self._worker.end)
             try:
-                kind, found = self._worker.ask([template, text, list(tools)], self._timeout_seconds)
-            except UnreadableReply:
-                self._worker.end()
-                self._worker = None
-                raise
+                kind, found = json.loads(self._process().ask(request, self._timeout_seconds))
+            except (OSError, ProcessFault, TypeError, ValueError, RecursionError) as error:
+                self._end()
+                raise UnreadableReply(self._explained(error)) from error
         if kind != "message" or not isinstance(found, dict):
             raise UnreadableReply(str(found))
         return found
 
+    def _process(self) -> AskedProcess:
+        if self._worker is None:
+            self._worker = AskedProcess("rlhf_episodes.response_parser")
+            weakref.finalize(self, self._worker.end)
+            self._worker.start(b"null")
+        return self._worker
 
-class _Worker(ChildProcess):
-    def __init__(self) -> None:
-        super().__init__("rlhf_episodes.response_parser")
-        self._pipe = Connection(self.connection.detach())
-        self._started = False
+    def _end(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+        self._worker = None
 
-    def ask(self, request: Any, timeout_seconds: float) -> tuple[str, Any]:
-        try:
-            if not self._started:
-                self._receive(START_SECONDS)
-                self._started = True
-            self._pipe.send_bytes(json.dumps(request).encode())
-            kind, found = self._receive(timeout_seconds)
-        except (EOFError, OSError) as error:
-            raise UnreadableReply(f"the process that reads replies {self.death()}") from error
-        except (TypeError, ValueError, RecursionError) as error:
-            if isinstance(error, UnreadableReply):
-                raise
-            raise UnreadableReply("the process that reads replies did not answer in JSON") from error
-        return str(kind), found
-
-    def _receive(self, timeout_seconds: float) -> Any:
-        if not self._pipe.poll(timeout_seconds):
-            raise UnreadableReply(f"it was not read within {timeout_seconds:g} s")
-        return json.loads(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
-
-    def end(self) -> None:
-        self._pipe.close()
-        super().end()
+    def _explained(self, error: Exception) -> str:
+        if isinstance(error, TooSlow):  # without the line where it was, since the policy may read this
+            return f"it was not read within {self._timeout_seconds:g} s"
+        if isinstance(error, OSError):
+            return f"no process could be started to read it: {error}"
+        return (
+            f"the process that reads replies {error if isinstance(error, ProcessFault) else 'did not answer in JSON'}"
+        )
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Answer requests on the connection with this file descriptor until the other side closes it."""
-    killed_with_parent(parent)
+def answer(request: bytes) -> bytes:
+    """The answer to a request, in the process. The request `null` only has it import what it needs."""
     from transformers.utils.chat_parsing import parse_response
 
-    pipe = Connection(descriptor)
+    if (given := json.loads(request)) is None:
+        return b'["ready", null]'
+    template, text, tools = given
     try:
-        pipe.send_bytes(b'["ready", null]')
-        while True:
-            template, text, tools = json.loads(pipe.recv_bytes())
-            try:
-                found = parse_response(text, template, prefix="", tools=tools or None)
-                if found.get("tool_calls"):
-                    found["tool_calls"] = list(chain.from_iterable(map(_plain_calls, found["tool_calls"])))
-                answer = json.dumps(["message", found])
-            except Exception as error:  # parsers raise arbitrary errors on text in another format
-                answer = json.dumps(["failed", f"{type(error).__name__}: {error}"[:500]])
-            pipe.send_bytes(answer.encode())
-    except (EOFError, BrokenPipeError):
-        return
+        found = parse_response(text, template, prefix="", tools=tools or None)
+        if found.get("tool_calls"):
+            found["tool_calls"] = list(chain.from_iterable(map(_plain_calls, found["tool_calls"])))
+        return json.dumps(["message", found]).encode()
+    except Exception as error:  # parsers raise arbitrary errors on text in another format
+        return json.dumps(["failed", f"{type(error).__name__}: {error}"[:500]]).encode()
 
 
 def _plain_calls(call: Any) -> list[Any]:
@@ -140,4 +115,4 @@ class _JsonNames(ast.NodeTransformer):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    answer_requests(int(sys.argv[1]), int(sys.argv[2]), answer)

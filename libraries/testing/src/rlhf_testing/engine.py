@@ -113,5 +113,5 @@ class FakeReceiver:
     def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None:
         self.names.extend(chunk)
 
-    def commit(self, version: int, checksum: str | None = None) -> None:
+    def commit(self, version: int) -> None:
         self._engine.weights_updated(version)

@@ -51,6 +51,7 @@ from rlhf_core.plugins.discovery import (
 from rlhf_core.plugins.requirements import unmet
 from rlhf_core.plugins.rules import broken_rules
 from rlhf_core.protocols import PromptSource
+from rlhf_core.rewards import RewardCaller
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
 from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_core.util.error_text import error_text
@@ -136,6 +137,12 @@ def _try_other(ref: PluginRef) -> TrialOutcome:
     if ref.kind == "endpoints":
         if not callable(found):
             raise Wrong(f"{ref.target} is a {type(found).__name__}, which starts no server")
+    elif ref.kind == "quickstarts":
+        if not (callable(getattr(found, "base_run", None)) and callable(getattr(found, "trainer_of", None))):
+            raise Wrong(f"{ref.target} has no functions base_run and trainer_of")
+    elif ref.kind == "reward_callers":
+        if not (isinstance(found, type) and issubclass(found, RewardCaller)):
+            raise Wrong(f"{ref.target} is not a subclass of RewardCaller")
     elif ref.kind == "hooks":
         HookRelay().register(found, name=ref.name)
     elif not isinstance(found, click.Command):

@@ -22,7 +22,7 @@ from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_ppo import Critic
-from rlhf_ppo.detached_saving import save_critic
+from rlhf_ppo.seed_trainer.saving import save_critic
 
 
 def wakened(actor: Any) -> Critic:

@@ -25,15 +25,15 @@ from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.models.forward import policy_forward, value_forward
 from rlhf_core.models.pretrained import add_lora
 from rlhf_core.plugins.discovery import load, resolve_build
-from rlhf_core.rollout.weight_sync import Checksum
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.updater import Updater
 from rlhf_core.types import BufferItem, Experience
 from rlhf_ppo import Critic
 from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig
-from rlhf_ppo.detached_learner import DetachedLearner, OptimizerOptions
+from rlhf_ppo.seed_trainer.detached_learner import DetachedLearner, OptimizerOptions
 from rlhf_ray.calls import NamedActors
+from rlhf_ray.checksum import Checksum
 from rlhf_ray.ray_sync import MakerSync
 from rlhf_ray.wire import pack, unpack
 

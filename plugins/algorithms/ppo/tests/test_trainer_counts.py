@@ -15,7 +15,7 @@ from rlhf_core.models.forward import policy_forward, value_forward
 from rlhf_core.types import Experience
 from rlhf_objective.functional.losses import ppo_policy_loss, value_loss
 from rlhf_ppo import OLTrainer, PPOTrainer
-from rlhf_ppo.online_trainer import SampleBuffer
+from rlhf_ppo.seed_trainer.base import SampleBuffer
 
 MakeTrainer = Callable[..., PPOTrainer]
 

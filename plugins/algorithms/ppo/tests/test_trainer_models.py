@@ -19,7 +19,7 @@ from rlhf_core.models.pretrained import add_lora
 from rlhf_core.strategy import Strategy
 from rlhf_core.util.weight_files import load_weights, save_weights, state_dict_shards_of
 from rlhf_ppo import PPOTrainer
-from rlhf_ppo.booster import is_booster
+from rlhf_ppo.seed_trainer.booster import is_booster
 
 
 def lines(folder: str) -> list[dict[str, Any]]:

@@ -33,16 +33,6 @@ def make_run(path: Path, *, episodes: int = 60, seed: int = 0, completion: str |
         folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         folder.samples.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
         folder.write_summary(status="done", eval_before=0.455, eval_after=0.923, wall_s=131.2)
-        folder.performance.write_text(
-            json.dumps(
-                {
-                    "samples_per_second": 483.2,
-                    "time_share": {"rollout": 0.41, "reward": 0.02, "train": 0.5, "sync": 0.01, "idle": 0.06},
-                    "tokens_per_second": {"rollout": 11250.0, "train": 30100.0},
-                    "tflop_per_second": {"rollout": 0.016, "train": 0.065},
-                }
-            )
-        )
     return path
 
 

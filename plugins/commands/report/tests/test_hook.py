@@ -39,7 +39,6 @@ def test_a_run_ends_with_its_page(tmp_path, with_plots):
         result = train(tiny_run({"logging": {"tensorboard": False}}), output=tmp_path / "run")
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert result.summary["status"] == "done" and "still running" not in page
-    assert "Where the time went" in page, "performance.json was there"
     assert (tmp_path / "run" / "plot-reward.png").is_file()
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -9,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.runfolder import known_sample, sample_card_script
-from rlhf_report.cards import duration, number
-from rlhf_report.data import Run, read_run
-from rlhf_report.figures import FIGURES, figures_for
+from rlhf_report.data import Run
+from rlhf_report.figures import figures, figures_for
 from rlhf_report.plots import collect, draw, smooth
 from rlhf_report.samples import SampleChoice, choose_samples
-from rlhf_report.tables import actor_table, reward_table
+from rlhf_report.table import duration, number
 
 scored = st.lists(st.fixed_dictionaries({"score": st.floats(-9, 9), "policy_version": st.integers(0, 4)}), max_size=60)
 
@@ -82,36 +80,8 @@ def test_durations_for_people(seconds, text):
     assert duration(seconds) == text
 
 
-def test_the_table_of_rewards_adds_up_what_each_cost_and_how_often_it_failed(tmp_path, make_run):
-    table = reward_table(read_run(make_run(tmp_path / "run", episodes=10)), named=False)
-    rows = [re.findall("<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
-    assert re.findall("<th>(.*?)</th>", table) == [
-        "reward",
-        "time in calls",
-        "a call",
-        "calls",
-        "failed",
-        "tried again",
-    ]
-    assert rows == [
-        ["exact-match", "0.0 s", "1.0 ms", "20", "0", "0"],
-        ["remote &lt;b&gt;", "6.0 s", "200.0 ms", "30", "10", "10"],
-    ]
-
-
-def test_the_table_of_rewards_has_what_one_counts_itself(tmp_path, make_run):
-    run = make_run(tmp_path / "run", episodes=2)
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    (run / "metrics.jsonl").write_text(
-        "".join(json.dumps({**json.loads(line), "reward_calls/exact-match/tokens_<b>": 7}) + "\n" for line in lines)
-    )
-    table = reward_table(read_run(run), named=False)
-    assert re.findall("<th>(.*?)</th>", table)[-1] == "tokens &lt;b&gt;"
-    assert f"<td>{7 * len(lines)}</td>" in table
-
-
 def test_figures_have_names_of_their_own():
-    assert len({figure.name for figure in FIGURES}) == len(FIGURES)
+    assert len({figure.name for figure in figures()}) == len(figures())
 
 
 def test_each_evaluation_set_has_a_plot_with_its_interval_from_step_0():
@@ -126,33 +96,11 @@ def test_each_evaluation_set_has_a_plot_with_its_interval_from_step_0():
         config={},
         manifest={},
         summary={},
-        performance={},
     )
-    figures = {figure.name: figure for figure in figures_for(run.keys())}
-    (own,) = collect(figures["eval"], [run])
+    chosen = {figure.name: figure for figure in figures_for(run.keys())}
+    (own,) = collect(chosen["eval"], [run])
     assert (own.label, own.steps, own.values, own.band) == ("score", [0, 3], [0.5, 0.5], ([0.25] * 2, [0.75] * 2))
-    score, passed = collect(figures["eval-hard"], [run])
+    score, passed = collect(chosen["eval-hard"], [run])
     assert (score.steps, score.band) == ([0, 3], None)
     assert (passed.steps, passed.band) == ([3], ([0.1], [0.3]))
     assert {"eval", "eval-hard"} <= set(draw([run]))
-
-
-def test_the_actors_of_a_detached_run_are_shown(make_run, tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", episodes=2)
-    assert actor_table(read_run(folder), named=False) == ""
-    idle = {"max_staleness": 29.0, "a complete episode waits for the trainers": 1.0, "<b>": 0.0}
-    rows = [
-        {"name": "maker-<1>", "busy_s": 90.0, "idle_s": idle, "groups": 48, "version": 3, "restarts": 1},
-        {"name": "trainer-0", "busy_s": 0.0, "idle_s": "what"},
-        *("no row", {"name": "x", "busy_s": "1"}, {"busy_s": float("inf")}),
-        *({"name": f"maker-{k}", "busy_s": 1.0} for k in range(300)),
-    ]
-    (folder / "actors.json").write_text(json.dumps({"actors": rows}))
-    table = actor_table(read_run(folder), named=False)
-    cells = re.findall(r"<td>(.*?)</td>", table.partition("</tr>\n<tr><td>trainer-0")[0])
-    why = "29.0 s max_staleness, 1.0 s a complete episode waits for the trainers"
-    assert cells == ["maker-&lt;1&gt;", "75%", "1 min 30 s", why, "48", "3", "1"]
-    assert table.count("<tr><td>") == 200
-    assert "102 more" in table
-    (folder / "actors.json").write_text('{"actors": 3}')
-    assert actor_table(read_run(folder), named=True) == ""

@@ -1,4 +1,4 @@
-"""What a reader sees first, what curves are called, and how large their labels are."""
+"""What curves are called, and how large their labels are."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import pytest
 
 from rlhf_report import build_report
 from rlhf_report.data import Run, read_run
-from rlhf_report.figures import FIGURES
-from rlhf_report.look import first_look
+from rlhf_report.figures import figures
 from rlhf_report.plots import _DPI, _SIZE_INCHES, STYLE, collect
 from rlhf_report.samples import SampleChoice
 
-REWARD, EVAL = (next(figure for figure in FIGURES if figure.name == name) for name in ("reward", "eval"))
+REWARD, EVAL = (next(figure for figure in figures() if figure.name == name) for name in ("reward", "eval"))
 PHONE_PIXELS = 350
 """What margins leave of 420."""
 
 
-def run_of(lines, before=(), rewards=("exact-match",), summary=None):
+def run_of(lines, before=(), rewards=("exact-match",)):
     return Run(
         path=Path("run"),
         name="run",
@@ -28,8 +27,7 @@ def run_of(lines, before=(), rewards=("exact-match",), summary=None):
         samples=SampleChoice(groups={}, total=0),
         config={"rewards": [{"name": name, "label": name} for name in rewards]},
         manifest={},
-        summary=summary or {},
-        performance={},
+        summary={},
     )
 
 
@@ -55,31 +53,6 @@ def test_the_held_out_score_is_called_as_on_its_card():
     assert labels(EVAL, run_of([{"step": 2, "eval/score": 0.5}], rewards=())) == ["score"]
     differs = [{"step": 2, "eval/score": 0.4, "eval/exact-match": 0.5}]
     assert labels(EVAL, run_of(differs)) == ["score", "exact-match"]
-
-
-@pytest.mark.parametrize(
-    ("line", "summary", "said"),
-    [
-        ({"reward/mean": 0.1}, {"status": "done", "eval_before": 0.25, "eval_after": 0.5}, "rose from 0.25 to 0.5"),
-        ({"reward/mean": 0.1}, {"status": "done", "eval_before": 0.25, "eval_after": 0.125}, "fell from 0.25 to 0.125"),
-        ({"reward/mean": 0.1}, {"status": "done"}, "Nothing was evaluated"),
-        ({"reward/mean": 0.1}, {"status": "failed"}, "ended as “failed”"),
-        ({"reward/mean": 0.1}, {"status": "running"}, "still running"),
-        ({"response/truncated_fraction": 0.5}, {"status": "done"}, "50% of the last answers were cut"),
-        ({"rollout/logprob_gap_max": 0.5}, {"status": "done"}, "differ by up to 0.5 nats"),
-    ],
-)
-def test_what_to_look_at_first(line, summary, said):
-    assert said in first_look(run_of([{"step": 1, **line}], summary=summary), {"eval"})
-
-
-def test_a_finding_leads_to_its_plot_where_it_is_drawn(tmp_path: Path, make_run):
-    folder = make_run(tmp_path / "run")
-    page = build_report([folder]).read_text()
-    first = page.partition("What to look at first")[2].partition("</ol>")[0]
-    for place in ("eval", "reward", "samples"):
-        assert f'href="#{place}"' in first and f'id="{place}"' in page
-    assert "href" not in first_look(run_of([{"step": 1, "reward/mean": 0.1}]), ())
 
 
 def test_titles_name_the_algorithm_and_the_folder(tmp_path: Path, make_run):

@@ -16,9 +16,8 @@ from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_report import build_report
-from rlhf_report.cards import cards
 from rlhf_report.data import read_run
-from rlhf_report.plots import Series, _add_legend, _draw_lines, _plain_log_label
+from rlhf_report.plots import Series, _add_legend, _draw_lines
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u2028&amp;"
 
@@ -62,16 +61,16 @@ def png_size(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", content[16:24])
 
 
-def test_one_run_has_all_plots_cards_and_samples(tmp_path: Path, make_run):
+def test_one_run_has_its_numbers_all_plots_and_samples(tmp_path: Path, make_run):
     folder = make_run(tmp_path / "run")
     page = build(folder)
     plots = {path.stem for path in folder.glob("plot-*.png")}
-    expected = "reward eval kl loss clip entropy value gradient length truncated logprob-gap time memory"
+    expected = "reward eval kl loss clip entropy value gradient length truncated logprob-gap time reward-calls memory"
     assert plots == {f"plot-{name}" for name in (*expected.split(), "throughput", "lr", "approx-kl")}
     assert all(width > 600 and height > 300 for width, height in map(png_size, folder.glob("plot-*.png")))
     assert len(page.tags("figure")) == len(plots)
     text = " ".join(page.text)
-    for shown in ("0.455 →", "0.923", "2 min 11 s", "483", "idle 6%", "11,250 tokens/s", "clip_eps: 0.2", "2.13.0"):
+    for shown in ("0.455", "0.923", "2 min 11 s", "clip_eps: 0.2", "2.13.0"):
         assert shown in text
     assert set(page.samples[0]["groups"]) == {"best", "worst", "random", "first", "last"}
     assert {sample["policy_version"] for sample in page.samples[0]["groups"]["first"]} == {0}
@@ -94,7 +93,6 @@ def test_the_evaluation_before_training_is_the_first_point_of_its_plot(tmp_path:
     assert (steps[0], values[0]) == (0, 0.455)
     assert len(steps) == 3
     assert run.series("reward/mean")[0][0] == 1
-    assert '<div class="value">40</div><div class="note">in 20 episodes' in cards(run)
 
 
 def test_a_score_before_training_alone_is_no_plot(tmp_path: Path):
@@ -142,7 +140,6 @@ def test_text_of_the_run_cannot_become_markup(tmp_path: Path, make_run):
     (folder / "config.yaml").write_text(json.dumps({"algorithm": {"name": EVIL}}))
     (folder / "summary.json").write_text(json.dumps({"status": EVIL}))
     (folder / "manifest.json").write_text(json.dumps({"command": [EVIL], "seed": EVIL}))
-    (folder / "performance.json").write_text(json.dumps({"time_share": {EVIL: 0.5}}))
     raw = build_report([folder]).read_text(encoding="utf-8")
     page = Page(raw)
     assert "<script>document.title" not in raw and "<img src=x" not in raw
@@ -229,15 +226,12 @@ def test_in_a_browser_chat_markup_is_shown_by_its_roles(tmp_path: Path, make_run
     assert shown.count('class="raw-button"') == 4
 
 
-@pytest.mark.parametrize(
-    ("limits", "labels"),
-    [
-        ((0.9, 1.7e3), ["1", "10", "100"]),
-        ((0.9, 40.0), ["1", "2", "5", "10", "20", "50"]),
-        ((1.5, 6.0), ["1", "2", "3"]),
-    ],
-)
-def test_a_logarithmic_axis_has_plain_numbers(limits, labels):
-    label = _plain_log_label(SimpleNamespace(get_ylim=lambda: limits))
-    found = [label(factor * 10.0**power) for power in range(3) for factor in (1, 2, 3, 5)]
-    assert [each for each in found if each][: len(labels)] == labels
+@pytest.mark.parametrize("highest", [1.7e3, 40.0, 6.0])
+def test_a_logarithmic_axis_has_plain_numbers(highest):
+    canvas = MatplotlibFigure()
+    axes = canvas.add_subplot()
+    _draw_lines(axes, [Series("norm", "#000", [0, 1], [0.9, highest])], log_scale=True)
+    canvas.draw_without_rendering()
+    labels = [text.get_text() for minor in (False, True) for text in axes.get_yticklabels(minor=minor)]
+    shown = [float(label.replace("\N{MINUS SIGN}", "-")) for label in labels if label]
+    assert len([value for value in shown if 0.9 <= value <= highest]) >= 2

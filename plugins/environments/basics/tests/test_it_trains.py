@@ -4,9 +4,9 @@ import json
 
 from rlhf_core import train
 from rlhf_core.config.load import load_run
-from rlhf_core.entry.quickstart import environment_quickstart
 from rlhf_core.plugins import load
 from rlhf_core.util import read_lines
+from rlhf_start.quickstart import environment_runs
 
 SMALL = (
     "train.episodes=1",
@@ -20,7 +20,7 @@ SMALL = (
 
 
 def test_games_are_played_and_written_down(tmp_path):
-    _, run = environment_quickstart(load("environments", "guess-number"))
+    _, run = environment_runs(load("environments", "guess-number"))
     train(load_run(run, SMALL), output=tmp_path / "run")
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert len(samples) == 10

@@ -138,6 +138,7 @@ def test_a_silent_server_is_left():
         ((200, {}, b'{"protocol":9,"scores":[1]}'), "protocol 9, this is 1"),
         (scores(1.0, 2.0), "2 scores for 1 samples"),
         ((200, {}, b" " * 5000), "longer than 4,096 bytes"),
+        ((200, {"Content-Encoding": "gzip"}, b"\x1f\x8b"), "compressed, which was not requested"),
     ],
 )
 def test_any_other_answer_is_an_error_at_once_that_hides_what_may_be_secret(answer, said):

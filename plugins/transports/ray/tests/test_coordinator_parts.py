@@ -63,8 +63,7 @@ class TestMakerRegistry:
         now[0] = 24
         registry.made("a", 3)
         (row,) = registry.describe({"a": 2}, {"a": 1})
-        assert row["idle_s"] == {"max_staleness": 3.0, "a complete episode waits for the trainers": 3.0}
-        assert (row["busy"], row["busy_s"], row["groups"], row["waiting"], row["making"]) == (0.75, 18.0, 3, 2, 1)
+        assert (row["busy"], row["groups"], row["waiting"], row["making"]) == (0.75, 3, 2, 1)
         registry.leave("later")
         registry.register("later", 2, "n")
         assert registry.is_leaving("later")
@@ -98,8 +97,6 @@ class TestTrainerRegistry:
             "doing": "trains",
             "for_s": 8.0,
             "busy": 0.75,
-            "busy_s": 9.0,
-            "waited_s": 3.0,
         }
         now[0] = 15
         assert registry.silent() == {"trainer-0": 11.0}

@@ -119,8 +119,6 @@ class TestRuns:
         assert result is not None and local is not None
         for ours, theirs in zip(result.metrics, local.metrics, strict=True):
             assert ours["loss/policy"] == pytest.approx(theirs["loss/policy"], abs=1e-5)
-        names = [row["name"] for row in json.loads((folder / "actors.json").read_text())["actors"]]
-        assert names == ["trainer-0", "maker-0", "maker-1"]
         cpus = ray.cluster_resources()["CPU"]
         wait_until(lambda: ray.available_resources().get("CPU") == cpus, "all room to be given back")
 
@@ -160,10 +158,6 @@ class TestRuns:
         run["train"]["episodes"] = lines[-1]["episode"] + 3
         assert train(run, output=folder, resume="auto") is not None
         check_samples(folder)
-        assert [row["name"] for row in json.loads((folder / "actors.json").read_text())["actors"]] == [
-            "trainer-0",
-            "maker-0",
-        ]
 
     @pytest.mark.slow
     def test_a_maker_that_leaves_gives_its_prompts_back_at_its_deadline(

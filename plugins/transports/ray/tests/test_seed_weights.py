@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.errors import DeadlineError, SyncError
-from rlhf_core.rollout.weight_sync import Checksum, ModuleReceiver, named_weights
+from rlhf_core.rollout.weight_sync import ModuleReceiver, named_weights
+from rlhf_ray.checksum import Checksum
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 
 

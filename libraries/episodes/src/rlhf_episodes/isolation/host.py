@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from rlhf_core.distributed.child_process import default_memory_limit_bytes
+from rlhf_containment.processes.child import default_memory_limit_bytes
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins.recipe import Recipe
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlhf_core.distributed.child_process import START_SECONDS, ChildProcess
+from rlhf_containment.processes.child import START_SECONDS, ChildProcess
 from rlhf_core.errors import DeadlineError, PluginError
 from rlhf_core.util.bounded_thread import BoundedThread
 from rlhf_core.util.printable import printable

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .critic import Critic
-    from .detached import DetachedPPOTrainer, DetachedPPOTrainerBase
-    from .online_trainer import OLTrainer
-    from .trainer import PPOTrainer
+    from .seed_trainer.base import OLTrainer
+    from .seed_trainer.detached import DetachedPPOTrainer, DetachedPPOTrainerBase
+    from .seed_trainer.trainer import PPOTrainer
 
 __all__ = ["Critic", "DetachedPPOTrainer", "DetachedPPOTrainerBase", "OLTrainer", "PPOTrainer"]
 
 _HOMES = {
     "Critic": "critic",
-    "DetachedPPOTrainer": "detached",
-    "DetachedPPOTrainerBase": "detached",
-    "OLTrainer": "online_trainer",
-    "PPOTrainer": "trainer",
+    "DetachedPPOTrainer": "seed_trainer.detached",
+    "DetachedPPOTrainerBase": "seed_trainer.detached",
+    "OLTrainer": "seed_trainer.base",
+    "PPOTrainer": "seed_trainer.trainer",
 }
 
 
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
     """Import a class at first access, so that listing plugins loads neither torch nor ray."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HOMES[name] == "detached" and (find_spec("rlhf_ray") is None or find_spec("ray") is None):
+    if _HOMES[name].endswith("detached") and (find_spec("rlhf_ray") is None or find_spec("ray") is None):
         raise ImportError(f"{name} needs rlhf-ray, which is not installed: pip install 'rlhf-ppo[ray]'")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 

@@ -1,7 +1,5 @@
-"""`rlhf plan`: what a run will need, estimated before a weight is loaded."""
+"""`rlhf plan`: what a run will need, estimated before a weight is loaded; and the hook that measures a run."""
 
-from .estimate import Plan, plan_run
-from .layouts import Layout
-from .work import ProcessPlan
+import lazy_loader
 
-__all__ = ["Layout", "Plan", "ProcessPlan", "plan_run"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

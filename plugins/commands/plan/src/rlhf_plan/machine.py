@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING
 
-from rlhf_core.loggers import known_peak
+from .performance import known_peak
 
 if TYPE_CHECKING:
     import torch

@@ -26,9 +26,6 @@ class Run:
     """The run file without secrets."""
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
-    performance: Mapping[str, Any]
-    actors: Sequence[Any] = ()
-    """Each actor of a detached run, as `actors.json` describes it."""
     before: Mapping[str, Any] = field(default_factory=dict)
     """The evaluation before training, as a line of step 0."""
 
@@ -57,7 +54,6 @@ def read_run(path: Path) -> Run:
     folder = RunFolder.read(Path(path))
     summary = known_values(folder.read_json(folder.summary))
     before = summary.get("eval_before")
-    actors = known_values(folder.read_json(folder.path / "actors.json")).get("actors")
     start: list[Mapping[str, Any]] = [{"step": 0, "eval/score": before}] if is_number(before) else []
     return Run(
         path=folder.path,
@@ -67,8 +63,6 @@ def read_run(path: Path) -> Run:
         config=redact_mapping(folder.read_config()),
         manifest=folder.read_json(folder.manifest),
         summary=summary,
-        performance=known_values(folder.read_json(folder.performance)),
-        actors=actors if isinstance(actors, list) else (),
         before=known_line({**folder.read_json(folder.evaluation_before), "step": 0}) or {},
     )
 

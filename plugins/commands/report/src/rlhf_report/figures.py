@@ -1,4 +1,4 @@
-"""Table of a report's plots and their metrics; a new plot is one line."""
+"""The plots of a report and their metrics, from the table `assets/figures.yaml`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import cache
+from importlib.resources import files
+
+import yaml
 
 _SET_SCORE = re.compile(r"eval/([A-Za-z0-9][\w.-]*)/score")
 _MAX_SETS = 16
@@ -18,15 +22,14 @@ class Figure:
     name: str
     title: str
     caption: str
-    keys: tuple[str, ...]
-    without: tuple[str, ...] = ()
+    keys: Sequence[str]
+    without: Sequence[str] = ()
     unit: str = ""
-    stacked: bool = False
     log_scale: bool = False
     from_zero: bool = False
     """Whether the axis starts at zero: for counts, shares and sizes."""
     even_if_zero: bool = False
-    """Whether it is drawn where every value is zero, too: that a reward is never given has to be seen."""
+    """Whether it is drawn if every value is zero, too: that a reward is never given has to be seen."""
     scale: float = 1.0
     """Values are multiplied by it."""
 
@@ -38,155 +41,24 @@ class Figure:
         return [key for key in chosen if not any(fnmatch(key, pattern) for pattern in self.without)]
 
 
-FIGURES: tuple[Figure, ...] = (
-    Figure(
-        name="reward",
-        title="Reward",
-        caption="Mean over the samples of the episode: the weighted score, and each reward that is not all of it.",
-        keys=("reward/mean", "reward/*"),
-        without=(
-            "reward/std",
-            "reward/*_std",
-            "reward/min",
-            "reward/max",
-            "reward/*fraction*",
-            "reward/score_*",
-            "reward/normali*",
-        ),
-        even_if_zero=True,
-    ),
-    Figure(
-        name="eval",
-        title="Held-out evaluation",
-        caption="On prompts kept from training; step 0 is before it; shaded: 95% interval over the prompts.",
-        even_if_zero=True,
-        keys=("eval/score", "eval/*"),
-        without=(
-            *("*num_prompts", "*num_scored", "*length_mean", "*truncated_fraction", "*_low", "*_high", "*@*"),
-            *("eval/environment/*", "eval/response/*", "eval/sampled/environment/*", "eval/sampled/response/*"),
-        ),
-    ),
-    Figure(
-        name="eval-samples",
-        title="Several answers to each held-out prompt",
-        caption="avg: mean score; pass: one of them is right; maj: score of the most frequent one.",
-        keys=("eval/avg@*", "eval/maj@*", "eval/pass@*"),
-        without=("*_low", "*_high"),
-    ),
-    Figure(
-        name="kl",
-        title="KL to the reference",
-        caption="How far the policy has moved.",
-        keys=("kl/mean", "kl/*"),
-        without=("kl/coef*", "kl/per_sample"),
-        unit="nats",
-    ),
-    Figure(
-        name="approx-kl",
-        title="Policy change",
-        caption="KL of the policy being trained to the one that sampled.",
-        keys=("policy/approx_kl",),
-        unit="nats",
-    ),
-    Figure(name="loss", title="Losses", caption="As optimised, over the global batch.", keys=("loss/*",)),
-    Figure(
-        name="clip",
-        title="Clip fraction",
-        caption="Share of tokens whose probability ratio left the trust region.",
-        keys=("policy/*clip*fraction*", "policy/clip_fraction", "value/clip_fraction"),
-        from_zero=True,
-    ),
-    Figure(
-        name="entropy",
-        title="Policy entropy",
-        caption="Per token; a fall to zero means that exploration ended.",
-        keys=("policy/entropy",),
-        unit="nats",
-    ),
-    Figure(
-        name="value",
-        title="Value explained variance",
-        caption="1: the critic foresees the return; 0: no better than its mean.",
-        keys=("value/explained_variance",),
-    ),
-    Figure(
-        name="gradient",
-        title="Gradient norm",
-        caption="Before clipping.",
-        keys=("*grad_norm*",),
-        log_scale=True,
-    ),
-    Figure(name="lr", title="Learning rate", caption="As scheduled.", keys=("*/lr",), from_zero=True),
-    Figure(
-        name="length",
-        title="Response length",
-        caption="Tokens per answer, the end token included.",
-        keys=("response/length*",),
-        unit="tokens",
-        from_zero=True,
-    ),
-    Figure(
-        name="truncated",
-        title="Truncated answers",
-        caption="Share of answers that the token limit cut.",
-        keys=("response/truncated_fraction",),
-        from_zero=True,
-    ),
-    Figure(
-        name="staleness",
-        title="Staleness",
-        caption="Policy versions between sampling and training.",
-        keys=("staleness/*",),
-        unit="versions",
-        from_zero=True,
-    ),
-    Figure(
-        name="logprob-gap",
-        title="Log-prob gap",
-        caption="Trainer against engine on the same tokens; should be rounding error.",
-        keys=("rollout/logprob_gap*",),
-        unit="nats",
-        log_scale=True,
-    ),
-    Figure(
-        name="throughput",
-        title="Throughput",
-        caption="Tokens sampled and trained on per second of their phase.",
-        keys=("tokens_per_second/*",),
-        unit="tokens/s",
-        from_zero=True,
-    ),
-    Figure(
-        name="time",
-        title="Time by phase",
-        caption="Seconds of each episode.",
-        keys=("time/rollout_s", "time/reward_s", "time/train_s", "time/sync_s", "time/*_s"),
-        unit="s",
-        stacked=True,
-    ),
-    Figure(
-        name="memory",
-        title="Peak memory",
-        caption="Of the trainer.",
-        keys=("memory/peak_bytes",),
-        unit="MiB",
-        scale=1 / 2**20,
-        from_zero=True,
-    ),
-)
+@cache
+def figures() -> Sequence[Figure]:
+    """The table of plots."""
+    table = (files(__package__) / "assets" / "figures.yaml").read_text(encoding="utf-8")
+    return [Figure(**each) for each in yaml.safe_load(table)]
 
 
 def figures_for(keys: Sequence[str]) -> list[Figure]:
-    """The plots of runs with these metrics: `FIGURES`, and one for each named evaluation set."""
+    """The plots of runs with these metrics: those of the table, and one for each named evaluation set."""
     found = dict.fromkeys(match[1] for key in keys if (match := _SET_SCORE.fullmatch(key)) and match[1] != "sampled")
     sets = list(found)[:_MAX_SETS]
-    figures: list[Figure] = []
-    for figure in FIGURES:
+    chosen: list[Figure] = []
+    for figure in figures():
         own = replace(figure, without=(*figure.without, *(f"eval/{name}/*" for name in sets)))
-        figures.append(own if figure.name == "eval" else figure)
+        chosen.append(own if figure.name == "eval" else figure)
         if figure.name == "eval-samples":
-            figures += [_set_figure(name) for name in sets]
-    return figures
+            chosen += [_set_figure(name) for name in sets]
+    return chosen
 
 
 def _set_figure(name: str) -> Figure:

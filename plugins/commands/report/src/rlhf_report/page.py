@@ -21,11 +21,9 @@ import yaml
 
 from rlhf_core.runfolder import sample_card_script
 
-from .cards import bars, cards, facts, status_class
 from .data import Run
 from .figures import figures_for
-from .look import first_look
-from .tables import actor_table, comparison, reward_table
+from .table import run_table
 
 
 def render(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:
@@ -35,12 +33,9 @@ def render(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:
     title = _title(runs)
     parts = [
         _header(runs, title),
-        comparison(runs) if len(runs) > 1 else first_look(runs[0], plots) + cards(runs[0]),
+        run_table(runs),
         _plots(runs, plots),
         _samples(runs) if has_samples else "",
-        "".join(bars(run, named=len(runs) > 1) for run in runs),
-        "".join(actor_table(run, named=len(runs) > 1) for run in runs),
-        "".join(reward_table(run, named=len(runs) > 1) for run in runs),
         _settings(runs),
     ]
     made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
@@ -81,8 +76,7 @@ def _asset(name: str) -> str:
 def _title(runs: Sequence[Run]) -> str:
     """The algorithm and the folder's name; of several runs their names."""
     if len(runs) == 1:
-        algorithm = runs[0].config.get("algorithm")
-        name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
+        name = _option(runs[0], "algorithm", "name")
         return f"{str(name).upper()} run: {runs[0].name}" if name else runs[0].name
     names = [run.name for run in runs]
     return f"{' and '.join(names)} compared" if len(runs) == 2 else f"{len(runs)} runs compared"
@@ -92,11 +86,29 @@ def _header(runs: Sequence[Run], title: str) -> str:
     badge = ""
     if len(runs) == 1:
         status = str(runs[0].summary.get("status", "unfinished"))
-        badge = f'<span class="badge {status_class(status)}">{escape(status)}</span>'
-        subtitle = " · ".join(facts(runs[0]))
+        kind = {"done": "done", "failed": "failed", "rolled-back-and-failed": "failed"}.get(status, "open")
+        badge = f'<span class="badge {kind}">{escape(status)}</span>'
+        subtitle = " · ".join(_facts(runs[0]))
     else:
         subtitle = ", ".join(run.name for run in runs)
     return f'<header><h1>{escape(title)}</h1>{badge}<p class="facts">{escape(subtitle)}</p></header>\n'
+
+
+def _facts(run: Run) -> list[str]:
+    """Facts for the line under the title."""
+    known = [
+        ("", _option(run, "algorithm", "name")),
+        ("model ", _option(run, "model", "path")),
+        ("strategy ", _option(run, "strategy", "name")),
+        ("transport ", _option(run, "transport", "name")),
+        ("seed ", run.manifest.get("seed")),
+    ]
+    return [f"{label}{value}" for label, value in known if value is not None]
+
+
+def _option(run: Run, section: str, name: str) -> Any:
+    found = run.config.get(section)
+    return found.get(name) if isinstance(found, Mapping) else None
 
 
 def _plots(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,7 +74,7 @@ def draw(runs: Sequence[Run]) -> dict[str, bytes]:
         series = collect(figure, runs)
         begun = any(any(each.steps) for each in series)
         if begun and (figure.even_if_zero or any(any(each.values) for each in series)):
-            drawn[figure.name] = _png(figure, series, stacked=figure.stacked and len(runs) == 1)
+            drawn[figure.name] = _png(figure, series)
     return drawn
 
 
@@ -137,7 +137,7 @@ def _short(key: str, figure: Figure) -> str:
     return short.removesuffix("_s") if figure.unit == "s" else short
 
 
-def _png(figure: Figure, series: Sequence[Series], *, stacked: bool) -> bytes:
+def _png(figure: Figure, series: Sequence[Series]) -> bytes:
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -146,28 +146,13 @@ def _png(figure: Figure, series: Sequence[Series], *, stacked: bool) -> bytes:
         canvas = Canvas(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(canvas)
         axes = canvas.add_subplot()
-        if stacked and all(each.steps == series[0].steps for each in series):
-            _draw_stacked(axes, series)
-        else:
-            _draw_lines(axes, series, log_scale=figure.log_scale)
+        _draw_lines(axes, series, log_scale=figure.log_scale)
         _label(axes, figure, series)
         if len(series) > 1:
             _add_legend(axes, len(series), most_width=_LEGEND_SHARE * canvas.bbox.width)
         buffer = io.BytesIO()
         canvas.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def _plain_log_label(axes: Axes) -> Callable[[float, float], str]:
-    """Labels of a logarithmic axis: its powers of ten, and more where it spans few of them."""
-
-    def label(value: float, _: float = 0.0) -> str:
-        low, high = axes.get_ylim()
-        mantissa = value / 10 ** math.floor(math.log10(value) + 1e-9)
-        shown = high < 10 * low or round(mantissa, 6) in ((1, 2, 5) if high < 100 * low else (1,))
-        return f"{value:g}" if shown else ""
-
-    return label
 
 
 def _draw_lines(axes: Axes, series: Sequence[Series], *, log_scale: bool) -> None:
@@ -185,22 +170,11 @@ def _draw_lines(axes: Axes, series: Sequence[Series], *, log_scale: bool) -> Non
         look: dict[str, Any] = {"linewidth": width, "alpha": 0.5 if covered else 1.0, "zorder": order}
         axes.plot(steps, values, color=color, label=label, marker=marker, markersize=4 + 2 * covered, **look)
     if log_scale and all(value > 0 for each in series for value in each.values):
+        from matplotlib.ticker import LogFormatter
+
         axes.set_yscale("log")
-        for at in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            at(_plain_log_label(axes))  # matplotlib's own are formulas, which are not read here
-
-
-def _draw_stacked(axes: Axes, series: Sequence[Series]) -> None:
-    steps = series[0].steps
-    if len(steps) == 1:
-        bottom = 0.0
-        for each in series:
-            axes.bar(steps, each.values, bottom=bottom, color=each.color, label=each.label, width=0.4)
-            bottom += each.values[0]
-        return
-    colors, labels = [each.color for each in series], [each.label for each in series]
-    axes.stackplot(steps, *[each.values for each in series], colors=colors, labels=labels, alpha=0.85)
-    axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(LogFormatter())  # the default is a formula, which is not parsed here
+        axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
 
 
 def _label(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:

@@ -25,8 +25,8 @@ from .lockstep import LockstepBatch, LockstepModel
 from .paths import Path, choose_path
 from .prefixes import PrefixStore
 from .prepack import PackedLinears
-from .rows import Row, StopRule, make_rows
-from .sampler import Decoder, Sampler
+from .rows import Decoder, Row, StopRule, make_rows
+from .sampler import Sampler
 from .slot_model import SlotModel
 from .slots import SlotBatch
 
@@ -127,7 +127,7 @@ class HfEngine:
         return self._batch(rows)
 
     def _decoder(self, sampling: SamplingParams) -> Decoder:
-        return Decoder(Sampler(self._seed, sampling), StopRule(self._eos_ids, sampling.stop, self._tokenizer))
+        return Sampler(self._seed, sampling, StopRule(self._eos_ids, sampling.stop, self._tokenizer))
 
     def _batch(self, rows: list[Row], *, goes_on: bool = False) -> SlotBatch | LockstepBatch:
         """`goes_on`: others may join these rows."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from rlhf_core.protocols import Asked
 from rlhf_core.types import GenerationRequest, SamplingParams
 
-from .rows import Row, make_rows
-from .sampler import Decoder
+from .rows import Decoder, Row, make_rows
 
 if TYPE_CHECKING:
     from .lockstep import LockstepBatch

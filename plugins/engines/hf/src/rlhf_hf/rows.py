@@ -6,15 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rlhf_core.errors import DataError
 from rlhf_core.types import Completion, FinishReason, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-    from .sampler import Decoder
+
+class Decoder(Protocol):
+    """Samples and ends the rows with the same sampling parameters."""
+
+    def draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
+        """Append one token to each row. `logits` [n, V]."""
+
+    def reason(self, row: Row) -> FinishReason | None:
+        """Why `row` ends with its last token; None if it continues."""
 
 
 @dataclass(slots=True, eq=False)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlhf_core.errors import DivergenceError
 from rlhf_core.functional import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
-from rlhf_core.types import SamplingParams
+from rlhf_core.types import FinishReason, SamplingParams
 
-from .rows import Row, StopRule
+from .rows import Decoder, Row, StopRule
 
 NOISE_TOKENS = 256
 """Tokens for which a row draws noise at once: many cost hardly more than one."""
 
 
 class Sampler:
-    """The noise behind token t of a row depends on (seed, sample_id, branch, offset + t) only."""
+    """A `Decoder`. The noise behind token t of a row depends on (seed, sample_id, branch, offset + t) only."""
 
-    def __init__(self, seed: int, sampling: SamplingParams) -> None:
+    def __init__(self, seed: int, sampling: SamplingParams, stop: StopRule) -> None:
         self._seed = seed
         self._sampling = sampling
+        self._stop = stop
 
     def draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
         """Append one token to each row. `logits` [n, V]. All rows have their own temperature, or none has.
@@ -45,6 +45,10 @@ class Sampler:
             row.logprobs.append(log_prob)
             if support is not None:
                 row.support_ids.append([kept for kept in support[index] if kept >= 0])
+
+    def reason(self, row: Row) -> FinishReason | None:
+        """Why `row` ends with its last token; None if it continues."""
+        return self._stop.reason(row)
 
     def _sample(self, logits: Tensor, rows: Sequence[Row]) -> SampledTokens:
         self._draw_noise([row for row in rows if len(row.noise) == len(row.token_ids)])
@@ -70,14 +74,6 @@ class Sampler:
             row.noise.extend(block)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decoder:
-    """Sampler and stop rule of all rows with the same sampling parameters; rows of others may be beside them."""
-
-    sampler: Sampler
-    stop: StopRule
-
-
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[Row]:
     """Append one token to each row, and return those that end with it. `logits` [n, V].
 
@@ -88,12 +84,12 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[Row]:
         alike.setdefault((row.decoder, row.temperature is None), []).append(place)
     for (decoder, _), places in alike.items():
         if len(alike) == 1:
-            decoder.sampler.draw(logits, rows)
+            decoder.draw(logits, rows)
             break
-        decoder.sampler.draw(logits[torch.tensor(places, device=logits.device)], [rows[place] for place in places])
+        decoder.draw(logits[torch.tensor(places, device=logits.device)], [rows[place] for place in places])
     finished = []
     for row in rows:
-        row.finish_reason = row.decoder.stop.reason(row)
+        row.finish_reason = row.decoder.reason(row)
         if row.finish_reason is not None:
             finished.append(row)
     return finished

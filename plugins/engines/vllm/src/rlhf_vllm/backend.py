@@ -1,10 +1,14 @@
-"""vLLM in this process: samples, and takes new weights in place."""
+"""vLLM in this process: samples, and takes new weights in place.
+
+In flight, weights are identified by the number of loads so far. vLLM keeps the keys and values of running requests when
+weights change, and cannot drop cached prefixes meanwhile. A salt keeps those of older weights from later requests.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +16,7 @@ from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason, SamplingParams
 from rlhf_core.util import write_tensors
 
-from .flight import Between, Job, fly
+from .jobs import Between, Job
 from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm, scratch_folder
 
 if TYPE_CHECKING:
@@ -58,7 +62,7 @@ class VllmBackend:
     ) -> Generator[Completion, None, None]:
         """Yield completions as they finish, labelled with policy `version`. Closing the iterator drops the rest."""
         self._wake()
-        waiting = {f"{job.sample_id}-{job.branch}": job for job in jobs}
+        waiting = {job.name: job for job in jobs}
         try:
             for name, job in waiting.items():
                 self._engine.add_request(
@@ -95,38 +99,37 @@ class VllmBackend:
             cleanup_dist_env_and_memory()
 
     def generate_in_flight(self, between: Between) -> Iterator[Completion]:
-        """See `fly`; `update` may be called in `between`."""
-        return fly(self, between)
+        """Answer what `between` returns before each step, until there is nothing. `update` may be called in `between`.
 
-    def hold(self) -> None:
-        """Nothing is computed between two steps: `update` may be called in `between`."""
-
-    @contextmanager
-    def flying(self) -> Iterator[None]:
-        """Context of a generation in which `update` may be called: memory is given back at its end only."""
+        `policy_versions` of a completion are the numbers of loads, one per token.
+        """
+        growing: dict[str, _Growing] = {}
         self._wake()
-        sleeps, self._sleeps = self._sleeps, False
+        sleeps, self._sleeps = self._sleeps, False  # memory is given back only at the end
         try:
-            yield
+            while True:
+                joining, num_loads = between(bool(growing))
+                for job, sampling in joining:
+                    params = self._sampling_params(job, sampling)
+                    params.output_kind = self._vllm.sampling_params.RequestOutputKind.DELTA
+                    prompt = {"prompt_token_ids": list(job.prompt_ids), "cache_salt": str(num_loads)}
+                    self._engine.add_request(job.name, prompt, params)
+                    growing[job.name] = _Growing(job, sampling)
+                if not growing:
+                    return
+                for output in self._engine.step():
+                    each = growing[output.request_id]
+                    each.take(output, num_loads)
+                    if output.finished:
+                        del growing[output.request_id]
+                        yield completion_of(each.job, each, each.sampling, each.loads[0], tuple(each.loads))
         finally:
+            self._engine.abort_request([*growing])
             self._sleeps = sleeps
             self._sleep()
 
-    def add(self, job: Job, sampling: SamplingParams, *, salt: str) -> str:
-        """Begin an answer that `step` tells of as it grows; returns its name. Prefixes are shared within a salt."""
-        name, params = f"{job.sample_id}-{job.branch}", self._sampling_params(job, sampling)
-        params.output_kind = self._vllm.sampling_params.RequestOutputKind.DELTA
-        self._engine.add_request(name, {"prompt_token_ids": list(job.prompt_ids), "cache_salt": salt}, params)
-        return name
-
-    def step(self) -> Sequence[Any]:
-        """Decode one token of each answer; vLLM's outputs, each with what is new."""
-        outputs: Sequence[Any] = self._engine.step()
-        return outputs
-
-    def abort(self, names: Sequence[str]) -> None:
-        """Drop these answers."""
-        self._engine.abort_request(list(names))
+    def hold(self) -> None:
+        """Do nothing: nothing is computed between two steps, so `update` may be called in `between`."""
 
     def _sampling_params(self, job: Job, sampling: SamplingParams) -> Any:
         chosen = {} if sampling.greedy else {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": job.seed}
@@ -154,6 +157,32 @@ class VllmBackend:
         if self._sleeps:
             self._engine.sleep(level=self._sleep_level)
             self._asleep = ("weights", "kv_cache")
+
+
+@dataclass(slots=True)
+class _Growing:
+    """An answer whose tokens come step by step; at its end it has the form of a request of vLLM and of its output."""
+
+    job: Job
+    sampling: SamplingParams
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    loads: list[int] = field(default_factory=list)
+    finish_reason: Any = None
+    num_cached_tokens: int = 0
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        return (self,)
+
+    def take(self, request: Any, num_loads: int) -> None:
+        """Take what a step brought."""
+        (output,) = request.outputs
+        self.loads += [num_loads] * len(output.token_ids)
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.finish_reason = output.finish_reason
+        self.num_cached_tokens = request.num_cached_tokens or 0
 
 
 def _named(shards: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

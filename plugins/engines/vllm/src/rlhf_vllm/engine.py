@@ -18,7 +18,7 @@ from rlhf_core.util import derive_seed, group_into_shards
 
 from .backend import VllmBackend
 from .config import VllmEngineConfig, truncation_problem
-from .flight import Job
+from .jobs import Job
 from .process import VllmProcess
 from .start import WHERE, Settings, described
 

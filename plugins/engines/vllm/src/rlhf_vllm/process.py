@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
@@ -20,7 +21,7 @@ from rlhf_core.errors import ConfigError, DeadlineError, EngineLostError
 from rlhf_core.types import Completion, SamplingParams
 from rlhf_core.util import write_tensors
 
-from .flight import Between, Job, ProcessFlight
+from .jobs import Between, Job
 from .start import WHERE, Settings, scratch_folder
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 END_SECONDS = 10.0
 """How long the process may take to exit by itself."""
+_LOOK_SECONDS = 0.01
+"""How long the next completion is waited for before the caller is asked again what joins."""
 
 
 class VllmProcess:
@@ -40,7 +43,9 @@ class VllmProcess:
 
     def __init__(self, settings: Settings) -> None:
         self._config = settings.config
-        self._flight: ProcessFlight | None = None
+        self._in_flight = False
+        self._early: deque[Completion] = deque()
+        """Completions that came while it was held."""
         self._connection, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
@@ -81,17 +86,54 @@ class VllmProcess:
             raise
 
     def generate_in_flight(self, between: Between) -> Iterator[Completion]:
-        """See `fly`; `hold` and `update` may be called in `between`."""
-        self._flight = ProcessFlight(self, self._config.answer_timeout_seconds)
+        """See `VllmBackend.generate_in_flight`; `hold` and `update` may be called in `between`.
+
+        Raises what the process reports, `EngineLostError`, or `DeadlineError`.
+        """
+        self._in_flight, num_open, since = True, 0, 0.0
         try:
-            yield from self._flight.completions(between)
+            self.send(("fly",))
+            while True:
+                joining, num_loads = between(num_open > 0)
+                if joining:
+                    since = since if num_open else time.monotonic()
+                    self.send(("add", joining, num_loads))
+                    num_open += len(joining)
+                if not num_open:
+                    break
+                if arrived := self._arrived(since):
+                    num_open, since = num_open - len(arrived), time.monotonic()
+                    yield from arrived
+            self.send(("land",))
+            self.receive("the end of a generation", self._config.answer_timeout_seconds)
+        except BaseException:
+            self.close()  # leftover messages would be read as the next call's
+            raise
         finally:
-            self._flight = None
+            self._in_flight = False
 
     def hold(self) -> None:
-        """Have a generation in flight wait for a call of `update`."""
-        if self._flight is not None:
-            self._flight.hold()
+        """Have a generation in flight wait after its current step for a call of `update`, after which it continues."""
+        seconds = self._config.answer_timeout_seconds
+        if self._in_flight:
+            self.send(("hold",))
+            while (received := self.receive("vLLM to end a step", seconds))[0] != "held":
+                self._early.append(received[1])
+
+    def _arrived(self, since: float) -> list[Completion]:
+        """Completions that are here or come shortly. `since`: when the last one came, or the first request was sent."""
+        seconds = self._config.answer_timeout_seconds
+        if not self._early and self._connection.poll(_LOOK_SECONDS):
+            self._early.append(self.receive("the next completion", seconds)[1])
+        if not self._early and time.monotonic() - since > seconds:
+            raise DeadlineError(
+                f"waited {seconds:g} s for the next completion",
+                where=WHERE,
+                hint="raise engine.answer_timeout_seconds if it is only slow",
+            )
+        arrived = [*self._early]
+        self._early.clear()
+        return arrived
 
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
         """See `VllmBackend.update`. Only one shard is in shared memory at a time; a failure ends the process."""
@@ -118,10 +160,6 @@ class VllmProcess:
             self._process.kill()
             self._process.wait()
         self._scratch.cleanup()
-
-    def has_message(self, seconds: float) -> bool:
-        """Whether one comes, or the connection ends, within so many seconds."""
-        return self._connection.poll(seconds)
 
     def send(self, message: Any) -> None:
         """Send a message. Raises like `receive` where the process is gone."""

@@ -19,7 +19,7 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.types import SamplingParams
 
 from .backend import VllmBackend
-from .flight import Job, Joining, fly
+from .jobs import Job, Joining
 from .start import WHERE, described
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _answer(backend: VllmBackend, connection: Connection, message: tuple[Any, ..
                     connection.recv()
                     break
     elif kind == "fly":
-        for completion in fly(backend, Joins(backend, connection)):
+        for completion in backend.generate_in_flight(Joins(backend, connection)):
             connection.send(("completion", completion))
     elif kind == "update":
         backend.update(_shards(connection))
@@ -67,7 +67,7 @@ def _answer(backend: VllmBackend, connection: Connection, message: tuple[Any, ..
 
 
 class Joins:
-    """Reads what `ProcessFlight` sends between two steps."""
+    """Reads what `VllmProcess.generate_in_flight` sends between two steps."""
 
     def __init__(self, backend: VllmBackend, connection: Connection) -> None:
         self._backend = backend

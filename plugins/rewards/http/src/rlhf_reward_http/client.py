@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-import zlib
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,11 +22,6 @@ from .protocol import CONTENT_TYPE, ProtocolError, decode_response, encode_reque
 
 _AGAIN = frozenset({429, 502, 503, 504})
 """Statuses of a server, or of what stands before it, that is busy or away."""
-ACCEPTED = "gzip, deflate"
-"""Value of the header Accept-Encoding."""
-_KNOWN = frozenset({"gzip", "x-gzip", "deflate"})
-_ANY_HEADER = 32 + zlib.MAX_WBITS
-"""zlib's way to say: a gzip or a zlib header."""
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 5.0
 
@@ -103,7 +97,7 @@ class HttpReward:
 
     def _headers(self) -> dict[str, str]:
         authorization = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
-        asked = {"Accept": CONTENT_TYPE, "Accept-Encoding": ACCEPTED}
+        asked = {"Accept": CONTENT_TYPE, "Accept-Encoding": "identity"}
         return {"Content-Type": CONTENT_TYPE, **asked, **authorization}
 
     def _said(self, response: httpx.Response, content: bytes) -> str:
@@ -147,50 +141,17 @@ class HttpReward:
             raise RemoteScorerError(f"{self._shown}: its response is none: {error}") from None
 
     async def _read(self, response: httpx.Response) -> bytes:
-        try:
-            unfolder = Unfolder(response.headers.get("Content-Encoding", ""), self._config.max_response_bytes)
-            async for chunk in response.aiter_raw():
-                unfolder.add(chunk)
-            return unfolder.finish()
-        except UnfoldingError as error:
-            raise RemoteScorerError(f"{self._shown}: its response {error}") from None
-
-
-class UnfoldingError(ValueError):
-    """The bytes are not what their encoding says, or too many."""
-
-
-class Unfolder:
-    """A compressed answer, piece by piece, with a bound on `content`: a few bytes can stand for gigabytes."""
-
-    def __init__(self, encoding: str, max_bytes: int) -> None:
-        """`encoding`: of the header, empty where there is none. Raises `UnfoldingError` for one that is not read."""
-        name = encoding.strip().lower()
-        if name not in (*_KNOWN, "", "identity"):
-            raise UnfoldingError(f'its content encoding "{encoding[:40]}" is none of {ACCEPTED}')
-        self.content = bytearray()
-        self._name = name
-        self._max_bytes = max_bytes
-        self._stream = zlib.decompressobj(_ANY_HEADER) if name in _KNOWN else None
-
-    def add(self, piece: bytes) -> None:
-        """Take the next bytes of the answer; what follows its end is dropped. Raises `UnfoldingError`."""
-        if self._stream is not None:
-            if self._stream.eof:
-                return  # zlib would keep it, however much comes
-            try:
-                piece = self._stream.decompress(piece, self._max_bytes - len(self.content) + 1)
-            except zlib.error as error:
-                raise UnfoldingError(f"is not {self._name}: {error}") from None
-        self.content += piece[: self._max_bytes - len(self.content) + 1]
-        if len(self.content) > self._max_bytes:
-            raise UnfoldingError(f"is longer than {self._max_bytes:,} bytes")
-
-    def finish(self) -> bytes:
-        """The whole answer. Raises `UnfoldingError` where its end is missing."""
-        if self._stream is not None and not self._stream.eof:
-            raise UnfoldingError(f"is not {self._name}: its end is missing")
-        return bytes(self.content)
+        """The body, within bounds. A compressed one is refused: a few bytes can stand for gigabytes."""
+        if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+            raise RemoteScorerError(f"{self._shown}: its response is compressed, which was not requested")
+        content = bytearray()
+        async for chunk in response.aiter_raw():
+            content += chunk
+            if len(content) > self._config.max_response_bytes:
+                raise RemoteScorerError(
+                    f"{self._shown}: its response is longer than {self._config.max_response_bytes:,} bytes"
+                )
+        return bytes(content)
 
 
 def _transport_text(error: httpx.TransportError) -> str:

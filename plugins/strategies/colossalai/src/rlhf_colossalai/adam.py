@@ -76,36 +76,9 @@ class RunHybridAdam(HybridAdam):  # type: ignore[misc]  # ColossalAI has no type
         self._div_scale = div_scale
         super().step(closure, div_scale)
 
-    def torch_adam_update(
-        self,
-        data: Tensor,
-        grad: Tensor,
-        exp_avg: Tensor,
-        exp_avg_sq: Tensor,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        bias_correction1: float,
-        bias_correction2: float,
-        use_adamw: bool = False,
-    ) -> None:
+    def torch_adam_update(self, data: Tensor, grad: Tensor, *state: Any, **options: Any) -> None:
         wide = grad.to(data.dtype)
-        super().torch_adam_update(
-            data,
-            wide / self._div_scale if self._div_scale > 0 else wide,
-            exp_avg,
-            exp_avg_sq,
-            lr,
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            bias_correction1,
-            bias_correction2,
-            use_adamw,
-        )
+        super().torch_adam_update(data, wide / self._div_scale if self._div_scale > 0 else wide, *state, **options)
 
 
 # GeminiOptimizer compares types with this set; a subclass has to be named in it.

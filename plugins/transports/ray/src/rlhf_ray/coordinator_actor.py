@@ -83,6 +83,7 @@ class Coordinator:
         self._era = 0
         self._over = False
         self._interrupted = False
+        self._checkpoint_requested = False
         self._handed: tuple[int, TakenEpisode] | None = None
         self._arrived: dict[int, float] = {}
         self._times = PhaseTimes()
@@ -277,6 +278,11 @@ class Coordinator:
     async def interrupted(self) -> bool:
         return self._interrupted
 
+    async def take_checkpoint_request(self) -> bool:
+        """Whether the driver has requested a checkpoint since the last call."""
+        requested, self._checkpoint_requested = self._checkpoint_requested, False
+        return requested
+
     # Called for hooks and logs by all actors, and by the driver.
 
     async def report(self, sender: str, number: int, event: Event | LogLine) -> None:
@@ -325,6 +331,10 @@ class Coordinator:
 
     async def interrupt(self) -> None:
         self._interrupted = True
+
+    async def request_checkpoint(self) -> None:
+        """Have the run write a checkpoint at the end of this episode."""
+        self._checkpoint_requested = True
 
     async def finish(self) -> None:
         """End the run's work: makers get no more."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from rlhf_core.rollout import EvaluationRow
@@ -133,8 +133,7 @@ class _Maker:
     idle_s: float = 0.0
     """Since `take_idle_fraction`."""
     busy_total_s: float = 0.0
-    idle_total_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Reason -> seconds without work."""
+    idle_total_s: float = 0.0
     num_groups: int = 0
     version: int | None = None
 
@@ -198,9 +197,7 @@ class MakerRegistry:
     def waits(self, name: str, why: str) -> None:
         """The maker has no work yet: why."""
         if name in self._makers:
-            maker = self._makers[name]
-            self._count(maker, self._clock())
-            maker.why = why
+            self._makers[name].why = why
 
     def made(self, name: str, num_groups: int) -> None:
         """The maker has handed in groups."""
@@ -245,7 +242,7 @@ class MakerRegistry:
         rows: list[Mapping[str, Any]] = []
         for name, maker in sorted(self._makers.items()):
             self._count(maker, now)
-            total = maker.busy_total_s + sum(maker.idle_total_s.values())
+            total = maker.busy_total_s + maker.idle_total_s
             rows.append(
                 {
                     "name": name,
@@ -256,8 +253,6 @@ class MakerRegistry:
                     "version": maker.version,
                     "leaving": name in self._leaving,
                     "busy": round(maker.busy_total_s / total, 4) if total else 0.0,
-                    "busy_s": round(maker.busy_total_s, 1),
-                    "idle_s": {why: round(seconds, 1) for why, seconds in maker.idle_total_s.items() if seconds},
                     "groups": maker.num_groups,
                     "making": owed.get(name, 0),
                     "waiting": waiting.get(name, 0),
@@ -272,12 +267,7 @@ class MakerRegistry:
             maker.busy_total_s += spent
         else:
             maker.idle_s += spent
-            maker.idle_total_s[_kind(maker.why)] += spent
-
-
-def _kind(why: str) -> str:
-    """The reason without what changes from episode to episode, so that times add up."""
-    return why.partition(":")[0]
+            maker.idle_total_s += spent
 
 
 def _describe(work: Work | None) -> str:
@@ -337,8 +327,6 @@ class TrainerRegistry:
                 "doing": trainer.doing,
                 "for_s": round(now - trainer.since, 1),
                 "busy": round(busy, 4),
-                "busy_s": round(total - waited, 1),
-                "waited_s": round(waited, 1),
             }
         return rows
 

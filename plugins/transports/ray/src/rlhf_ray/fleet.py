@@ -22,7 +22,6 @@ from rlhf_core.util import printable
 from .actors import Actors, Maker, Placement, lacking
 from .calls import ActorLostError, ask, error_of, explain, is_lost
 from .cluster import cluster_address, draining_nodes
-from .draining import request_checkpoint
 from .messages import Overview
 from .scale_request import ScaleAnswer, ScaleRequest, ScaleRequests
 
@@ -61,7 +60,6 @@ class Fleet:
     def __init__(self, actors: Actors, folder: Path, *, nodes_may_go: bool) -> None:
         """nodes_may_go: look for nodes that are being drained; a Ray of the run's own has one node, which stays."""
         self._actors = actors
-        self._folder = folder
         self._requests = ScaleRequests(folder)
         self._requests.clear()
         self.target = actors.num_makers
@@ -78,8 +76,8 @@ class Fleet:
         self._ended: set[Any] = set()
         """References to the results of those whose loop has ended."""
         self._nodes_at = 0.0 if nodes_may_go else float("inf")
-        self._saved_at: int | None = None
-        """Version at which a checkpoint was asked for, since a trainer's node is being drained."""
+        self._saves = False
+        """Whether checkpoints were requested, since a trainer's node is being drained."""
 
     @property
     def waiting_for_room(self) -> list[str]:
@@ -221,23 +219,18 @@ class Fleet:
             for maker in [each for each in self._actors.makers if nodes.get(each.id) == node]:
                 self._leave(maker, now + room, f"its node is being drained, and goes in {room:.0f} s at the latest")
             if trainers := [trainer.name for trainer in self._actors.trainers if trainer.node == node]:
-                self._save(", ".join(trainers), view.version)
+                self._save(", ".join(trainers))
 
-    def _save(self, trainers: str, version: int) -> None:
-        """Ask for a checkpoint at the end of this episode, once in each: with the node of a trainer the run ends."""
-        if version == self._saved_at:
-            return
-        if self._saved_at is None:
+    def _save(self, trainers: str) -> None:
+        """Request a checkpoint at the end of each episode: with a trainer's node the run ends."""
+        if not self._saves:
+            self._saves = True
             logger.error(
                 "the node of %s is being drained: with it the run ends, and --resume auto goes on from its last "
                 "checkpoint; until then each episode writes one",
                 trainers,
             )
-        self._saved_at = version
-        try:
-            request_checkpoint(self._folder)
-        except OSError as error:
-            logger.error("a checkpoint cannot be asked for: %s", error)
+        self._actors.coordinator.request_checkpoint.remote()
 
     def _give_up_one(self, maker: Maker, why: str) -> None:
         """An added maker that does not come up costs nobody anything."""

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from rlhf_core.errors import DeadlineError, SyncError
 from rlhf_core.protocols import WeightReceiver
-from rlhf_core.rollout import Checksum, ModuleReceiver, named_weights, verify_weights
+from rlhf_core.rollout import ModuleReceiver, named_weights, verify_weights
 
+from .checksum import Checksum
 from .wire import LoraScales, check_lora_scales
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class StagedWeights:
     def commit(self, version: int, checksums: Mapping[str, str] | None = None, *, sender: str = "") -> None:
         """Complete the version: check it, then swap it in, now or at the end of the current batch.
 
-        checksums: role -> checksum of what was sent (`rlhf_core.rollout.weight_sync.Checksum`); names all roles of
+        checksums: role -> checksum of what was sent (`Checksum`); names all roles of
             the version.
         Raises `SyncError` and keeps the live weights when anything is missing, unknown or different.
         """

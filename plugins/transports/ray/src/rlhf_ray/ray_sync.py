@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.models import next_token_logits
-from rlhf_core.rollout import Checksum
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.util import group_into_shards
 
 from .calls import NamedActors, ask
+from .checksum import Checksum
 from .config import RayConfig
 from .messages import Canary
 from .sending import Links, Sending

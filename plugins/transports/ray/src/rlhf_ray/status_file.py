@@ -1,7 +1,4 @@
-"""Files of a running detached run, in its folder: `ray.json`, for `rlhf ray status`, `scale` and `stop`.
-
-`actors.json` stays, for the report.
-"""
+"""`ray.json`, in the folder of a running detached run: for `rlhf ray status`, `scale` and `stop`."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import os
 import signal
 import socket
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,60 +28,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlhf.ray")
 
 _STATUS = "ray.json"
-_KEPT = "actors.json"
 _WRITE_SECONDS = 1.0
-_KEEP_SECONDS = 10.0
 Row = Mapping[str, Any]
-"""An actor, with what it does and did: for `ray.json`, the report and Ray's metrics."""
+"""An actor, with what it does and did: for `ray.json` and Ray's metrics."""
 
 
-class ActorRows:
-    """The newest rows; also of makers that are gone, for the report."""
+def maker_rows(view: Overview, actors: Actors, fleet: Fleet) -> list[Row]:
+    """A row for each maker that runs, starts or leaves."""
+    known = {str(row["name"]): row for row in view.makers}
+    rows: list[Row] = [
+        {**_bare(maker.id, "loads its models"), **known.get(maker.id, {}), "restarts": maker.attempt}
+        for maker in actors.makers
+    ]
+    for maker in fleet.leaving:
+        needed = view.owned.get(maker.id, 0)
+        bare = _bare(maker.id, f"has left; {needed} of its groups wait to be trained on")
+        rows.append({**bare, **known.get(maker.id, {}), "restarts": maker.attempt, "leaving": True})
+    return [*rows, *(_bare(name, "waits for room in the cluster") for name in fleet.waiting_for_room)]
 
-    def __init__(self) -> None:
-        self.makers: list[Row] = []
-        """Rows of those that are there, come or leave."""
-        self.trainers: list[Row] = []
-        self._ever: dict[str, Row] = {}
-        """Id of a maker -> its last row; one that was started anew has several ids."""
-        self._restarts: dict[str, int] = {}
 
-    def update(self, view: Overview, actors: Actors, fleet: Fleet) -> None:
-        """Take in the newest state."""
-        known = {str(row["name"]): row for row in view.makers}
-        self._ever |= known
-        self._restarts |= {maker.name: maker.attempt for maker in (*actors.makers, *fleet.leaving)}
-        rows = [
-            {**_bare(maker.id, "loads its models"), **known.get(maker.id, {}), "restarts": maker.attempt}
-            for maker in actors.makers
-        ]
-        for maker in fleet.leaving:
-            needed = view.owned.get(maker.id, 0)
-            bare = _bare(maker.id, f"has left; {needed} of its groups wait to be trained on")
-            rows.append({**bare, **known.get(maker.id, {}), "restarts": maker.attempt, "leaving": True})
-        self.makers = [*rows, *(_bare(name, "waits for room in the cluster") for name in fleet.waiting_for_room)]
-        self.trainers = [
-            {"name": t.name, "pid": t.pid, "node": t.node, **view.trainers.get(t.name, {})} for t in actors.trainers
-        ]
-
-    def over_the_run(self) -> list[dict[str, Any]]:
-        """A row for each actor that there ever was: where its time went, what it made, how often it was restarted."""
-        makers: dict[str, dict[str, Any]] = {}
-        for name, row in self._ever.items():
-            base = name.partition(".")[0]
-            sums = makers.setdefault(base, {"busy_s": 0.0, "groups": 0, "idle_s": defaultdict(float)})
-            sums["busy_s"] += row["busy_s"]
-            sums["groups"] += row["groups"]
-            sums["version"] = row["version"]
-            for why, seconds in row["idle_s"].items():
-                sums["idle_s"][why] += seconds
-        rows = [{"name": name, **sums, "restarts": self._restarts.get(name, 0)} for name, sums in makers.items()]
-        trainers: list[dict[str, Any]] = [
-            {"name": row["name"], "busy_s": row["busy_s"], "idle_s": {"waits for samples": row["waited_s"]}}
-            for row in self.trainers
-            if "busy_s" in row
-        ]
-        return [*trainers, *sorted(rows, key=lambda row: (len(row["name"]), row["name"]))]
+def trainer_rows(view: Overview, actors: Actors) -> list[Row]:
+    """A row for each trainer."""
+    return [{"name": t.name, "pid": t.pid, "node": t.node, **view.trainers.get(t.name, {})} for t in actors.trainers]
 
 
 def _bare(name: str, doing: str) -> dict[str, Any]:
@@ -111,14 +75,13 @@ class StatusFile:
             "namespace": namespace,
             "started": time.time(),
         }
-        self._written = self._kept = float("-inf")
-        self.rows = ActorRows()
+        self._written = float("-inf")
 
-    def write(self, view: Overview, actors: Actors, fleet: Fleet) -> bool:
-        """Take in and write the newest state; False where the last write is recent."""
-        self.rows.update(view, actors, fleet)
+    def write(self, view: Overview, actors: Actors, fleet: Fleet) -> list[Row]:
+        """Write the newest state; returns the rows of the actors, none if the last write is recent."""
         if time.monotonic() - self._written < _WRITE_SECONDS:
-            return False
+            return []
+        trainers, makers = trainer_rows(view, actors), maker_rows(view, actors, fleet)
         state = {
             "version": view.version,
             "progress": view.progress,
@@ -126,19 +89,12 @@ class StatusFile:
             "queue": view.queue,
             "sync_seconds": view.sync_seconds,
             "scaling": None if fleet.answer is None else fleet.answer.model_dump(),
-            "trainers": self.rows.trainers,
-            "makers": self.rows.makers,
+            "trainers": trainers,
+            "makers": makers,
         }
         write_json(self._path, {**self._fixed, "updated": time.time(), **state})
         self._written = time.monotonic()
-        if time.monotonic() - self._kept >= _KEEP_SECONDS:
-            self.keep()
-        return True
-
-    def keep(self) -> None:
-        """Write what stays when the run has ended."""
-        write_json(self._path.with_name(_KEPT), {"actors": self.rows.over_the_run()})
-        self._kept = time.monotonic()
+        return [*trainers, *makers]
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)

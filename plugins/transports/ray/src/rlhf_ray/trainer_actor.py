@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
+from rlhf_core.hookspecs import Action, Moment, hookimpl
 from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
 from rlhf_core.rollout import (
@@ -72,12 +73,11 @@ class TrainerActor:
             if strategy.is_main:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
-            session = TrainerSession(
-                run,
-                RunFolder(Path(self._context.spec.folder)),
-                parts=self._parts(run, prompts),
-                hooks=self._context.hooks("trainer") if strategy.is_main else HookRelay(),
-            )
+            hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
+            if strategy.is_main:
+                hooks.register(DrainingCheckpoints(self._coordinator), name="ray draining")
+            folder = RunFolder(Path(self._context.spec.folder))
+            session = TrainerSession(run, folder, parts=self._parts(run, prompts), hooks=hooks)
             return session.fit(None if resume is None else Path(resume))
 
     def _parts(self, run: TrainerParts, prompts: PromptStream) -> SessionParts:
@@ -97,6 +97,19 @@ class TrainerActor:
             interrupted=lambda: strategy.is_main and bool(ask(self._coordinator, "interrupted")),
             states=channel,
         )
+
+
+class DrainingCheckpoints:
+    """Decides for a checkpoint of each episode while the node of a trainer is being drained."""
+
+    def __init__(self, coordinator: Any) -> None:
+        self._coordinator = coordinator
+
+    @hookimpl
+    def rlhf_decide(self, moment: Moment) -> list[Action]:
+        if moment.at != "episode" or not ask(self._coordinator, "take_checkpoint_request"):
+            return []
+        return [Action(kind="checkpoint", by="ray", reason="the node of a trainer is being drained")]
 
 
 class RayChannel:

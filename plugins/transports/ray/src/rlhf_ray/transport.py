@@ -96,15 +96,13 @@ class Supervisor:
             # Replay the actors' last events; the coordinator itself may be gone.
             with suppress(DeadlineError, ActorLostError):
                 self._look(0.0)
-            self._status.keep()
 
     def _look(self, wait_seconds: float) -> Overview:
         actors = self._actors
         view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
         replay(view.events, self._hooks)
-        if self._status.write(view, actors, self._fleet):
-            rows = self._status.rows
-            self._metrics.export(view, [*rows.trainers, *rows.makers], self._fleet.target)
+        if rows := self._status.write(view, actors, self._fleet):
+            self._metrics.export(view, rows, self._fleet.target)
         return view
 
     def _pass_interrupt_on(self) -> None:

@@ -1,0 +1,101 @@
+"""The caller `isolate`: a reward in its own processes, so that one that hangs, leaks or crashes is ended and replaced.
+
+Samples are sent pickled; what comes back is JSON, since a reward that is fed hostile answers may write anything.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.errors import RewardError
+from rlhf_core.rewards.calling import Ask, Call, Outcome, RewardCaller, RewardSpec
+from rlhf_core.rewards.threads import DeadlinePassed
+from rlhf_core.rewards.values import BadScore, RewardFault
+from rlhf_core.types import Rollout
+
+from ..processes.asked import AskedProcess, ProcessFault, ProcessLost, TooSlow
+from ..processes.pool import PoolClosed, ProcessPool
+from .attribution import score_alone
+from .messages import read_answer
+
+
+class LostReward(RewardFault):
+    """The process of a call ended, or was ended because it took too much memory."""
+
+
+class IsolatedCalls(RewardCaller):
+    """Calls a reward in worker processes, one process for each call at a time.
+
+    If a call passes its deadline or its process ends, the answers at fault are found by scoring each one alone.
+    """
+
+    def __init__(self, spec: RewardSpec, folder: Path | None) -> None:
+        """Raises `RewardError` if the reward cannot be sent to another process."""
+        try:
+            self._recipe = pickle.dumps(spec.recipe or partial(_itself, spec.function))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise RewardError(
+                f"{spec.plugin} cannot be run in its own process: {error}",
+                where=f'reward "{spec.name}"',
+                hint="define it at the top of a module, or isolate: false",
+            ) from error
+        self._timeout_seconds = spec.call_options.timeout_seconds
+        limit = spec.call_options.memory_limit_bytes
+        self._pool = ProcessPool(partial(AskedProcess, "rlhf_containment.rewards.worker", memory_limit_bytes=limit))
+
+    def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[float | BadScore]:
+        try:
+            request = pickle.dumps(list(rollouts))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise RewardFault(f"cannot be sent these samples: {error}") from error
+        worker = self._take()
+        try:
+            answer = self._answer(worker.ask, request, timeout_seconds, count=len(rollouts))
+        except BaseException:
+            self._pool.end(worker)
+            raise
+        self._pool.keep(worker)
+        return answer
+
+    def single_out(self, rollouts: Sequence[Rollout], fault: RewardFault, ask: Ask) -> list[Outcome] | None:
+        if len(rollouts) < 2 or not isinstance(fault, DeadlinePassed | LostReward):
+            return None
+        return score_alone(ask, self._prepare, rollouts, fault, self._timeout_seconds)
+
+    def _prepare(self) -> None:
+        self._pool.keep(self._take())
+
+    def _take(self) -> AskedProcess:
+        """A process that has built the reward. Raises `RewardFault`, or `OSError` if the system starts no process."""
+        try:
+            worker, is_new = self._pool.take()
+        except PoolClosed:
+            raise RewardFault("is closed: the run is ending") from None
+        if is_new:
+            try:
+                self._answer(worker.start, self._recipe, count=0)
+            except BaseException:
+                self._pool.end(worker)
+                raise
+        return worker
+
+    def _answer(self, ask: Callable[..., bytes], *request: Any, count: int) -> list[float | BadScore]:
+        try:
+            return read_answer(ask(*request), count)
+        except TooSlow as fault:
+            raise DeadlinePassed(str(fault)) from None
+        except ProcessLost as fault:
+            raise LostReward(str(fault)) from None
+        except ProcessFault as fault:
+            raise RewardFault(str(fault)) from None
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    return function

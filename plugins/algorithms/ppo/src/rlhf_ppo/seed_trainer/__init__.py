@@ -1,0 +1,1 @@
+"""ColossalChat's trainer classes: `PPOTrainer` in `trainer.py`, `DetachedPPOTrainer` in `detached.py`."""

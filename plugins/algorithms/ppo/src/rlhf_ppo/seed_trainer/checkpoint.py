@@ -1,0 +1,135 @@
+"""What a `PPOTrainer` writes: checkpoints (`save_dir/step-N/`, whole or not at all), and logs in `log_dir`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.components import LoggerContext
+from rlhf_core.errors import CheckpointError, UserInputError
+from rlhf_core.hooks import HookRelay
+from rlhf_core.loggers import open_logger
+from rlhf_core.models import is_lora, write_model_config
+from rlhf_core.runfolder import (
+    CheckpointStore,
+    MetricsWriter,
+    RunState,
+    find_damage,
+    load_channel_state,
+    load_run_state,
+    save_run_state,
+)
+from rlhf_core.training import EpisodeRecord
+from rlhf_core.util import read_lines, stored_dtype
+
+from .parts import TrainerContext
+from .saving import save_actor
+
+_KEEP_ALL = 1 << 30
+_METRICS = "metrics.jsonl"
+_WITH_ADAPTER = "policy-with-adapter"
+"""Folder of a LoRA policy to resume from, base and adapter separate; in `policy` they are merged."""
+
+
+class TrainerCheckpoints:
+    """Writes and reads the state of a trainer. Every call is collective."""
+
+    def __init__(
+        self,
+        folder: Path,
+        context: TrainerContext,
+    ) -> None:
+        self._folder = folder
+        self._store = CheckpointStore(folder, keep=_KEEP_ALL)
+        self._strategy = context.strategy
+        self._tokenizer = context.tokenizer
+        self._policy = context.trained["policy"].model
+        self._is_lora = is_lora(context.strategy.unwrap(self._policy))
+        name = _WITH_ADAPTER if self._is_lora else "policy"
+        self._trained = {name if role == "policy" else role: each for role, each in context.trained.items()}
+        """By the name of its folder: `policy` is what transformers loads."""
+
+    def save(self, state: RunState, progress: Mapping[str, Any]) -> Path:
+        """Write `step-<state.step>`; `progress` is the position of the loaders. Returns the folder."""
+        partial = self._folder / f".partial-step-{state.step}"
+        self._strategy.run_on_main(lambda: _discard(self._store.begin(state.step)))
+        try:
+            save_run_state(partial, state, progress, self._trained, self._strategy)
+            if self._is_lora:
+                save_actor(self._strategy, self._policy, partial / "policy")
+            self._strategy.run_on_main(lambda: self._complete_policy(partial / "policy"))
+        except BaseException:
+            if self._strategy.is_main:
+                self._store.abandon(state.step)
+            raise
+        self._strategy.run_on_main(lambda: _discard(self._store.commit(state.step)))
+        return self._folder / f"step-{state.step}"
+
+    def load(self, path: Path | None) -> tuple[RunState, dict[str, Any]]:
+        """Restore models, optimizers and schedulers from `path`, or from the newest complete checkpoint. Raises
+        `CheckpointError` when there is none or it is damaged."""
+        chosen = path if path is not None else self._store.newest()
+        if chosen is None:
+            raise CheckpointError("holds no checkpoint", where=str(self._folder), hint="is save_interval above 0?")
+        if problem := find_damage(chosen):
+            raise CheckpointError(problem, where=str(chosen), hint="load an older step-N")
+        return load_run_state(chosen, self._trained, self._strategy), load_channel_state(chosen) or {}
+
+    def _complete_policy(self, folder: Path) -> None:
+        """Write config and tokenizer beside the policy's weights, so that transformers can load the folder."""
+        policy: Any = self._strategy.unwrap(self._policy)
+        if not self._is_lora:
+            write_model_config(policy, stored_dtype(folder), folder)
+        self._tokenizer.save_pretrained(folder)
+
+
+def _discard(_: object) -> None:
+    """Callback that ignores its argument."""
+
+
+def open_record(
+    log_dir: str | Path | None, *, use_wandb: bool, is_main: bool, step: int, hooks: HookRelay, stack: ExitStack
+) -> EpisodeRecord:
+    """Open the record of a fit that continues after update `step`; `stack` closes it and unregisters its loggers.
+
+    Without `log_dir` (or away from rank 0) nothing is written. A `log_dir` that holds another fit's metrics gets a
+    subfolder for this one. Raises `UserInputError` where a logger's package is missing, or W&B has no folder.
+    """
+    if log_dir is None and use_wandb:
+        raise UserInputError("use_wandb needs a log_dir", where="PPOTrainer.fit", hint='log_dir="./logs"')
+    if log_dir is None or not is_main:
+        return EpisodeRecord(None, None, stack)
+    folder = _folder(Path(log_dir), step)
+    folder.mkdir(parents=True, exist_ok=True)
+    context = LoggerContext(run_folder=folder, run={})
+    names = [hooks.register(open_logger("tensorboard", context, {"folder": "."}), name="tensorboard")]
+    if use_wandb:
+        names.append(hooks.register(open_logger("wandb", context), name="wandb"))
+    for name in names:
+        stack.callback(hooks.unregister, name)
+
+    def on_line(line: dict[str, object]) -> None:
+        hooks.fire("metrics", line=line)
+
+    path = folder / _METRICS
+    if path.exists():
+        metrics = MetricsWriter.resume(path, step=step, on_line=on_line)
+    else:
+        metrics = MetricsWriter(path, step=step, on_line=on_line)
+    stack.enter_context(metrics)
+    return EpisodeRecord(metrics, None, stack)
+
+
+def _folder(log_dir: Path, step: int) -> Path:
+    """`log_dir`, unless it holds metrics that this fit does not continue; then `fit-2`, `fit-3`, … in it."""
+    candidates = (log_dir if number == 1 else log_dir / f"fit-{number}" for number in range(1, 1 << 20))
+    return next(folder for folder in candidates if _continues(folder / _METRICS, step))
+
+
+def _continues(path: Path, step: int) -> bool:
+    if not path.exists():
+        return True
+    steps = [int(line["step"]) for line in read_lines(path)]
+    return step > 0 and step in steps

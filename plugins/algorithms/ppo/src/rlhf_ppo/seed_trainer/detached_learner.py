@@ -1,0 +1,200 @@
+"""The learner of a detached PPO trainer: actor and critic behind one strategy. Does not import Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from rlhf_core.batching import split
+from rlhf_core.errors import UserInputError
+from rlhf_core.functional import masked_whiten
+from rlhf_core.models import disable_dropout
+from rlhf_core.rewards import RewardCombiner
+from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.training import Updater
+from rlhf_core.types import Experience
+from rlhf_strategies import make_adamw
+
+from ..algorithm import PPO
+from ..config import PPOConfig
+from .booster import BoosterAdapter
+from .role_strategies import RoleStrategies, check_strategy
+from .saving import save_actor, save_critic
+
+_WITH_HYBRID_ADAM = ("GeminiPlugin", "LowLevelZeroPlugin")
+_EPS = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerOptions:
+    """Options of AdamW, or of the strategy's replacement (HybridAdam under Gemini and LowLevelZero)."""
+
+    actor_lr: float
+    critic_lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float | None
+    """Used by a core strategy; a Booster's plugin clips by its own options."""
+
+    def lr(self, role: str) -> float:
+        return self.actor_lr if role == "policy" else self.critic_lr
+
+
+class DetachedLearner:
+    """Trains on batches of samples, sends out weights, saves. Every method but `num_parameters` is collective."""
+
+    def __init__(
+        self,
+        made: Any,
+        model_fn: Callable[[], tuple[nn.Module, nn.Module]],
+        config: PPOConfig,
+        optimizer: OptimizerOptions,
+        *,
+        micro_batch_tokens: int | None,
+    ) -> None:
+        """made: a strategy, which is joined here, or a ColossalAI Booster.
+
+        Raises `UserInputError` when it is neither, or when `model_fn` gives no (actor, critic).
+        """
+        check_strategy(made, where="strategy_fn", told="it returned")
+        self._config = config
+        self._micro_batch_tokens = micro_batch_tokens
+        if isinstance(made, Strategy):
+            made.setup()
+        with made.model_init_context() if isinstance(made, Strategy) else nullcontext():
+            models = _checked(model_fn())
+        self.strategy, self.trained = _prepare_roles(made, models, optimizer)
+        self.busy = threading.Lock()
+        """Held while weights change or are read."""
+        self._temperature: float | None = None
+        self._algorithm: PPO | None = None
+        self._updater: Updater | None = None
+
+    def step(self, experience: Experience, temperature: float) -> dict[str, float]:
+        """Make one update from this rank's batch and return its metrics; missing advantages are computed first.
+
+        They are whitened over the batches of all ranks, which form one update.
+
+        temperature: sampling temperature of the batch; log-probs are computed at it.
+        """
+        algorithm, updater = self._for_temperature(temperature)
+        with self.strategy.naming_lost_peers():
+            ready = self._with_advantages(algorithm, experience) if experience.advantages is None else experience
+            with self.busy:
+                return updater.update(split(ready))
+
+    def trained_names(self, role: str) -> frozenset[str]:
+        """Names of trainable parameters. Raises `UserInputError` when all are trainable, i.e. there is no adapter."""
+        parameters = dict(self.unwrapped(role).named_parameters())
+        trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
+        if len(trained) == len(parameters):
+            raise UserInputError(
+                f"update_lora_weights is set, but the {role} has no LoRA adapter: all of it is trained",
+                where="DetachedPPOTrainer",
+                hint="build it with peft.get_peft_model in model_fn (trainer and maker), or leave update_lora_weights",
+            )
+        return trained
+
+    def unwrapped(self, role: str) -> nn.Module:
+        """The role's model inside what the strategy wraps it in."""
+        return self.strategy.unwrap(self.trained[role].model)
+
+    def save(self, role: str, path: Path) -> None:
+        """The actor as a folder for transformers, LoRA merged; the critic as `Critic.from_pretrained` reads it."""
+        save = save_actor if role == "policy" else save_critic
+        with self.busy:
+            save(self.strategy, self.trained[role].model, path)
+
+    def save_optimizer(self, role: str, path: Path) -> None:
+        """The optimizer's state, under the names of the parameters."""
+        with self.busy:
+            self.strategy.save_optimizer(self.trained[role].optimizer, path)
+
+    @property
+    def num_parameters(self) -> dict[str, int]:
+        """Parameter count by role; where a strategy shards them, the count on this rank."""
+        return {role: sum(p.numel() for p in self.unwrapped(role).parameters()) for role in self.trained}
+
+    def _with_advantages(self, algorithm: PPO, experience: Experience) -> Experience:
+        """Sum rewards, apply the KL penalty at each sample's own coefficient, compute GAE, whiten. Collective."""
+        if not experience.rewards or experience.values is None:
+            missing = "values" if experience.rewards else "rewards"
+            raise UserInputError(
+                f"the samples carry no {missing}",
+                where="DetachedPPOTrainer",
+                hint="give the makers' model_fn a critic and a reward model",
+            )
+        combined = RewardCombiner(dict.fromkeys(experience.rewards, 1.0)).combine(experience.rewards)
+        estimated = algorithm.advantages(replace(experience, scores=combined.scores)).experience
+        assert estimated.advantages is not None
+        if not self._config.whiten_advantages:
+            return estimated
+        white = masked_whiten(estimated.advantages, estimated.action_mask, all_reduce=self.strategy.all_reduce)
+        return replace(estimated, advantages=white)
+
+    def _for_temperature(self, temperature: float) -> tuple[PPO, Updater]:
+        if self._algorithm is None or self._updater is None or temperature != self._temperature:
+            self._temperature = temperature
+            # Whitening spans all ranks; each holds only its part.
+            unwhitened = self._config.model_copy(update={"whiten_advantages": False})
+            self._algorithm = PPO(unwhitened, temperature=temperature)
+            self._updater = Updater(
+                self._algorithm, self.strategy, self.trained, micro_batch_tokens=self._micro_batch_tokens
+            )
+        return self._algorithm, self._updater
+
+
+def _checked(returned: Any) -> Mapping[str, nn.Module]:
+    is_pair = isinstance(returned, tuple | list) and len(returned) == 2
+    if not is_pair or not all(isinstance(model, nn.Module) for model in returned):
+        raise UserInputError(
+            "it must return (actor, critic)",
+            where="model_fn of the detached trainer",
+            hint="a transformers causal LM and rlhf_ppo.Critic.from_pretrained(actor), say",
+        )
+    return {"policy": returned[0], "critic": returned[1]}
+
+
+def _prepare_roles(
+    made: Any, models: Mapping[str, nn.Module], options: OptimizerOptions
+) -> tuple[Strategy, dict[str, Trained]]:
+    """Make optimizers for both models and wrap both; also returns the strategy that trains them."""
+    for model in models.values():
+        disable_dropout(model)
+        model.train()
+    if isinstance(made, Strategy):
+        return made, {role: _prepare(made, model, role, options) for role, model in models.items()}
+    trained = {role: _boost(made, model, role, options) for role, model in models.items()}
+    strategies = {role: BoosterAdapter(made, each.model, each.optimizer) for role, each in trained.items()}
+    return RoleStrategies(strategies, trained), trained
+
+
+def _prepare(strategy: Strategy, model: nn.Module, role: str, options: OptimizerOptions) -> Trained:
+    optimizer = strategy.make_optimizer(
+        _parameters(model), lr=options.lr(role), betas=options.betas, weight_decay=options.weight_decay
+    )
+    return strategy.prepare(model, optimizer, max_grad_norm=options.max_grad_norm)
+
+
+def _boost(booster: Any, model: nn.Module, role: str, options: OptimizerOptions) -> Trained:
+    parameters, lr, betas, decay = _parameters(model), options.lr(role), options.betas, options.weight_decay
+    optimizer: Optimizer
+    if {kind.__name__ for kind in type(booster.plugin).__mro__}.isdisjoint(_WITH_HYBRID_ADAM):
+        optimizer = make_adamw(parameters, lr, betas, _EPS, decay)
+    else:
+        hybrid_adam = import_module("colossalai.nn.optimizer").HybridAdam
+        optimizer = hybrid_adam(parameters, lr=lr, betas=betas, eps=_EPS, weight_decay=decay)
+    boosted, optimizer, *_ = booster.boost(model, optimizer=optimizer)
+    return Trained(boosted, optimizer, None)
+
+
+def _parameters(model: nn.Module) -> Iterable[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

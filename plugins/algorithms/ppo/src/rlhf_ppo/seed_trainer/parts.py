@@ -1,0 +1,191 @@
+"""Builds the core components of a `PPOTrainer` fit from the trainer's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from rlhf_core.components import EngineContext
+from rlhf_core.hooks import HookRelay
+from rlhf_core.models import GroupPasses, PassModels, adapter_off, is_lora
+from rlhf_core.plugins import load, resolve_build
+from rlhf_core.protocols import RolloutEngine, WeightSync
+from rlhf_core.rewards import RewardCombiner, RewardScorer
+from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
+from rlhf_core.runfolder import PhaseTimer
+from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.training import BatchPlan, PolicyPublisher, Updater, build_rollout_source
+from rlhf_core.types import Experience
+from rlhf_seed import NeuralReward, seed_reward
+
+from ..algorithm import PPO
+from .base import SampleBuffer
+from .loop import CollectedEpisodes, ExperienceSource, RandomBatches
+from .setup import Batching, Models, Rollouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerContext:
+    """Objects that live as long as the trainer."""
+
+    models: Models
+    batching: Batching
+    rollouts: Rollouts
+    tokenizer: PreTrainedTokenizerBase
+    trained: dict[str, Trained]
+    strategy: Strategy
+    algorithm: PPO
+    hooks: HookRelay
+
+
+class SeedMaker(PolicyExperienceMaker):
+    """The maker with the attribute that subclasses of the seed's trainer read."""
+
+    tokenizer: PreTrainedTokenizerBase
+    """The policy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Components that make experience; the fit's exit stack closes them."""
+
+    maker: SeedMaker
+    publisher: PolicyPublisher
+    scorer: RewardScorer
+    neural_reward: NeuralReward | None
+
+    def release_inference_models(self) -> None:
+        """Under `offload_inference_models`, move the neural reward off the device before training."""
+        if self.neural_reward is not None:
+            self.neural_reward.release()
+
+
+def build_updater(context: TrainerContext) -> Updater:
+    """An updater that makes one optimizer step from all given samples, in micro-batches of `train_batch_size`."""
+    size = context.batching.train_batch_size
+    return Updater(context.algorithm, context.strategy, context.trained, micro_batch_size=size)
+
+
+def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
+    """Build engine, rewards, reference and the maker that uses them; `stack` closes them."""
+    rollouts, strategy = context.rollouts, context.strategy
+    engine, sync = _engine(context)
+    stack.callback(engine.close)
+    offload = rollouts.offload_inference_models
+    reward = seed_reward(
+        context.models.reward,
+        strategy.device,
+        offload=offload,
+        seed=rollouts.seed,
+        where="PPOTrainer.reward_model",
+    )
+    scorer = RewardScorer([reward])
+    stack.callback(scorer.close)
+    maker = SeedMaker(
+        player=SingleAnswers(engine, context.tokenizer, rollouts.sampling),
+        samples_per_prompt=rollouts.samples_per_prompt,
+        scorer=scorer,
+        hooks=context.hooks,
+        passes=_passes(context),
+    )
+    maker.tokenizer = context.tokenizer
+    neural_reward = reward.function if isinstance(reward.function, NeuralReward) else None
+    return Generation(maker, PolicyPublisher(sync, context.hooks), scorer, neural_reward)
+
+
+def build_source(
+    context: TrainerContext,
+    generation: Generation,
+    *,
+    collect: Callable[[int], Experience],
+    buffer: SampleBuffer,
+    num_collect_steps: int,
+    num_update_steps: int,
+    timer: PhaseTimer,
+    on_episode: Callable[..., None],
+) -> ExperienceSource:
+    """Episodes collected by `collect`, cut into batches as the trainer's options say."""
+    batching, strategy = context.batching, context.strategy
+    channel = CollectedEpisodes(
+        collect,
+        buffer,
+        num_collect_steps=num_collect_steps,
+        take_times=generation.maker.take_times,
+        strategy=strategy,
+    )
+    size = batching.train_batch_size * strategy.world_size
+    plan = BatchPlan(size, num_update_steps, strategy.rank, strategy.world_size)
+    if batching.sample_buffer:
+        plan = RandomBatches(size, num_update_steps, strategy.rank, strategy.world_size, seed=context.rollouts.seed)
+    source = build_rollout_source(
+        channel,
+        context.algorithm,
+        RewardCombiner(generation.scorer.weights),
+        plan,
+        policy=context.models.actor,
+        place=strategy,
+        temperature=context.rollouts.sampling.temperature,
+        batch_tokens=None,
+        timer=timer,
+        version=lambda: generation.publisher.version,
+        on_episode=on_episode,
+    )
+    return ExperienceSource(
+        source,
+        accumulation_steps=batching.accumulation_steps,
+        num_passes=num_update_steps,
+        device=None if batching.buffer_cpu_offload else strategy.device,
+    )
+
+
+def _engine(context: TrainerContext) -> tuple[RolloutEngine, WeightSync]:
+    strategy, actor = context.strategy, context.models.actor
+    selected = load("engines", context.rollouts.engine)
+
+    def build(model: nn.Module) -> RolloutEngine:
+        engine_context = EngineContext(
+            model=model, tokenizer=context.tokenizer, device=strategy.device, seed=context.rollouts.seed
+        )
+        return cast(RolloutEngine, resolve_build(selected)(selected.component.config(), engine_context))
+
+    return build_engine_beside(strategy, actor, build=build, copy=lambda: _empty_copy(strategy.unwrap(actor)))
+
+
+def _empty_copy(model: nn.Module) -> nn.Module:
+    """A new model of the same architecture, to load weights into: a sharded model cannot be copied directly."""
+    adapted: Any = model
+    base = adapted.get_base_model() if is_lora(model) else adapted
+    copy: Any = AutoModelForCausalLM.from_config(base.config, dtype=next(model.parameters()).dtype)
+    copy.generation_config = deepcopy(base.generation_config)  # its EOS tokens
+    if is_lora(model):
+        from peft import get_peft_model
+
+        copy = get_peft_model(copy, next(iter(adapted.peft_config.values())))
+    return cast(nn.Module, copy)
+
+
+def _passes(context: TrainerContext) -> GroupPasses:
+    given, strategy = context.models, context.strategy
+    models = {"policy": given.actor} | ({} if given.critic is None else {"critic": given.critic})
+    around, offloaded = {}, set()
+    if "reference" in context.algorithm.roles:
+        if given.initial is None or given.initial is given.actor:
+            models["reference"] = given.actor
+            around["reference"] = partial(adapter_off, strategy.unwrap(given.actor))
+        else:
+            models["reference"] = reference = given.initial.eval().requires_grad_(False)
+            if not strategy.shards_parameters:
+                if context.rollouts.offload_inference_models:
+                    offloaded.add("reference")
+                else:
+                    reference.to(strategy.device)
+    temperature = context.rollouts.sampling.temperature
+    passes = PassModels(strategy, models, temperature=temperature, around=around, offloaded=offloaded)
+    return GroupPasses(strategy, context.algorithm.passes(passes))

@@ -1,0 +1,49 @@
+"""Saves a trained actor and critic as folders for `from_pretrained`. Collective; rank 0 writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from rlhf_core.models import is_lora, merged_weights, write_transformers_folder
+from rlhf_core.strategy import Strategy
+
+from ..critic import PEFT_PREFIX, Critic
+
+_SHARD_BYTES = 512 * 1024**2
+
+
+def save_actor(strategy: Strategy, model: nn.Module, path: Path) -> None:
+    """Write a folder for `AutoModelForCausalLM.from_pretrained`, any LoRA adapter merged; without a tokenizer."""
+    weights = _gather(strategy, model)
+    inner: Any = strategy.unwrap(model)
+
+    def write() -> None:
+        if is_lora(inner):
+            write_transformers_folder(inner.get_base_model(), merged_weights(inner, weights), path)
+        else:
+            write_transformers_folder(inner, weights, path)
+
+    strategy.run_on_main(write)
+
+
+def save_critic(strategy: Strategy, model: nn.Module, path: Path) -> None:
+    """Write a folder for `Critic.from_pretrained`, LoRA merged; any other value model is written for `load_model`."""
+    inner: Any = strategy.unwrap(model)
+    critic = inner.get_base_model() if is_lora(inner) else inner
+    if not isinstance(critic, Critic):
+        strategy.save_model(model, path)
+        return
+    weights = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in _gather(strategy, model).items()}
+    strategy.run_on_main(lambda: critic.save_pretrained(path, weights))
+
+
+def _gather(strategy: Strategy, model: nn.Module) -> dict[str, Tensor]:
+    """The full weights on rank 0, in CPU memory; empty on other ranks, which only take part in the gather."""
+    weights: dict[str, Tensor] = {}
+    for shard in strategy.state_dict_shards(model, _SHARD_BYTES):
+        if strategy.is_main:
+            weights.update({name: tensor.detach().cpu().clone() for name, tensor in shard.items()})
+    return weights

@@ -1,0 +1,392 @@
+"""`PPOTrainer`: PPO on models, optimizers and data loaders that the caller made, through the one training loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.batching import collate, split
+from rlhf_core.errors import RlhfError, UserInputError
+from rlhf_core.hooks import HookRelay
+from rlhf_core.hookspecs import FitInfo
+from rlhf_core.models import disable_dropout
+from rlhf_core.runfolder import RunState
+from rlhf_core.strategy import Trained
+from rlhf_core.training import EpisodeRecord, Estimated
+from rlhf_core.types import BufferItem, Experience, MadeEpisode
+from rlhf_seed import BatchReader, CycledLoader, adapt_callback, sampling_params, set_eos
+
+from ..algorithm import PPO
+from ..config import PPOConfig
+from ..pretraining import PretrainingLoader
+from .base import OLTrainer, SampleBuffer
+from .checkpoint import TrainerCheckpoints, open_record
+from .loop import TrainerLoop
+from .parts import TrainerContext, build_generation, build_source, build_updater
+from .setup import Batching, Models, Rollouts, check_numbers, check_tensor_parallel, config_of
+
+logger = logging.getLogger("rlhf")
+
+ROWS_PER_COLLECT_STEP = 1 << 20
+"""Sample ids reserved for one collect step, so that no two (step, rank, row) share an id."""
+
+
+class PPOTrainer(OLTrainer):
+    """ColossalChat's PPO trainer, with its parameters, methods and defaults.
+
+    Models, optimizers and schedulers come prepared (`strategy.prepare` or `booster.boost`); the boosters are what
+    prepared them, and may be one object. `reward_model` is a neural reward model, a function of rollouts or the name of
+    an installed reward. `initial_model` is the KL reference; None with a LoRA actor is the actor with its adapter off.
+
+    `train_batch_size` counts samples per trainer process and forward; `accumulation_steps` such batches, of one pass or
+    of several, make one optimizer step, with the loss normalised over all their tokens; those left at an episode's end
+    make a smaller step. `buffer_limit` counts an episode's samples on a process (0: no limit); beyond it the oldest are
+    dropped. `sample_buffer`: an update step draws one random batch instead of passing over the buffer in order.
+    `save_interval` counts optimizer steps.
+    `apply_loss_mask=False` divides each answer's loss by the longest answer possible instead of by real tokens.
+    `generate_kwargs`: `max_length` (prompt and response together), `max_new_tokens`, `temperature`, `top_k`, `top_p`,
+    `do_sample`, `stop`, `stop_token_ids`, `eos_token_id`.
+
+    Added here: `options`, the algorithm's options beyond the seed's parameters (contradicting those is an error);
+    `engine`, the rollout engine's name; `samples_per_prompt`; `seed` of all sampling.
+
+    A subclass may override `_before_fit`, `_make_experience`, `_training_step`, `_learn` and `_save_checkpoint`. They
+    find `actor`, `critic`, `actor_booster`, `critic_booster`, `actor_optim`, `critic_optim`, `actor_scheduler`,
+    `critic_scheduler`, `tokenizer`, `device`, `data_buffer`, `accumulation_steps`, `completes_update`,
+    `num_train_step`, and, during `fit`, `experience_maker`.
+    Dropout is off in actor and critic, as the importance ratio must compare the same function.
+    """
+
+    def __init__(
+        self,
+        actor_booster: Any,
+        critic_booster: Any,
+        actor: nn.Module,
+        critic: nn.Module,
+        reward_model: Any,
+        initial_model: nn.Module | None,
+        actor_optim: Optimizer,
+        critic_optim: Optimizer,
+        actor_lr_scheduler: LRScheduler | None,
+        critic_lr_scheduler: LRScheduler | None,
+        tokenizer: PreTrainedTokenizerBase,
+        kl_coef: float = 0.1,
+        ptx_coef: float = 0.9,
+        train_batch_size: int = 8,
+        buffer_limit: int = 0,
+        buffer_cpu_offload: bool = True,
+        eps_clip: float = 0.2,
+        vf_coef: float = 1.0,
+        value_clip: float = 0.2,
+        sample_buffer: bool = False,
+        dataloader_pin_memory: bool = True,
+        offload_inference_models: bool = True,
+        apply_loss_mask: bool = True,
+        accumulation_steps: int = 1,
+        save_interval: int = 0,
+        save_dir: str | None = None,
+        use_tp: bool = False,
+        coordinator: Any = None,
+        callbacks: list[Any] = [],  # noqa: B006 - the seed's default; it is only read
+        *,
+        options: PPOConfig | None = None,
+        engine: str = "hf",
+        samples_per_prompt: int = 1,
+        seed: int = 0,
+        **generate_kwargs: Any,
+    ) -> None:
+        config = config_of(
+            PPOConfig() if options is None else options,
+            {"kl_coef": kl_coef, "clip_eps": eps_clip, "vf_coef": vf_coef, "value_clip": value_clip},
+            ptx_coef=ptx_coef,
+            apply_loss_mask=apply_loss_mask,
+        )
+        models = Models(actor_booster, critic_booster, actor, critic, reward_model, initial_model)
+        trained = {
+            "policy": Trained(actor, actor_optim, actor_lr_scheduler),
+            "critic": Trained(critic, critic_optim, critic_lr_scheduler),
+        }
+        pin_memory = dataloader_pin_memory
+        batching = Batching(
+            train_batch_size, accumulation_steps, buffer_limit, buffer_cpu_offload, sample_buffer, pin_memory
+        )
+        sampling = sampling_params(generate_kwargs, tokenizer)
+        rollouts = Rollouts(sampling, engine, samples_per_prompt, seed, offload_inference_models)
+        check_numbers(batching, rollouts, save_interval, save_dir)
+        check_tensor_parallel(use_tp, actor_booster, critic_booster)
+        set_eos(actor, generate_kwargs.get("eos_token_id"))
+        data_buffer = SampleBuffer(train_batch_size, buffer_limit, seed=seed)
+        super().__init__(actor_booster, critic_booster, data_buffer, sample_buffer, dataloader_pin_memory, callbacks)
+        self._begin(models, trained, config, batching, rollouts, tokenizer)
+        self._save_interval = save_interval
+        self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
+        self.coordinator = coordinator
+        for callback in callbacks:
+            self._context.hooks.register(adapt_callback(callback))
+
+    def _begin(
+        self,
+        models: Models,
+        trained: dict[str, Trained],
+        config: PPOConfig,
+        batching: Batching,
+        rollouts: Rollouts,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        strategy = models.strategy(trained)
+        models.check(strategy, config.kl_coef)
+        pin_memory = batching.pin_memory and strategy.device.type == "cuda"
+        sampling = rollouts.sampling
+        longest = min(sampling.max_new_tokens, sampling.max_length or sampling.max_new_tokens)
+        self._context = TrainerContext(
+            models=models,
+            batching=batching,
+            rollouts=rollouts,
+            tokenizer=tokenizer,
+            trained=trained,
+            strategy=strategy,
+            algorithm=PPO(config, temperature=sampling.temperature, max_new_tokens=longest, pin_memory=pin_memory),
+            hooks=HookRelay(),
+        )
+        self._ptx_coef = config.ptx_coef
+        self.actor, self.actor_optim, self.actor_scheduler = trained["policy"]
+        self.critic, self.critic_optim, self.critic_scheduler = trained["critic"]
+        self.tokenizer = tokenizer
+        self.accumulation_steps = batching.accumulation_steps
+        self.device = strategy.device
+        self._reader = BatchReader(tokenizer, tokenizer, needs_mask=True)
+        self.num_train_step = 0
+        """Optimizer steps so far, over all fits and what came before a resume."""
+        self._version = 0
+        self._num_collected = 0
+        self._first_episode = 0
+        self._batches_before = {"prompt": 0, "pretrain": 0}
+        """Batches that were taken from the loaders before a resume."""
+        self._at_border = {"num_collected": 0, **self._batches_before}
+        """Positions of the loaders when the current episode began."""
+        self._save_is_due = False
+        self._pending: list[BufferItem] = []
+        """Samples of the batches since the last optimizer step."""
+        self._gap_version: int | None = None
+        self._wall_before_s = 0.0
+        self._started = time.perf_counter()
+        self._fit = ExitStack()
+
+    def fit(
+        self,
+        num_episodes: int,
+        num_collect_steps: int,
+        num_update_steps: int,
+        prompt_dataloader: Iterable[Any],
+        pretrain_dataloader: Iterable[Mapping[str, Any]] | None = None,
+        log_dir: str | None = None,
+        use_wandb: bool = False,
+    ) -> None:
+        """Train for `num_episodes`: each collects `num_collect_steps` batches of prompts, then makes
+        `num_update_steps` passes over what was collected (or, with `sample_buffer`, random batches of it).
+
+        `log_dir` gets `metrics.jsonl` and TensorBoard events. After `load_checkpoint`, `num_episodes` counts those
+        before it too. Raises `UserInputError` for `ptx_coef > 0` without a `pretrain_dataloader`.
+        """
+        counts = {
+            "num_episodes": num_episodes,
+            "num_collect_steps": num_collect_steps,
+            "num_update_steps": num_update_steps,
+        }
+        for name, count in counts.items():
+            if count < 1:
+                raise UserInputError(f"must be at least 1, got {count}", where=f"PPOTrainer.fit, {name}")
+        with ExitStack() as self._fit:
+            self._before_fit(prompt_dataloader, pretrain_dataloader, log_dir, use_wandb)
+            self._at_border = self._progress()
+            self._pending, self._gap_version, self._save_is_due = [], None, False
+            self._generation = build_generation(self._context, self._fit)
+            self.experience_maker = self._generation.maker
+            self._updater = build_updater(self._context)
+            self._source = build_source(
+                self._context,
+                self._generation,
+                collect=self._make_experience,
+                buffer=self.data_buffer,
+                num_collect_steps=num_collect_steps,
+                num_update_steps=num_update_steps,
+                timer=self._record.timer,
+                on_episode=self._start_training,
+            )
+            self._generation.publisher.publish(self._version)
+            self._loop = TrainerLoop(self, self._source, self._context.hooks, self._record)
+            with self._context.strategy.naming_lost_peers():
+                self._loop.fit(self._fit_info(num_episodes))
+        self._first_episode = 0
+
+    def load_checkpoint(self, path: str | Path | None = None) -> int:
+        """Resume from a checkpoint that `_save_checkpoint` wrote: the folder `step-N`, or the newest in `save_dir`.
+
+        Returns the episode that the next `fit` starts with. Raises `CheckpointError`.
+        """
+        if path is not None:
+            checkpoints, chosen = TrainerCheckpoints(Path(path).parent, self._context), Path(path)
+        elif self._checkpoints is not None:
+            checkpoints, chosen = self._checkpoints, None
+        else:
+            raise UserInputError("there is no save_dir to load from", where="PPOTrainer.save_dir", hint="give a path")
+        state, progress = checkpoints.load(chosen)
+        self._context.algorithm.load_state_dict(state.algorithm)
+        self.num_train_step, self._version = state.step, state.policy_version
+        self._first_episode, self._wall_before_s = state.next_episode, state.wall_s
+        self._num_collected = int(progress["num_collected"])
+        self._batches_before = {name: int(progress[name]) for name in self._batches_before}
+        return state.next_episode
+
+    # The seed's steps, for a subclass to override.
+
+    def _before_fit(
+        self,
+        prompt_dataloader: Iterable[Any],
+        pretrain_dataloader: Iterable[Mapping[str, Any]] | None = None,
+        log_dir: str | None = None,
+        use_wandb: bool = False,
+    ) -> None:
+        """Take the loaders, open the logs, put the models in training mode."""
+        before, self._batches_before = self._batches_before, dict.fromkeys(self._batches_before, 0)
+        self.prompt_dataloader = CycledLoader(prompt_dataloader, where="prompt_dataloader", skip=before["prompt"])
+        self.pretrain_dataloader: CycledLoader[Mapping[str, Any]] | None = None
+        if self._ptx_coef > 0:
+            if pretrain_dataloader is None:
+                raise UserInputError(
+                    f"ptx_coef is {self._ptx_coef}, but fit got no pretrain_dataloader",
+                    where="PPOTrainer.ptx_coef",
+                    hint="give fit a pretrain_dataloader, or the trainer ptx_coef=0.0",
+                )
+            loader = CycledLoader(pretrain_dataloader, where="pretrain_dataloader", skip=before["pretrain"])
+            self.pretrain_dataloader = loader
+            self._context.algorithm.use_pretraining(PretrainingLoader(loader))
+        self._record = open_record(
+            log_dir,
+            use_wandb=use_wandb,
+            is_main=self._context.strategy.is_main,
+            step=self.num_train_step,
+            hooks=self._context.hooks,
+            stack=self._fit,
+        )
+        for model in (self.actor, self.critic):
+            disable_dropout(model)
+            model.train()
+
+    def _make_experience(self, collect_step: int) -> Experience:
+        """Sample answers to the next batch of prompts; returns rewards, reference log-probs and values, on the CPU."""
+        strategy = self._context.strategy
+        place = self._num_collected * strategy.world_size + strategy.rank
+        self._num_collected += 1
+        batch = next(self.prompt_dataloader)
+        prompts = self._reader.read(batch, place * ROWS_PER_COLLECT_STEP, "prompt_dataloader")
+        items = [item for group in self.experience_maker.make(prompts) for item in group.items]
+        if not items:
+            raise RlhfError("the reward dropped every sample of a collect step", where="PPOTrainer.reward_model")
+        return collate(sorted(items, key=lambda item: item.sample_id))
+
+    def _learn(self, update_step: int) -> None:
+        """Make one pass over the buffer (or take one random batch of it): `_training_step` for each batch."""
+        self._generation.release_inference_models()
+        self._loop.learn_now()
+
+    def _training_step(self, experience: Experience) -> None:
+        """Train on at most `train_batch_size` samples; the optimizers step when that `completes_update`."""
+        self._pending += split(experience, to_cpu=self._context.batching.buffer_cpu_offload)
+        if self._source.gap_version is not None:
+            self._gap_version = self._source.gap_version
+        if self.completes_update:
+            items, self._pending = self._pending, []
+            gap_version, self._gap_version = self._gap_version, None
+            with self._record.timer.phase("train"):
+                self._loop.metrics = self._updater.update(items, gap_version=gap_version)
+
+    @property
+    def completes_update(self) -> bool:
+        """Whether the current batch is the last of an optimizer step, or of its episode."""
+        return self._source.completes_update
+
+    def _save_checkpoint(self, episode: int = 0) -> None:
+        """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states.
+
+        `episode` episodes are done. A checkpoint from inside an episode resumes at that episode's first prompt.
+        """
+        if self._checkpoints is None:
+            raise UserInputError("there is no folder to save to", where="PPOTrainer.save_dir")
+        state = RunState(
+            step=self.num_train_step,
+            next_episode=episode,
+            policy_version=self._version,
+            eval_before=None,
+            algorithm=self._context.algorithm.state_dict(),
+            combiner={},
+            wall_s=self._wall_before_s + time.perf_counter() - self._started,
+        )
+        path = self._checkpoints.save(state, self._at_border)
+        if self._context.strategy.is_main:
+            self._say(f"saved actor and critic with running states to {path}")
+
+    def _progress(self) -> dict[str, int]:
+        pretrain = self.pretrain_dataloader
+        return {
+            "num_collected": self._num_collected,
+            "prompt": self.prompt_dataloader.num_taken,
+            "pretrain": 0 if pretrain is None else pretrain.num_taken,
+        }
+
+    def _start_training(self, episode: int, made: MadeEpisode, estimated: Estimated) -> None:
+        """Called once an episode is collected, with the samples that this process trains on."""
+        self.data_buffer.items = list(estimated.items)
+        self._record.rollouts(episode, made, estimated)
+
+    def _after_update(self, episode: int) -> None:
+        """Save when due; if due at an episode's last step, wait until the episode is finished."""
+        if self._save_interval > 0 and self.num_train_step % self._save_interval == 0:
+            if self._source.ends_episode:
+                self._save_is_due = True
+            else:
+                self._record.flush(durable=True)
+                self._save_checkpoint(episode)
+
+    def _say(self, message: str) -> None:
+        if self.coordinator is None:
+            logger.info("%s", message)
+        else:
+            self.coordinator.print_on_master(message)
+
+    def _fit_info(self, num_episodes: int) -> FitInfo:
+        strategy = self._context.strategy
+        return FitInfo(
+            algorithm="ppo",
+            num_episodes=num_episodes,
+            first_episode=self._first_episode,
+            num_parameters={
+                role: sum(p.numel() for p in strategy.unwrap(each.model).parameters())
+                for role, each in self._context.trained.items()
+            },
+            world_size=strategy.world_size,
+            device=str(strategy.device),
+        )
+
+    def _finish_episode(self, episode: int, record: EpisodeRecord) -> Mapping[str, float]:
+        """Adapt the KL coefficient, publish the policy, save when due. Returns the values of the last line."""
+        self._context.algorithm.end_episode()
+        self._version += 1
+        self._generation.publisher.publish(self._version, record.timer)
+        metrics = record.end_episode(self._context.strategy)
+        self.data_buffer.clear()
+        self._at_border = self._progress()
+        due, self._save_is_due = self._save_is_due, False
+        record.flush(durable=due)
+        if due:
+            self._save_checkpoint(episode + 1)
+        return metrics

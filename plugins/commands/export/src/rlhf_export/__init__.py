@@ -1,0 +1,1 @@
+"""Plain model folders of runs and checkpoints."""

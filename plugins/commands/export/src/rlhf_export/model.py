@@ -1,0 +1,136 @@
+"""A plain model folder of a run or of one of its checkpoints: `rlhf export`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from rlhf_core.config import ModelConfig
+from rlhf_core.entry.resume import own_config
+from rlhf_core.errors import CheckpointError, UserInputError
+from rlhf_core.models import is_lora, kind_of, load_policy, load_tokenizer, merged_weights, save_adapter
+from rlhf_core.rollout import named_weights
+from rlhf_core.runfolder import CheckpointStore, find_damage
+from rlhf_core.util import read_weights, replacing_folder, stored_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+_POLICY = "policy"
+"""Folder of the policy in a checkpoint, the same for every strategy."""
+
+
+def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype: Dtype | None = None) -> Path:
+    """Write the policy of a run's newest checkpoint, or of a checkpoint, to the folder `target`, with its tokenizer.
+
+    Of a LoRA run it is the adapter, for PEFT, unless `merge_lora` adds that to its base. `dtype`: type of the stored
+    weights, None as the checkpoint has them. Returns the checkpoint. Runs no code that the run names.
+
+    Raises:
+        UserInputError: there is no run or no whole checkpoint, `target` holds something, or it is an adapter whose base
+            no one else could load.
+        CheckpointError: the checkpoint is another model's.
+    """
+    from safetensors import SafetensorError
+
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserInputError("is there already", where=str(target), hint="give another folder: --to DIR")
+    checkpoint = _checkpoint(source)
+    config, seed = _model_of(checkpoint.parent.parent)
+    folder = checkpoint / _POLICY
+    weights = dict(read_weights(folder))
+    tokenizer = load_tokenizer(config)
+    policy = load_policy(config, dtype=stored_dtype(folder), seed=seed, tokenizer=tokenizer, kind=_kind(weights))
+    _check_fit(policy, weights, folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing_folder(target) as partial:
+            if is_lora(policy) and not merge_lora:
+                _name_base(policy, config)
+                save_adapter(policy, _cast(weights, dtype), partial)
+                tokenizer.save_pretrained(partial)
+            else:
+                base: Any = policy
+                if is_lora(policy):
+                    base, weights = policy.get_base_model(), merged_weights(policy, weights)  # type: ignore[operator]
+                kind_of(base).save(base, _cast(weights, dtype), tokenizer, partial)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class
+        raise UserInputError(f"cannot be written: {error}", where=str(target), hint="is the disk full?") from error
+    return checkpoint
+
+
+def _checkpoint(source: Path) -> Path:
+    if (source / "files.json").exists():
+        if problem := find_damage(source):
+            raise UserInputError(problem, where=str(source), hint="give the run's folder to take its newest good one")
+        return source
+    newest = CheckpointStore(source / "checkpoints", keep=1).newest()
+    if newest is None:
+        hint = "give a run's folder, or one of its checkpoints/step-N"
+        if (source / "model" / "config.json").exists():
+            hint = f"its trained model is {source / 'model'}"
+        raise UserInputError("there is no whole checkpoint", where=str(source), hint=hint)
+    return newest
+
+
+def _model_of(run_folder: Path) -> tuple[ModelConfig, int]:
+    """The section `model` of a run's config, and the run's seed."""
+    config = own_config(run_folder)
+    train = config.get("train")
+    try:
+        model = ModelConfig.model_validate(config.get("model"))
+        seed = int(train.get("seed", 0)) if isinstance(train, dict) else 0
+    except (ValidationError, TypeError, ValueError) as error:
+        raise UserInputError("its config.yaml says of no model what it is", where=str(run_folder)) from error
+    if model.trust_remote_code:
+        raise UserInputError(
+            f"{model.path} brings code of its own, which is not run here",
+            where=str(run_folder),
+            hint="take model/, which the run wrote, or resume the run with --trust",
+        )
+    return model, seed
+
+
+def _kind(weights: Iterable[str]) -> str:
+    """A score model has a head for scores in place of one for tokens."""
+    is_score = any(".score." in f".{name}" for name in weights)
+    return "sequence-classification" if is_score else "causal-lm"
+
+
+def _check_fit(policy: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
+    live = named_weights(policy)
+    wrong = sorted(live.keys() ^ weights.keys())
+    wrong += [name for name in live.keys() & weights.keys() if live[name].shape != weights[name].shape]
+    if wrong:
+        raise CheckpointError(
+            f"does not fit the model that the run's config.yaml names: {', '.join(wrong[:5])}",
+            where=str(folder),
+            hint="is model.path still the folder that the run was started from?",
+        )
+
+
+def _name_base(policy: Any, config: ModelConfig) -> None:
+    """Have the adapter say where its base is. Raises `UserInputError` where PEFT could not load that."""
+    base = Path(config.path)
+    if config.path.startswith("builtin:") or (base / "adapter_config.json").exists():
+        raise UserInputError(
+            f"the base {config.path} is no model folder or hub name that the adapter could be loaded onto",
+            where="--to",
+            hint="add --merge-lora: the folder then holds the whole model",
+        )
+    for each in policy.peft_config.values():
+        each.base_model_name_or_path = os.path.abspath(base) if base.is_dir() else config.path
+
+
+def _cast(weights: Mapping[str, Tensor], dtype: Dtype | None) -> dict[str, Tensor]:
+    import torch
+
+    if dtype is None:
+        return dict(weights)
+    kind = getattr(torch, dtype)
+    return {name: tensor.to(kind) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}

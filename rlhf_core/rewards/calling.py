@@ -1,0 +1,94 @@
+"""How one reward is called: its spec, and the plugins that change it (the group `rlhf.reward_callers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config.sections import RewardCallOptions
+from ..config.select import reward_callers
+from ..errors import PluginError
+from ..plugins.discovery import import_target
+from ..types import Rollout
+from .values import BadScore, RewardFault
+
+Outcome = float | BadScore | RewardFault
+"""What a call found for one answer."""
+Start = Callable[[Sequence[Rollout]], Callable[[], list[Outcome]]]
+"""Begins to score answers; the returned callable waits for their outcomes."""
+Call = Callable[[Sequence[Rollout], float], Sequence[float | BadScore]]
+"""Calls the reward within a number of seconds. Raises `RewardFault`."""
+Ask = Callable[[Rollout, float], Outcome]
+"""Scores one answer within a number of seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSpec:
+    """One reward of a run: its function, weight and call options."""
+
+    name: str
+    """Name in metrics and samples; unique in a run."""
+    call_options: RewardCallOptions
+    weight: float = 1.0
+    function: Callable[..., Any] | None = None
+    """The reward, options bound. May be None if `recipe` is given."""
+    recipe: Callable[[], Callable[..., Any]] | None = None
+    """Makes the reward; picklable, since an isolated reward is made in its own process."""
+    plugin: str = "unknown plugin"
+    """Distribution and version, shown in errors."""
+    source: str = ""
+    """Digest of the reward's code, if known."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its own options, as JSON values."""
+
+    def __post_init__(self) -> None:
+        if self.function is None and self.recipe is None:
+            raise ValueError(f"reward {self.name!r} has neither function nor recipe")
+
+
+class RewardCaller:
+    """Changes how one reward is called: in another process, not at all for a known answer, or on the record.
+
+    The entry points of the group `rlhf.reward_callers` name subclasses. The callers `isolate` and `cache` are used for
+    the rewards whose entry sets that option, a caller of any other name for every reward. Batches, concurrency,
+    retries and `on_failure` stay with core. Methods are called from several threads.
+    """
+
+    def __init__(self, spec: RewardSpec, folder: Path | None) -> None:
+        """folder: of the rewards' files in the run folder; None if there is none."""
+
+    def start(self, rollouts: Sequence[Rollout], score: Start) -> Callable[[], list[Outcome]]:
+        """Begin to score answers, by `score` or otherwise."""
+        return score(rollouts)
+
+    def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[float | BadScore]:
+        """Scores of one batch, by `call` or otherwise. Raises `RewardFault`."""
+        return call(rollouts, timeout_seconds)
+
+    def single_out(self, rollouts: Sequence[Rollout], fault: RewardFault, ask: Ask) -> list[Outcome] | None:
+        """Outcomes of the answers of a batch whose last try failed; None leaves the fault to all of them."""
+        return None
+
+    def take_counts(self) -> Mapping[str, float]:
+        """Numbers since the last call, logged as `reward_calls/<reward>/<name>` if they are not 0."""
+        return {}
+
+    def close(self) -> None:
+        """Release what it holds. Calls that still run fail."""
+
+
+def open_callers(spec: RewardSpec, folder: Path | None) -> list[RewardCaller]:
+    """The callers of a reward, outermost first. Raises `PluginError` if one is not installed or not usable."""
+    callers: list[RewardCaller] = []
+    with ExitStack() as opened:
+        for ref in reward_callers(spec.call_options):
+            found = import_target(ref)
+            if not (isinstance(found, type) and issubclass(found, RewardCaller)):
+                raise PluginError(f"{ref.target} is not a subclass of RewardCaller", where=ref.label)
+            callers.append(found(spec, folder))
+            opened.callback(callers[-1].close)
+        opened.pop_all()
+    return callers

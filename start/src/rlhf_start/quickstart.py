@@ -1,0 +1,103 @@
+"""The quickstart: what `rlhf train` does without a run file (group `rlhf.quickstarts`).
+
+A tiny model is warm-started on sorting digits, then trained by the chosen algorithm. With `--environment`, both runs
+are the environment's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.resources import as_file, files
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.config.load import load_run
+from rlhf_core.config.select import DEFAULT_PLUGINS
+from rlhf_core.entry.resume import WARM_START, stage_models, value_at
+from rlhf_core.errors import ConfigError, PluginError
+from rlhf_core.plugins.discovery import Selected, load
+from rlhf_core.plugins.trust import is_file_reference
+from rlhf_core.util.did_you_mean import fold
+
+if TYPE_CHECKING:
+    from rlhf_core.entry.train import TrainResult
+
+_RUNS = files("rlhf_start") / "runs"
+
+
+def base_run(algorithm: str | None, environment: str | None) -> dict[str, Any]:
+    """The run of `rlhf train` without a run file: the last stage, before flags change it."""
+    return algorithm_run(algorithm) if environment is None else environment_runs(_environment(environment))[1]
+
+
+def trainer_of(run: Mapping[str, Any]) -> Callable[..., TrainResult | None] | None:
+    """`rlhf_core.train` for a run whose models are made first. None if the run has a model of the user's."""
+    first = warm_start(run)
+    if value_at(run, "model.path") != first["model"]["path"]:
+        return None
+    from .stages import run_quickstart
+
+    return partial(run_quickstart, first, stages=algorithm_stages(run))
+
+
+def algorithm_run(algorithm: str | None) -> dict[str, Any]:
+    """The last stage for an algorithm: its own, or that of all which learn from the same kind of data."""
+    if algorithm is not None and is_file_reference(algorithm):
+        return stage("critic-free")
+    name = fold(algorithm or DEFAULT_PLUGINS["algorithm"])
+    if not _has_stage(name):
+        feeds = load("algorithms", name, check_requires=False).component.feeds
+        name = "dataset" if feeds == "dataset" else "critic-free"
+    return stage(name)
+
+
+def warm_start(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The first stage of the quickstart whose last stage is `run`."""
+    name = value_at(run, "environment.name")
+    return environment_runs(_environment(name))[0] if isinstance(name, str) else stage(WARM_START)
+
+
+def algorithm_stages(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The stages between them, which make models for the algorithm of `run` that the user does not give."""
+    options = {name: option for name, option in stage_models(run).items() if name != WARM_START and _has_stage(name)}
+    stages = {name: stage(name) for name in options}
+    return {name: each for name, each in stages.items() if value_at(run, options[name]) == each["model"]["path"]}
+
+
+def stage(name: str) -> dict[str, Any]:
+    """A run file of this package: `warm-start`, or a later stage."""
+    with as_file(_RUNS / f"{name}.yaml") as path:
+        return load_run(path)
+
+
+def environment_runs(environment: Selected) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The warm start and the run that an environment brings (`Component.quickstart`).
+
+    Raises:
+        ConfigError: it brings none.
+        PluginError: the folder or a file is missing.
+    """
+    target = environment.component.quickstart
+    if target is None:
+        raise ConfigError(
+            f"{environment.label} brings no quickstart",
+            where="--environment",
+            hint=f"write a run file with `model: {{path: …}}` and `environment: {environment.name}`, "
+            "and say rlhf train RUN.yaml",
+        )
+    package, _, folder = target.partition(":")
+    try:
+        with as_file(files(package) / folder) as place:
+            return load_run(place / "warm-start.yaml"), load_run(place / "run.yaml")
+    except (ImportError, OSError, ConfigError) as error:
+        raise PluginError(
+            f"its quickstart {target} cannot be read: {error}", where=environment.label, hint="tell its authors"
+        ) from error
+
+
+def _environment(name: str) -> Selected:
+    return load("environments", name, check_requires=False)
+
+
+def _has_stage(name: str) -> bool:
+    return (_RUNS / f"{name}.yaml").is_file()

@@ -1,0 +1,100 @@
+"""Runs the stages of the quickstart in one run folder: a warm start, what the algorithm needs, the run itself."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.config.load import load_run
+from rlhf_core.config.resolve import ResolvedRun
+from rlhf_core.entry.resume import WARM_START, begun_resume, find_checkpoint, resumed_folder, stage_models
+from rlhf_core.entry.run_record import owned, told_in_summary, undone_when_refused
+from rlhf_core.entry.train import TrainResult, prepare, train, train_in
+from rlhf_core.errors import InterruptedRun
+from rlhf_core.plugins.trust import FileTrust
+from rlhf_core.runfolder.folder import RunFolder, default_path
+from rlhf_core.training.decisions import DECISION
+from rlhf_core.wiring.inputs import RunInputs
+
+logger = logging.getLogger("rlhf")
+
+
+def run_quickstart(
+    warm_start: Mapping[str, Any],
+    run: Mapping[str, Any],
+    *,
+    stages: Mapping[str, Mapping[str, Any]] | None = None,
+    output: Path | None = None,
+    resume: str | None = None,
+    restart: bool = False,
+    num_processes: int = 1,
+    dry_run: bool = False,
+    hooks: Sequence[object | str] = (),
+    trust: FileTrust | bool = False,
+    on_check: Callable[[RunInputs], None] | None = None,
+) -> TrainResult | None:
+    """Warm-start into `<output>/warm-start`, then train `run` from its model.
+
+    The runs of `stages` come in between, each into the folder of its name, and their models are those that the options
+    of the algorithm name (`Component.stages`). A finished stage is used again; an unfinished one is made anew. The
+    other arguments are those of `train` and go to the last stage; those before are always one process.
+    """
+    resume = begun_resume(resume, output)
+    first = {WARM_START: warm_start, **(stages or {})}
+    if dry_run:
+        for stage in first.values():
+            train(stage, dry_run=True)
+        place: dict[str, Any] = {"resume": resume, "restart": restart, "output": output, "num_processes": num_processes}
+        return train(run, dry_run=True, trust=trust, on_check=on_check, **place)
+    resolved = prepare(run, num_processes=num_processes, trust=trust).resolved
+    if resume is not None:
+        output = resumed_folder(resume, output)
+    with ExitStack() as stack:
+        path = output or default_path(resolved.algorithm.name, datetime.now())
+        folder = stack.enter_context(owned(path, resume))
+        if resume is None:
+            stack.enter_context(undone_when_refused(folder))
+        missing = [name for name in first if not _is_done(path / name)]
+        if missing:
+            if resume is not None:
+                find_checkpoint(resume, path, restart=restart)  # refused before a stage is made
+            stack.enter_context(told_in_summary(folder))
+        for number, name in enumerate(first, start=1):
+            if name in missing:
+                logger.info("stage %d of %d: %s", number, len(first) + 1, name)
+                _make_stage(folder, name, first[name], resolved, hooks)
+        logger.info("the last stage: %s from the warm-started model", resolved.algorithm.name)
+        options = stage_models(load_run(run))
+        made = [(options[name], str(path / name / "model")) for name in first]
+        prepared = prepare(load_run(run, made), hooks=hooks, num_processes=num_processes, trust=trust)
+        return train_in(folder, prepared, resume, restart)
+
+
+def _make_stage(
+    folder: RunFolder, name: str, run: Mapping[str, Any], last: ResolvedRun, hooks: Sequence[object | str]
+) -> None:
+    """Make an early stage; the folder says before what `last` run it is for, so that a resume knows it."""
+    stage = folder.path / name
+    if RunFolder(stage).holds_run:
+        shutil.rmtree(stage)
+    stage.mkdir(exist_ok=True)
+    if not folder.read_config():
+        folder.write_config(last.to_mapping())
+    again = f"continue with --output {folder.path} --resume auto"
+    try:
+        train(run, output=stage, hooks=hooks)
+    except InterruptedRun as error:
+        hint = f"{again}: the {name} is short and is made anew"
+        raise InterruptedRun(f"stopped in the {name.replace('-', ' ')}", hint=hint) from error
+    if any(event["action"] == "interrupt" for event in RunFolder(stage).events(DECISION)):  # in its last episode
+        raise InterruptedRun(f"stopped after the {name.replace('-', ' ')}", hint=again)
+
+
+def _is_done(folder: Path) -> bool:
+    opened = RunFolder(folder)
+    return opened.holds_run and opened.read_json(opened.summary).get("status") == "done"
