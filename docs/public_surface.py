@@ -54,8 +54,8 @@ reward_spec save_adapter save_run_state set_up_host_memory verify_weights with_g
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
 _INSIDE = """
-API_VERSION EpisodeData ExperienceChannel MakerHooks MakerStates Models PREFIX SPECS SetupHooks TrainerHooks balanced
-full_disk select
+API_VERSION EpisodeData ExperienceChannel Item MakerHooks MakerStates Models PREFIX SPECS Score SetupHooks TrainerHooks
+balanced full_disk select
 """
 INSIDE = frozenset(_INSIDE.split())
 """Names of the contract's modules that only core and the command use: they are on no page, and may move."""

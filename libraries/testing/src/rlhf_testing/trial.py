@@ -49,7 +49,6 @@ from rlhf_core.plugins.discovery import (
     load_ref,
 )
 from rlhf_core.plugins.requirements import unmet
-from rlhf_core.plugins.rules import broken_rules
 from rlhf_core.protocols import PromptSource
 from rlhf_core.rewards import RewardCaller
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
@@ -59,6 +58,7 @@ from rlhf_episodes.environment_shape import check_shape
 from rlhf_episodes.section import EnvironmentConfig
 from rlhf_episodes.selected import SelectedEnvironment
 from rlhf_objective.named_functions import bind_function
+from rlhf_testing.rules import broken_rules
 
 TrialStatus = Literal["ok", "not run", "not installed", "broken"]
 
