@@ -113,8 +113,8 @@ def measure(name: str) -> dict[str, Any]:
     from rlhf_core.components import EngineContext
     from rlhf_core.models import disable_dropout
     from rlhf_core.models.builtin import build_character_tokenizer
-    from rlhf_core.models.forward import policy_forward
     from rlhf_core.types import BufferItem, GenerationRequest, SamplingParams
+    from rlhf_forward.forward import policy_forward
     from rlhf_hf.config import HfEngineConfig
     from rlhf_hf.engine import build as build_engine
     from rlhf_passes.fast_passes import fast_passes

@@ -21,7 +21,7 @@ def measure(side: str, tokens: int, hidden: int, vocabulary: int) -> dict[str, f
     """One pass in this process: seconds, and bytes beyond weights and their gradients."""
     import torch
 
-    from rlhf_core.functional.logprobs import entropy, token_log_probs
+    from rlhf_forward.logprobs import entropy, token_log_probs
     from rlhf_passes.chunked import chunked_log_probs_and_entropy
     from rlhf_passes.lean_head import CHUNK_LOGITS
 

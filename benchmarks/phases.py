@@ -28,7 +28,7 @@ sys.path.insert(0, str(PEERS))
 from inputs import PROMPT_TOKENS, SIZES, Size, write_inputs  # noqa: E402 - beside run_rlhf.py
 from run_rlhf import run_file  # noqa: E402
 
-import rlhf_core.models.passes  # noqa: E402
+import rlhf_forward.scoring  # noqa: E402
 import rlhf_ppo.algorithm  # noqa: E402
 from rlhf_core import RolloutGroup, train  # noqa: E402
 from rlhf_hf.engine import HfEngine  # noqa: E402
@@ -139,7 +139,7 @@ def watched(iterations: int) -> Clock:
     clock = Clock(iterations)
     clock.watch_iterator(HfEngine, "generate", "generate")
     for name in ("policy_forward", "value_forward"):
-        clock.watch(rlhf_core.models.passes, name, "scoring forward")
+        clock.watch(rlhf_forward.scoring, name, "scoring forward")
         clock.watch(rlhf_ppo.algorithm, name, "forward")
     clock.watch(StrategyBase, "backward", "backward")
     clock.watch(SingleStrategy, "step", "step")

@@ -63,8 +63,8 @@ def our_log_probs(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
     import torch
 
     from rlhf_core.batching import collate
-    from rlhf_core.models import policy_forward
     from rlhf_core.types import BufferItem
+    from rlhf_forward import policy_forward
 
     answer = ids[PROMPT_TOKENS:]
     item = BufferItem(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from .columns import Column
 from .errors import UserInputError
@@ -154,12 +154,12 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
 
 
-Needs = Literal["scalars", "row", "group", "episode"]
+Needs = Literal["scalars", "row", "episode"]
 """The rows of an episode from which a rank computes advantages. Numbers of all rows (`rlhf_core.whole.EpisodeScalars`)
 and sums over all ranks are there in each case.
 
-scalars: nothing but those numbers. row: the tensors of the rows it trains on. group: the tensors of whole groups, which
-one rank computes for all. episode: the tensors of all rows, on every rank; simple, and as large as the episode is.
+scalars: nothing but those numbers. row: the tensors of the rows it trains on. episode: the tensors of all rows, on
+every rank; simple, and as large as the episode is.
 """
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -176,6 +176,9 @@ def needs(
     With `scalars` it takes `EpisodeScalars` and returns [B] values, one for each row's tokens; with any other an
     `AdvantageInput` of the rows it needs, and returns [B, A].
     """
+
+    if what not in get_args(Needs):
+        raise ValueError(f"an estimator needs one of {', '.join(get_args(Needs))}, not {what!r}")
 
     def declare(function: FunctionT) -> FunctionT:
         function.needs = what  # type: ignore[attr-defined]
@@ -253,10 +256,6 @@ class PassContext(Protocol):
         """
         ...
 
-    def passes_of(self, roles: frozenset[Role]) -> list[GroupPass]:
-        """Core's passes: `reference_log_probs` for the role `reference`, `values` for `critic`."""
-        ...
-
 
 class GroupPass(ABC):
     """Adds values to finished samples, in the process that made them, for many groups at once."""
@@ -298,19 +297,27 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
         return {}
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
-        """The passes over finished samples, in order; by default those of the reference and the critic.
+        """The passes over finished samples, in order; none by default.
 
-        Also called before models are loaded, to check the passes' columns: passes read `context.models` in `run`.
+        `rlhf_forward.model_passes(context, self.roles)` are those of the reference and the critic. Also called before
+        models are loaded, to check the passes' columns: passes read `context.models` in `run`.
         """
-        return context.passes_of(self.roles)
+        return ()
 
     @property
     def needs_trainer_log_probs(self) -> bool:
-        """Whether each episode starts with a forward of the trainer's policy that fills `trainer_log_probs`.
+        """Whether each episode starts with `policy_log_probs` of the trainer's policy, as its `trainer_log_probs`.
 
         Needed to correct for an engine whose numerics differ from the trainer's, or that samples from an older policy.
         """
         return False
+
+    def policy_log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
+        """[B, A] log-probs of the sampled tokens; called only if `needs_trainer_log_probs`, without gradient.
+
+        Usually `rlhf_forward.policy_forward(policy, batch, temperature).log_probs`.
+        """
+        raise TypeError(f"{type(self).__name__} needs trainer log-probs but computes none")
 
     @property
     def needs_greedy_answer(self) -> bool:

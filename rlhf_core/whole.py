@@ -12,12 +12,6 @@ if TYPE_CHECKING:
     from .types import Experience
 
 
-LENGTH_PENALTY = "length penalty"
-"""Name among `EpisodeScalars.rewards` of what an algorithm takes off the scores of long answers."""
-KL_PENALTY = "kl penalty"
-"""Name among `EpisodeScalars.rewards` of a KL that is penalised in the reward."""
-
-
 class AllReduce(Protocol):
     """Adds up a tensor over all ranks, or takes its maximum: `Strategy.all_reduce`. Collective."""
 
@@ -37,9 +31,9 @@ class EpisodeScalars:
     lengths: Tensor
     """[B] int64, sampled tokens that count in the loss."""
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
-    """name -> [B] float32, raw. Set for estimators by name: also what the algorithm takes off the scores, under
-    `LENGTH_PENALTY` and `KL_PENALTY`, so that the weighted sum is `totals` where scores are neither clipped nor
-    normalised."""
+    """name -> [B] float32, raw. Set for estimators by name: also what the algorithm takes off the scores (under
+    `LENGTH_PENALTY` and `KL_PENALTY` of `rlhf_objective`), so that the weighted sum is `totals` where scores are
+    neither clipped nor normalised."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """name -> factor of that reward in the score; 1 for a name that is absent."""
     greedy_scores: Tensor | None = None

@@ -46,6 +46,7 @@ TEMPLATES: Mapping[str, Template] = {
         "algorithm",
         "algorithm: {name: {{name}}, max_advantage: 5.0}",
         "The mathematics is in `src/{{package}}/algorithm.py`, its options in `config.py`.",
+        needs=("rlhf-core", "rlhf-forward"),
     ),
     "strategies": Template(
         "strategy",
@@ -57,6 +58,7 @@ TEMPLATES: Mapping[str, Template] = {
         "engine",
         "engine: {name: {{name}}, max_new_tokens: 64}",
         "The sampling is in `src/{{package}}/engine.py`, its options in `config.py`.",
+        needs=("rlhf-core", "rlhf-forward"),
     ),
     "transports": Template(
         "transport",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, RlhfError
+from ..plugins.known import KNOWN
 from ..util.did_you_mean import suggestion
 from ..util.redact import names_secret, redact_text
 
@@ -83,7 +84,9 @@ class Problems:
             is_shown = detail["type"] != "extra_forbidden" and not names_secret(dotted)  # a key may be misspelled
             given[dotted] = _given(value) if is_shown else ""
         for dotted, texts in messages.items():
-            self.add(dotted, " or ".join(dict.fromkeys(texts)) + given[dotted])
+            home = KNOWN["sections"].get(dotted)  # not installed: an installed section is validated by its own model
+            hint = None if home is None else f"pip install {home}"
+            self.add(dotted, " or ".join(dict.fromkeys(texts)) + given[dotted], hint)
         return None
 
     def _retyped(self, details: Sequence[Any], data: Mapping[str, Any], path: str) -> dict[str, Any] | None:

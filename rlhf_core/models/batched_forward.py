@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..algorithm import Algorithm, DatasetAlgorithm, Item
-from ..batching import collate, plan_micro_batches, to_device
-from ..types import BufferItem
-from .forward import policy_forward
+from ..batching import plan_micro_batches
 from .forward_passes import applying, passes_of
 
 if TYPE_CHECKING:
@@ -67,30 +65,6 @@ def forward_rows(
             found.update((index, output[row].clone()) for row, index in enumerate(plan))
     model.train(was_training)
     return [found[index] for index in range(len(items))]
-
-
-def with_trainer_log_probs(
-    items: Sequence[BufferItem],
-    policy: nn.Module,
-    place: Place,
-    *,
-    empty: BufferItem,
-    shared: bool,
-    temperature: float,
-    batch_tokens: int | None,
-) -> list[BufferItem]:
-    """Add the trainer's own log-probs to an episode's samples, before any step on them. Collective.
-
-    shared: the items are the same on every rank, and ranks share the work. empty: for a rank without items left.
-    """
-
-    def forward(batch: Sequence[BufferItem]) -> Tensor:
-        return policy_forward(policy, to_device(collate(batch), place.device), temperature).log_probs
-
-    rows = forward_rows(place, policy, items, forward, empty=empty, batch_tokens=batch_tokens, shared=shared)
-    return [
-        replace(item, trainer_log_probs=row[: item.num_response_tokens]) for item, row in zip(items, rows, strict=True)
-    ]
 
 
 def reference_pass(

@@ -80,9 +80,7 @@ class ModelKind:
 
         columns: [B, ...] by name, the prompt columns marked `model_input`; none if a model is tried out.
         """
-        from ..functional.masking import position_ids_of
-
-        return {"position_ids": position_ids_of(attention_mask), **columns}
+        return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0), **columns}
 
     def add_adapter(self, model: PreTrainedModel, options: LoraConfig, seed: int) -> PreTrainedModel:
         """The model in a PEFT adapter of `model.lora`, initialised from `seed`; without it, the model is as before."""

@@ -1,4 +1,4 @@
-"""Passes of models over finished samples, in batches of bounded tokens; core's own two, reference and critic."""
+"""The passes of an algorithm over finished samples, with models that run in batches of bounded tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ..place import LocalPlace, Place
 from ..plugins.errors_of import errors_of
 from ..types import BufferItem, Experience, Role, RolloutGroup
 from .batched_forward import forward_rows, on_device
-from .forward import policy_forward, value_forward
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,10 +64,6 @@ class PassModels(PassContext):
             rows = forward_rows(self.place, model, items, rows_of, empty=empty, batch_tokens=tokens)
         return [row[: item.num_response_tokens] for item, row in zip(items, rows, strict=True)]
 
-    def passes_of(self, roles: frozenset[Role]) -> list[GroupPass]:
-        own: dict[Role, type[_OnePass]] = {"reference": ReferencePass, "critic": CriticPass}
-        return [each(self) for role, each in own.items() if role in roles]
-
 
 def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: float) -> Sequence[GroupPass]:
     """The algorithm's passes before models are loaded, to know their columns; none if it learns from a dataset."""
@@ -87,28 +82,6 @@ def _unloaded() -> nn.Module:
     raise PluginError(
         "a pass reads `context.models` when it is made", hint="read it in `run`: no model is loaded before"
     )
-
-
-class _OnePass(GroupPass):
-    def __init__(self, context: PassContext) -> None:
-        self._context = context
-
-
-class ReferencePass(_OnePass):
-    """`reference_log_probs`: of the sampled tokens, on the distribution that they were sampled from."""
-
-    def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
-        def log_probs(model: nn.Module, batch: Experience) -> Tensor:
-            return policy_forward(model, batch, self._context.temperature).log_probs
-
-        return [{"reference_log_probs": row} for row in self._context.forward("reference", groups, log_probs)]
-
-
-class CriticPass(_OnePass):
-    """`values`: the critic's value of the state before each action."""
-
-    def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
-        return [{"values": row} for row in self._context.forward("critic", groups, value_forward)]
 
 
 class GroupPasses:

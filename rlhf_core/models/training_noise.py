@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserInputError
-from .forward import causal_lm_logits
+from .kinds import kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -82,14 +83,19 @@ def _watched_forward(model: nn.Module) -> tuple[Tensor, dict[str, nn.Module]]:
         look()
         running.pop()
 
-    ids = torch.arange(_NUM_TOKENS)[None] % int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    ids = torch.arange(_NUM_TOKENS)[None] % int(inner.get_input_embeddings().num_embeddings)
+    mask = torch.ones_like(ids)
+    inputs = {**kind_of(inner).inputs(ids, mask.bool(), {}), "use_cache": False}
+    left_out = {"position_ids", "use_cache"} - inspect.signature(inner.forward).parameters.keys()
+    given = {name: value for name, value in inputs.items() if name not in left_out}
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
     try:
-        logits = causal_lm_logits(model, ids, torch.ones_like(ids, dtype=torch.bool)).float()
+        output: Any = model(input_ids=ids, attention_mask=mask, **given)
     finally:
         for hook in hooks:
             hook.remove()
-    return logits, {name: module for name, module in model.named_modules() if module in drawing}
+    return output.logits.float(), {name: module for name, module in model.named_modules() if module in drawing}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import RolloutAlgorithm
-from ..batching import balanced, collate, split
+from ..batching import collate, split
 from ..columns import Columns
 from ..place import Place
 from ..plugins.errors_of import errors_of
@@ -161,16 +161,9 @@ class EpisodeEstimates:
 
     def _holders(self, items: Sequence[ItemSummary], users: Sequence[set[int]]) -> list[list[int]]:
         """The rows from which each rank computes; every row once, unless each rank needs all of them."""
-        needs, ranks = self.algorithm.needs, range(len(users))
-        if needs == "episode":
+        ranks = range(len(users))
+        if self.algorithm.needs == "episode":
             return [list(range(len(items))) for _ in ranks]
-        if needs == "group":
-            groups: dict[int, list[int]] = {}
-            for row, item in enumerate(items):
-                groups.setdefault(item.group_id, []).append(row)
-            together = list(groups.values())
-            lengths = [sum(items[row].num_tokens for row in rows) for rows in together]
-            return [sorted(row for index in part for row in together[index]) for part in balanced(lengths, len(ranks))]
         held: list[list[int]] = [[] for _ in ranks]
         for row in range(len(items)):
             held[next((rank for rank in ranks if row in users[rank]), row % len(ranks))].append(row)

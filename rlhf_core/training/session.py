@@ -282,7 +282,6 @@ class TrainerSession:
             self._plan,
             policy=self._run.models["policy"],
             place=self._strategy,
-            temperature=self._resolved.sampling.temperature,
             batch_tokens=self._tokens,
             timer=record.timer,
             version=lambda: self._publisher.version,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..algorithm import RolloutAlgorithm
+from ..batching import collate, to_device
 from ..errors import RlhfError
-from ..models.batched_forward import with_trainer_log_probs
+from ..models.batched_forward import forward_rows
 from ..place import Place
+from ..plugins.errors_of import errors_of
 from ..protocols import ExperienceChannel
 from ..rewards.combiner import RewardCombiner
 from ..rollout.episode_metrics import ENVIRONMENT, environment_metrics
@@ -22,7 +25,7 @@ from .loop import EpisodeBatches
 from .units import Rows
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 logger = logging.getLogger("rlhf")
 
@@ -97,7 +100,6 @@ def build_rollout_source(
     *,
     policy: nn.Module,
     place: Place,
-    temperature: float,
     batch_tokens: int | None,
     timer: PhaseTimer,
     version: Callable[[], int],
@@ -107,19 +109,25 @@ def build_rollout_source(
 ) -> RolloutSource:
     """Episodes from `channel`, with the trainer's log-probs where the algorithm needs them.
 
-    temperature: sampling temperature. timer: counts the log-prob forward passes as `train`. plugin: the algorithm's
-    label, for errors.
+    timer: counts the log-prob forward passes as `train`. plugin: the algorithm's label, for errors.
     texts, on_episode: see `RolloutSource`.
     """
+
+    def log_probs(rows: Sequence[BufferItem]) -> Tensor:
+        batch = to_device(collate(rows), place.device)
+        with errors_of(plugin, "policy_log_probs", module=type(algorithm).__module__):
+            return algorithm.policy_log_probs(policy, batch)
 
     def complete(rows: Sequence[BufferItem], filler: BufferItem) -> list[BufferItem]:
         if not algorithm.needs_trainer_log_probs:
             return list(rows)
         shared = algorithm.needs == "episode"
         with timer.phase("train"):
-            return with_trainer_log_probs(
-                rows, policy, place, empty=filler, shared=shared, temperature=temperature, batch_tokens=batch_tokens
-            )
+            found = forward_rows(place, policy, rows, log_probs, empty=filler, batch_tokens=batch_tokens, shared=shared)
+        return [
+            replace(row, trainer_log_probs=values[: row.num_response_tokens])
+            for row, values in zip(rows, found, strict=True)
+        ]
 
     estimates = EpisodeEstimates(algorithm, combiner, place, complete=complete, plugin=plugin)
     return RolloutSource(channel, estimates, plan, version=version, texts=texts, on_episode=on_episode)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, LossOutput, Max, Mean
 from ..errors import DivergenceError, OutOfMemoryError
-from ..models.compiled import CompiledBlocks
 from ..models.forward_passes import applying, passes_of
 from ..plugins.errors_of import errors_of, is_out_of_memory
 from ..strategy import Strategy, Trained
@@ -49,7 +49,8 @@ class Updater:
         price = self._passes.price if micro_batch_size is None else len
         self._units, self._micro_batch = Units(algorithm.units, price, plugin), micro_batch_size or micro_batch_tokens
         self._plugin = plugin
-        self._compiled = CompiledBlocks(list(self._models.values())) if compiled else None
+        models = tuple(self._models.values())
+        self._applied = self._passes.compiled(*models) if compiled else partial(self._passes.applied, *models)
 
     def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
         """Train on this rank's `items` (at least one; possibly a masked filler) and step. Collective.
@@ -138,8 +139,7 @@ class Updater:
     def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
         strategy = self._strategy
         with ExitStack() as stack:
-            inside = self._compiled.applied() if self._compiled else self._passes.applied(*self._models.values())
-            stack.enter_context(applying(self._passes, inside))
+            stack.enter_context(applying(self._passes, self._applied()))
             for model in self._models.values():
                 stack.enter_context(strategy.accumulate(model, is_last))
             with strategy.autocast(), self._errors_of("loss"):

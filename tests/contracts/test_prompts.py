@@ -13,8 +13,8 @@ LINES = [
 ]
 
 
-class FromFile(PromptsContract):
-    """For sources that read a file of records."""
+class TestJsonl(PromptsContract):
+    plugin = "jsonl"
 
     @classmethod
     def make_options(cls, folder):
@@ -22,33 +22,18 @@ class FromFile(PromptsContract):
         return {"path": "lines.jsonl"}
 
 
-class TestJsonl(FromFile):
-    plugin = "jsonl"
-
-
-class TestHfDataset(FromFile):
-    plugin = "hf-dataset"
-
-
 class TestTasks(PromptsContract):
     plugin = "tasks"
     may_be_empty = True
 
 
-class TestMixture(FromFile):
-    plugin = "mixture"
-
-    @classmethod
-    def make_options(cls, folder):
-        lines = {"name": "jsonl", **super().make_options(folder)}
-        return {"sources": [lines, {"name": "sort-digits", "size": 9, "weight": 3}]}
-
-
-ABOVE = dict.fromkeys(("jsonl", "hf-dataset", "tasks", "mixture"), "above")
+ELSEWHERE = dict.fromkeys(("jsonl", "tasks"), "above") | dict.fromkeys(
+    ("hf-dataset", "mixture"), "plugins/prompts/data/tests"
+)
 
 OPTIONS = {
     "sort-digits": {"options": {"size": 50}},
     "reasoning-gym": {"options": {"task": "chain_sum", "size": 20}},  # skipped where the library is missing
 }
 
-globals().update(contracts_for(PromptsContract, options=OPTIONS, skip=ABOVE))
+globals().update(contracts_for(PromptsContract, options=OPTIONS, skip=ELSEWHERE))

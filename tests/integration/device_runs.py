@@ -17,8 +17,8 @@ from running import without_report
 
 from rlhf_core import train
 from rlhf_core.algorithm import RolloutAlgorithm
-from rlhf_core.models import policy_forward
-from rlhf_core.models.forward import PolicyOutput
+from rlhf_forward import policy_forward
+from rlhf_forward.forward import PolicyOutput
 from rlhf_hf import paths
 from rlhf_hf.forward import ModelForward
 from rlhf_strategies import StrategyBase

@@ -15,7 +15,6 @@ from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.batching import collate, split
 from rlhf_core.columns import Columns
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.models import policy_forward
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout import made_episode
@@ -24,6 +23,7 @@ from rlhf_core.strategy import Strategy
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import BufferItem, PhaseTimes, SamplingParams
+from rlhf_forward import policy_forward
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.samples import make_item
 from rlhf_testing.thread_ranks import Ranks

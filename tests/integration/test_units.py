@@ -18,7 +18,8 @@ from rlhf_testing.models import tiny_model
 from rlhf_testing.samples import make_item
 
 PASSES = {
-    "padded": "rlhf_core.models.forward_passes:ForwardPasses",
+    "padded": "rlhf_forward:PaddedPasses",
+    "default": "rlhf_core.models.forward_passes:ForwardPasses",
     "fast": "rlhf_passes.fast_passes:FastPasses",
     "reversed": "unit_plugins:ReversedPasses",
 }

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rlhf_core import Component
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.config import Section
-from rlhf_core.functional import masked_sum
+from rlhf_forward import masked_sum
 from rlhf_core.models import policy_forward
 
 class Options(Section):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
-from rlhf_core.models import ForwardPasses, policy_forward
-from rlhf_core.models.rows import PaddedRows
 from rlhf_core.types import Experience
+from rlhf_forward import PaddedPasses, policy_forward
+from rlhf_forward.rows import PaddedRows
 
 
 class PairMargin(RolloutAlgorithm):
@@ -64,7 +64,7 @@ class Reversed:
         return self._rows.of_actions(per_position.flip(0))
 
 
-class ReversedPasses(ForwardPasses):
+class ReversedPasses(PaddedPasses):
     """A price without padding, and rows in the opposite order."""
 
     entered = 0

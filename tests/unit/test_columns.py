@@ -92,7 +92,7 @@ class Adds:
         return replace(item, action_mask=torch.zeros_like(item.action_mask))
 
 
-@pytest.mark.parametrize("needs", ["row", "group", "episode"])
+@pytest.mark.parametrize("needs", ["row", "episode"])
 @given(items=columns_of())
 @settings(max_examples=15)
 def test_ranks_share_them(needs: str, items: list[BufferItem]) -> None:

@@ -9,9 +9,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.batching import collate
-from rlhf_core.models.forward import policy_forward
 from rlhf_core.models.forward_passes import applying
 from rlhf_core.types import BufferItem, Experience
+from rlhf_forward.forward import policy_forward
 from rlhf_passes import lean_head as module
 from rlhf_passes.fast_passes import FastPasses
 

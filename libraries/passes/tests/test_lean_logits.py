@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_core.functional import entropy, token_log_probs
+from rlhf_forward import entropy, token_log_probs
 from rlhf_passes import lean_logits as module
 from rlhf_passes.lean_logits import can_reuse, lean_log_probs
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
+from rlhf_forward.architectures import with_trait
 from rlhf_passes.fast_passes import fast_passes
-from rlhf_passes.lean_blocks import GATED_MLPS, lean_mlps
+from rlhf_passes.lean_blocks import lean_mlps
 from rlhf_testing.models import tiny_model
 
 HIDDEN, INTERMEDIATE, TOKENS = 16, 40, 30
@@ -59,10 +60,10 @@ def run(mlp: nn.Module, *, lean: bool, recomputed: bool = False) -> tuple[list[T
 
 
 def test_every_class_is_tested() -> None:
-    assert set(MODEL_TYPES) == GATED_MLPS
+    assert set(MODEL_TYPES.values()) == with_trait("gated-mlp")
 
 
-@pytest.mark.parametrize("name", sorted(GATED_MLPS))
+@pytest.mark.parametrize("name", sorted(MODEL_TYPES))
 def test_outputs_and_gradients_are_the_same_and_half_is_kept(name: str) -> None:
     mlp = build(name)
     plain, kept = run(mlp, lean=False)

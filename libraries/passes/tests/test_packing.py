@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from rlhf_core.batching import collate
-from rlhf_core.models.forward import causal_lm_logits, policy_forward
 from rlhf_core.models.forward_passes import applying
-from rlhf_core.models.rows import PaddedRows, model_rows
-from rlhf_core.models.shared_pass import PACKABLE
 from rlhf_core.types import BufferItem, Experience
+from rlhf_forward.architectures import with_trait
+from rlhf_forward.forward import causal_lm_logits, policy_forward
+from rlhf_forward.rows import PaddedRows, model_rows
 from rlhf_passes import lean_head
 from rlhf_passes.fast_passes import FastPasses
 from rlhf_passes.packing import PackedRows, Packing, packed_attention
@@ -108,7 +108,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-@pytest.mark.parametrize("model_type", sorted(PACKABLE))
+@pytest.mark.parametrize("model_type", sorted(with_trait("packs")))
 def test_packed_rows_give_what_padded_rows_give(model_type: str, moved: list) -> None:
     model, experience = build(model_type), batch(RAGGED)
     padded = run(model, experience, packed=False)

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from rlhf_core import Component
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.config.sections import EngineConfig, Section
-from rlhf_core.models.forward import policy_forward
-from rlhf_core.functional.masking import masked_mean, masked_sum
+from rlhf_forward.forward import policy_forward
+from rlhf_forward.masking import masked_mean, masked_sum
 from rlhf_testing.engine import FakeEngine
 
 def moody(rollouts) -> list[float]:

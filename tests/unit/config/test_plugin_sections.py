@@ -229,6 +229,14 @@ def test_one_that_has_moved_to_another_distribution_names_that(tmp_path, monkeyp
     assert caught.value.hint == "pip install rlhf-moved"
 
 
+@pytest.mark.parametrize("name", ["moved", "prompts.moved"])
+def test_a_section_of_ours_that_is_not_installed_names_what_to_install(monkeypatch, name):
+    monkeypatch.setitem(KNOWN["sections"], name, "rlhf-moved")
+    with pytest.raises(ConfigError, match=f"{re.escape(name)}: unknown key") as caught:
+        resolve(load_run({key: RUN[key] for key in ("model", "prompts")}, [(name, {"window": 4})]))
+    assert caught.value.hint == "pip install rlhf-moved"
+
+
 @pytest.mark.slow
 def test_a_run_notes_the_owner_for_a_resume(safety, tmp_path, capsys):
     file, output = tmp_path / "run.yaml", tmp_path / "run"

@@ -36,8 +36,8 @@ def lengths(resolved):
 
 
 def test_cores_own_sources_have_cores_options():
-    ours = [ref for ref in discover("prompts").values() if ref.distribution == "rlhf-core"]
-    assert len(ours) == 4
+    ours = [ref for ref in discover("prompts").values() if ref.distribution in ("rlhf-core", "rlhf-data")]
+    assert len(ours) == 5
     assert all(issubclass(load("prompts", ref.name).component.config, PromptsConfig) for ref in ours)
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rlhf_core.batching import collate, masked
-from rlhf_core.models.batched_forward import forward_rows, with_trainer_log_probs
-from rlhf_core.models.forward import policy_forward
+from rlhf_core.models.batched_forward import forward_rows
 from rlhf_core.strategy import Strategy
+from rlhf_forward.forward import policy_forward
 from rlhf_testing.models import tiny_model
 from rlhf_testing.samples import make_item
 
@@ -56,14 +56,16 @@ def expected(model: torch.nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("batch_tokens", [None, 1, 12])
 def test_each_sample_gets_its_own_log_probs(model: torch.nn.Module, batch_tokens: int | None, shared: bool) -> None:
+    def forward(items: Sequence[Any]) -> torch.Tensor:
+        return policy_forward(model, collate(items), 0.7).log_probs
+
     model.train()
-    filled = with_trainer_log_probs(
-        ITEMS, model, TwoRanks(), empty=masked(ITEMS[0]), shared=shared, temperature=0.7, batch_tokens=batch_tokens
-    )
+    empty = masked(ITEMS[0])
+    found = forward_rows(TwoRanks(), model, ITEMS, forward, empty=empty, batch_tokens=batch_tokens, shared=shared)
     assert model.training, "the mode is put back"
-    for item, row in zip(filled, expected(model), strict=True):
-        torch.testing.assert_close(item.trainer_log_probs, row, rtol=1e-5, atol=1e-5)
-        assert not item.trainer_log_probs.requires_grad
+    for row, alone in zip(found, expected(model), strict=True):
+        torch.testing.assert_close(row[: len(alone)], alone, rtol=1e-5, atol=1e-5)
+        assert not row.requires_grad
 
 
 @pytest.mark.parametrize("rank", [0, 1])

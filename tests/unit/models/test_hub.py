@@ -14,9 +14,9 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.models import hub
 from rlhf_core.models.hub import check_hub
 from rlhf_core.models.loading import load_tokenizer
-from rlhf_core.models.meta import meta_model
-from rlhf_core.prompts.config import HfDatasetConfig
-from rlhf_core.prompts.hf_dataset import build
+from rlhf_data.config import HfDatasetConfig
+from rlhf_data.hf_dataset import build
+from rlhf_plan.meta import meta_model
 
 NAME = "no-such-owner/no-such-model"
 

@@ -12,9 +12,9 @@ from rlhf_core.batching import collate
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import DataError, PluginError, UserInputError
 from rlhf_core.models.kinds import ModelKind, kind_for
-from rlhf_core.models.rows import PaddedRows, model_rows
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.runfolder.folder import RunFolder
+from rlhf_forward.rows import PaddedRows, model_rows
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_passes.packing import PackedRows
 from rlhf_testing.models import tiny_model, tiny_tokenizer

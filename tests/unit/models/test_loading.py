@@ -19,8 +19,8 @@ from rlhf_core.models.loading import (
     merged_weights,
     save_plain_model,
 )
-from rlhf_core.models.meta import meta_model
 from rlhf_core.models.pretrained import add_lora
+from rlhf_plan.meta import meta_model
 from rlhf_testing.models import save_tiny_model, tiny_model, tiny_tokenizer
 
 IDS = torch.arange(4, 14)[None]

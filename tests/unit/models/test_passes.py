@@ -8,16 +8,17 @@ from rlhf_core.batching import collate
 from rlhf_core.columns import Column
 from rlhf_core.errors import PluginError
 from rlhf_core.models.batched_forward import forward_rows
-from rlhf_core.models.forward import policy_forward, value_forward
 from rlhf_core.models.passes import GroupPasses, PassModels
 from rlhf_core.types import RolloutGroup
+from rlhf_forward import model_passes
+from rlhf_forward.forward import policy_forward, value_forward
 from rlhf_testing.models import tiny_model
 from rlhf_testing.samples import make_group
 
 
 def passes(strategy, models, **options):
     context = PassModels(strategy, models, temperature=options.pop("temperature", 1.0), **options)
-    return GroupPasses(strategy, context.passes_of(frozenset(models)))
+    return GroupPasses(strategy, model_passes(context, models))
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import torch
 
 from rlhf_core.batching import masked
 from rlhf_core.errors import ConfigError, DivergenceError, OutOfMemoryError
-from rlhf_core.models import transformer_blocks
 from rlhf_core.training.updater import GAP_KEY, Updater
+from rlhf_forward import transformer_blocks
 
 
 def run_backward(setup, **options):

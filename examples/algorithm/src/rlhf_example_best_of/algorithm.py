@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
-from rlhf_core.functional import masked_sum
-from rlhf_core.models import policy_forward
+from rlhf_forward import masked_sum, policy_forward
 
 
 class BestOf(RolloutAlgorithm):

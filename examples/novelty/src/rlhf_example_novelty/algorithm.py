@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from rlhf_core import EpisodeOutput, Experience, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.algorithm import FrozenModel, GroupPass, Mean, PassContext
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.functional import masked_mean, masked_sum
-from rlhf_core.models import policy_forward
+from rlhf_forward import masked_mean, masked_sum, policy_forward
 
 from .config import NovelConfig
 from .witness import NOVELTY, WitnessPass
@@ -32,7 +31,7 @@ class Novel(RolloutAlgorithm):
         return {"witness": FrozenModel(witness.path, offload=witness.offload)}
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
-        return [*super().passes(context), WitnessPass(context)]
+        return [WitnessPass(context)]
 
     def advantages(self, episode: Experience) -> EpisodeOutput:
         """The whole episode, on every rank."""

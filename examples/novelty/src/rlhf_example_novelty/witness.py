@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlhf_core import Column, Columns, Experience, RolloutGroup
 from rlhf_core.algorithm import GroupPass, PassContext
-from rlhf_core.models import policy_forward
+from rlhf_forward import policy_forward
 
 NOVELTY = "novelty"
 """Column: [A] float32, the nats by which the witness is surprised by each token of the response."""

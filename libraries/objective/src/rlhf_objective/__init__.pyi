@@ -38,6 +38,8 @@ from .named_functions import FunctionChoice as FunctionChoice
 from .named_functions import FunctionUse as FunctionUse
 from .named_functions import NamesFunctions as NamesFunctions
 from .named_functions import bind_use as bind_use
+from .penalties import KL_PENALTY as KL_PENALTY
+from .penalties import LENGTH_PENALTY as LENGTH_PENALTY
 from .policy import PolicyObjective as PolicyObjective
 from .policy import PolicyTerms as PolicyTerms
 from .section import PolicyLossSection as PolicyLossSection

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlhf_core.functional import mean_over_ranks
 from rlhf_core.types import Experience
 from rlhf_core.whole import Whole
+from rlhf_forward import mean_over_ranks
 
 from . import DivergenceBound, off_policy_correction
 from .section import PolicyObjectiveSection

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import rlhf_core.functional as functional
+import rlhf_forward
 import rlhf_objective as objective
 from rlhf_core.algorithm import needs_greedy_answer, needs_of
 from rlhf_core.errors import ConfigError, RlhfError
-from rlhf_core.functional.masking import turn_ids
-from rlhf_core.whole import KL_PENALTY, LENGTH_PENALTY, Whole
+from rlhf_core.whole import Whole
+from rlhf_forward.masking import turn_ids
+
+from .penalties import KL_PENALTY, LENGTH_PENALTY
 
 if TYPE_CHECKING:
     import torch
@@ -84,10 +86,10 @@ def estimated(
         whole.scalars,
         scores=scores,
         totals=totals,
-        kl=None if kl is None else whole.of_all(functional.masked_sum(kl.double(), mask, dim=-1)),
+        kl=None if kl is None else whole.of_all(rlhf_forward.masked_sum(kl.double(), mask, dim=-1)),
         rewards=named,
     )
-    return functional.to_tokens(whole.here(_checked(estimator(scalars), scores.shape)), mask)
+    return rlhf_forward.to_tokens(whole.here(_checked(estimator(scalars), scores.shape)), mask)
 
 
 def check_groups(algorithm: str, estimator: Callable[..., Any] | None, samples_per_prompt: int) -> None:

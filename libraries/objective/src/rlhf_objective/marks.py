@@ -8,9 +8,9 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.columns import Column, Columns
-from rlhf_core.functional import uniforms
 from rlhf_core.types import Experience
 from rlhf_core.whole import Whole
+from rlhf_forward import uniforms
 
 from . import EpisodeTokens
 

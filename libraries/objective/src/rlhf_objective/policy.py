@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.algorithm import LossTerm, Metric
 from rlhf_core.columns import Column
-from rlhf_core.functional import aggregate_count, aggregate_sum, mean_over_ranks
-from rlhf_core.functional.masking import sum_and_mean_over_ranks
-from rlhf_core.models import policy_forward
 from rlhf_core.types import Experience
 from rlhf_core.whole import EpisodeScalars, Whole
+from rlhf_forward import aggregate_count, aggregate_sum, mean_over_ranks, policy_forward
+from rlhf_forward.masking import sum_and_mean_over_ranks
 
 from . import EntropyController, PolicyLoss, PolicyLossInput, bind_use, kl_estimate, overlong_penalty, policy_metrics
 from .correction import importance_weights
@@ -25,7 +24,7 @@ from .section import PolicyObjectiveSection
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from rlhf_core.models.forward import PolicyOutput
+    from rlhf_forward.forward import PolicyOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,9 @@ class PolicyTerms:
 class PolicyObjective:
     """The options of a `PolicyObjectiveSection` at work: an algorithm has one, and adds what is its own.
 
-    `advantages()` calls `shaped`, `kl` and `corrected`; `loss()` calls `terms_of`; `end_episode()`, `state_dict()` and
-    `load_state_dict()` call the same of it; its `columns` are the algorithm's.
+    `policy_log_probs()` calls `log_probs`; `advantages()` calls `shaped`, `kl` and `corrected`; `loss()` calls
+    `terms_of`; `end_episode()`, `state_dict()` and `load_state_dict()` call the same of it; its `columns` are the
+    algorithm's.
     """
 
     columns: Mapping[str, Column] = COLUMNS
@@ -153,6 +153,10 @@ class PolicyObjective:
         """Restore `state_dict`; a state without an entropy coefficient leaves it where it begins."""
         if self._entropy is not None and "entropy_coef" in state:
             self._entropy.coefficient = float(state["entropy_coef"])
+
+    def log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
+        """[B, A] log-probs of the sampled tokens: `RolloutAlgorithm.policy_log_probs`."""
+        return policy_forward(policy, batch, self._temperature).log_probs
 
     def terms_of(self, policy: nn.Module, batch: Experience) -> PolicyTerms:
         """Forward a micro-batch through the policy: the sums of `terms`."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlhf_core.functional.logprobs import LEAST_LOGIT, Temperature, rows_of
+from rlhf_forward.logprobs import LEAST_LOGIT, Temperature, rows_of
 
 from .fast_linear import multiply
 from .vocabulary_gradients import total_gradient

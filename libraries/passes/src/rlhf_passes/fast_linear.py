@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from rlhf_core.models.replaced_forwards import forwards_of, replaced_forwards
+from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
 
 MIN_MULTIPLICATIONS = 1 << 22
 """For smaller products the call overhead outweighs the gain. A constant, so that runs repeat bit for bit."""

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from rlhf_core.batching import fills_host_memory
-from rlhf_core.models.forward_passes import ActionLabels, ForwardPasses, applying, plain_log_probs
-from rlhf_core.models.rows import PaddedRows
+from rlhf_core.models.forward_passes import applying
+from rlhf_forward.padded_passes import ActionLabels, PaddedPasses, plain_log_probs
+from rlhf_forward.rows import PaddedRows
 
 from .fast_linear import fast_linears
 from .lean_blocks import lean_mlps, lean_norms
@@ -19,7 +20,7 @@ from .lean_logits import can_reuse, lean_log_probs
 from .packing import PackedRows, packed_attention, takes_packed_rows
 
 
-class FastPasses(ForwardPasses):
+class FastPasses(PaddedPasses):
     """Rows without padding, with faster matrix products and with less kept for the backward, where supported."""
 
     @contextmanager

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlhf_core.models.replaced_forwards import forwards_of, replaced_forwards
+from rlhf_forward.architectures import with_trait
+from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
 
 from .fast_linear import is_plain, linear_product, multiply
 
-GATED_MLPS = frozenset(
-    {"GemmaMLP", "GraniteMLP", "LlamaMLP", "MistralMLP", "Olmo2MLP", "OlmoMLP", "Qwen2MLP", "Qwen3MLP", "SmolLM3MLP"}
-)
-"""Classes of transformers whose forward is the one above."""
+_GATED_IN = frozenset(f"transformers.models.{name}.modeling_{name}" for name in with_trait("gated-mlp"))
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -45,7 +43,7 @@ def lean_norms(*models: nn.Module) -> AbstractContextManager[None]:
 
 def _is_gated(module: nn.Module) -> bool:
     kind = type(module)
-    return kind.__name__ in GATED_MLPS and kind.__module__.startswith("transformers.models.")
+    return kind.__module__ in _GATED_IN and kind.__name__.endswith("MLP")
 
 
 def _mlp_forward(mlp: Any, inputs: Tensor) -> Tensor:

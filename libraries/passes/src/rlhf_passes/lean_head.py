@@ -14,16 +14,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.functional.logprobs import Temperature
-from rlhf_core.models.replaced_forwards import replaced_forwards
+from rlhf_forward.architectures import has_trait
+from rlhf_forward.logprobs import Temperature
+from rlhf_forward.replaced_forwards import replaced_forwards
 
 from .chunked import VocabularyPart, chunked_log_probs_and_entropy
 from .vocabulary_gradients import adds_directly, part_of
-
-PLAIN_HEADS = frozenset(
-    {"llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm"}
-)
-"""Model types whose logits are the head's plain output (no soft cap, no scale)."""
 
 MIN_LOGITS = 1 << 24
 """For smaller outputs (64 MB in float32) recomputation does not pay."""
@@ -34,7 +30,7 @@ CHUNK_LOGITS = 1 << 22
 
 def has_plain_logits(model: nn.Module) -> bool:
     """Whether the logits of the innermost `model` are its head's output, which nothing else keeps."""
-    return getattr(getattr(model, "config", None), "model_type", None) in PLAIN_HEADS
+    return has_trait(getattr(model, "config", None), "plain-head")
 
 
 def can_be_lean(model: nn.Module, num_tokens: int) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlhf_core.functional.logprobs import LEAST_LOGIT, Temperature, rows_of, scaled_logits
+from rlhf_forward.logprobs import LEAST_LOGIT, Temperature, rows_of, scaled_logits
 
 from .fast_linear import is_plain
 

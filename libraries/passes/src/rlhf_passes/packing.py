@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlhf_core.functional.masking import position_ids_of
-from rlhf_core.models.shared_pass import packs
+from rlhf_forward.masking import position_ids_of
+from rlhf_forward.shared_pass import packs
 
 if TYPE_CHECKING:
-    from rlhf_core.models.rows import PaddedRows
+    from rlhf_forward.rows import PaddedRows
 
 ATTENTION = "rlhf_packed"
 """transformers' name of the attention function: `sdpa` with support for packed samples."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from rlhf_core.models.replaced_forwards import Forward, replaced_forwards
+from rlhf_forward.replaced_forwards import Forward, replaced_forwards
 
 from .fast_linear import is_fast, is_plain, linear_product, multiply
 

@@ -70,7 +70,7 @@ def sampling_params(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBa
 
 def set_eos(model: nn.Module, eos_token_id: int | Sequence[int] | None) -> None:
     """Add tokens that end an answer, in the model's generation config, where engines read them."""
-    from rlhf_core.models.forward import innermost
+    from rlhf_forward.forward import innermost
 
     config: Any = getattr(innermost(model), "generation_config", None)
     if eos_token_id is not None and config is not None:

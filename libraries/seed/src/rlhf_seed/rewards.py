@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.contexts import reward_context
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.classifier import last_token_scores
 from rlhf_core.models.loading import disable_dropout, is_lora
 from rlhf_core.plugins.discovery import load
 from rlhf_core.rewards.scorer import RewardSpec, reward_spec
+from rlhf_forward import last_token_scores
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +114,7 @@ class TokenReward:
         """One score an answer."""
         import torch
 
-        from rlhf_core.functional.masking import mask_from_lengths
+        from rlhf_forward.masking import mask_from_lengths
 
         rows = [torch.tensor(rollout.prompt_ids + rollout.completion_ids) for rollout in rollouts]
         lengths = torch.tensor([len(row) for row in rows], device=self._device)
@@ -180,7 +180,7 @@ class NeuralReward:
         """Scores [B] of rows of one length."""
         import torch
 
-        from rlhf_core.models.own_lengths import own_lengths
+        from rlhf_forward.row_lengths import own_lengths
 
         ids = torch.stack(list(rows)).to(self._device)
         with own_lengths(self._model, torch.full_like(ids, ids.shape[1])):

@@ -143,7 +143,7 @@ class RolloutBench(LossBench):
         import torch
 
         from rlhf_core.batching import to_device
-        from rlhf_core.models.forward import policy_forward
+        from rlhf_forward.forward import policy_forward
 
         with torch.no_grad():
             batch = to_device(self.episode, self.device)
@@ -199,8 +199,8 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
     import torch
 
     from rlhf_core.batching import collate, to_device
-    from rlhf_core.models.forward import policy_forward
     from rlhf_core.models.passes import GroupPasses, PassModels
+    from rlhf_forward.forward import policy_forward
 
     place, here = LocalPlace(torch.device(device), torch.float32), dict(models)
     for seed, role in enumerate(sorted(algorithm.roles - models.keys()), start=4):

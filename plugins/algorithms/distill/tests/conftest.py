@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.functional import mask_from_lengths
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.types import Experience, SamplingParams
+from rlhf_forward import mask_from_lengths
 from rlhf_testing.models import tiny_tokenizer
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.functional import uniforms
-from rlhf_core.functional.masking import mask_from_lengths
+from rlhf_forward import uniforms
+from rlhf_forward.masking import mask_from_lengths
 from rlhf_group.covariance import covariances, largest, some_between
 from rlhf_objective import EpisodeTokens, PolicyLossInput, ppo_policy_loss
 from rlhf_objective.named_functions import bind_function

@@ -12,10 +12,10 @@ import torch
 
 from rlhf_core.algorithm import LossOutput
 from rlhf_core.batching import collate, split
-from rlhf_core.functional.masking import mask_from_lengths
-from rlhf_core.models.forward import policy_forward
 from rlhf_core.plugins.discovery import load
 from rlhf_core.types import Experience
+from rlhf_forward.forward import policy_forward
+from rlhf_forward.masking import mask_from_lengths
 from rlhf_testing.models import tiny_model
 
 LENGTHS = [2, 3, 1, 4]

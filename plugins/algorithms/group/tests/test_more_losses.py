@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.functional.masking import mask_from_lengths
+from rlhf_forward.masking import mask_from_lengths
 from rlhf_objective import PolicyLoss, PolicyLossInput
 from rlhf_objective.named_functions import bind_function
 

@@ -16,10 +16,10 @@ from huggingface_hub import constants
 from rlhf_core.batching import collate
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.forward import value_forward
 from rlhf_core.models.pretrained import add_lora
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem
+from rlhf_forward.forward import value_forward
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_ppo import Critic
 from rlhf_ppo.seed_trainer.saving import save_critic

@@ -22,12 +22,12 @@ from rlhf_core.batching import collate, split
 from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import RlhfError, UserInputError
-from rlhf_core.models.forward import policy_forward, value_forward
 from rlhf_core.models.pretrained import add_lora
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.updater import Updater
 from rlhf_core.types import BufferItem, Experience
+from rlhf_forward.forward import policy_forward, value_forward
 from rlhf_ppo import Critic
 from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.models.forward import policy_forward, value_forward
 from rlhf_core.types import Experience
+from rlhf_forward.forward import policy_forward, value_forward
 from rlhf_objective.functional.losses import ppo_policy_loss, value_loss
 from rlhf_ppo import OLTrainer, PPOTrainer
 from rlhf_ppo.seed_trainer.base import SampleBuffer

@@ -31,7 +31,7 @@ def ask(url, rollouts, *, token=None, **options):
 @pytest.mark.slow
 def test_200_concurrent_requests_lose_nothing_in_bounded_memory(serve):
     served = serve(
-        f"{REWARDS}:slow_number", "--port", "0", "--max-in-flight", "4", "--max-connections", "64",
+        f"{REWARDS}:slow_number", "--port", "0", "--max-in-flight", "4",
         "--option", "seconds=0.01", "--option", "concurrency=4",
     )  # fmt: skip
     ask(served.url, [make_rollout(0)])

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlhf_core.functional.masking import Reduce, last_true_index, masked_sum, var_over_ranks
 from rlhf_core.whole import alone
+from rlhf_forward.masking import Reduce, last_true_index, masked_sum, var_over_ranks
 
 
 @dataclass(frozen=True, slots=True)

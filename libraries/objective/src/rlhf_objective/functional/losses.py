@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from rlhf_core.algorithm import Mean, Metric
-from rlhf_core.functional.logprobs import token_log_probs
-from rlhf_core.functional.masking import Reduce, masked_mean, masked_sum
 from rlhf_core.whole import alone
+from rlhf_forward.logprobs import token_log_probs
+from rlhf_forward.masking import Reduce, masked_mean, masked_sum
 
 from .kl import clamp_log_ratio, kl_estimate
 
 if TYPE_CHECKING:
-    from rlhf_core.models.forward import PolicyOutput
+    from rlhf_forward.forward import PolicyOutput
 
 RatioLevel = Literal["token", "sequence"]
 """Level of an importance ratio: each token, or the geometric mean over its sequence (GSPO)."""

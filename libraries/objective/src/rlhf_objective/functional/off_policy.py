@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlhf_core.functional.masking import Reduce, masked_mean, masked_sum
 from rlhf_core.whole import alone
+from rlhf_forward.masking import Reduce, masked_mean, masked_sum
 
 from .kl import clamp_log_ratio, kl_estimate
 from .losses import RatioLevel, effective_sample_size

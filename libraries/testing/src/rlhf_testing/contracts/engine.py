@@ -56,7 +56,7 @@ class Bench:
     def gap_of(self, requests: Sequence[GenerationRequest], found: dict[int, Completion], temperature: float) -> float:
         import torch
 
-        from rlhf_core.models.forward import policy_forward
+        from rlhf_forward.forward import policy_forward
 
         batch = as_experience([(request.prompt_ids, found[request.sample_id]) for request in requests])
         with torch.no_grad():
@@ -169,8 +169,8 @@ class EngineContract(ComponentContract):
     def test_greedy_takes_the_likeliest(self, bench: Bench) -> None:
         import torch
 
-        from rlhf_core.functional.logprobs import response_logits
-        from rlhf_core.models.forward import causal_lm_logits
+        from rlhf_forward.forward import causal_lm_logits
+        from rlhf_forward.logprobs import response_logits
 
         requests = make_requests(4)
         found = bench.answers(requests, SamplingParams(max_new_tokens=6, greedy=True))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-import rlhf_core.functional as functional
+import rlhf_forward
 import rlhf_objective as objective
 
 from .functions import FunctionContract
@@ -117,7 +117,7 @@ def _batch(distance: float) -> PolicyLossInput:
     import torch
 
     generator = torch.Generator().manual_seed(7)
-    mask = functional.mask_from_lengths(torch.tensor([4, 1, 6, 3, 0, 5]), 6)
+    mask = rlhf_forward.mask_from_lengths(torch.tensor([4, 1, 6, 3, 0, 5]), 6)
     mask[2, 2:4] = False  # an observation between two turns
     old = -torch.rand(mask.shape, generator=generator) * 3 - 0.05
     moved = (torch.rand(mask.shape, generator=generator) - 0.5) * 2 * distance

@@ -27,10 +27,9 @@ from rlhf_core.algorithm import (
 )
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import ConfigError
-from rlhf_core.functional import aggregate_count, aggregate_sum, masked_sum, mean_over_ranks, to_tokens
-from rlhf_core.models import policy_forward
 from rlhf_core.types import Experience, Role
 from rlhf_core.whole import Whole, whole_of
+from rlhf_forward import aggregate_count, aggregate_sum, masked_sum, mean_over_ranks, policy_forward, to_tokens
 from rlhf_objective import clamp_log_ratio, leave_one_out, policy_metrics, ppo_policy_loss
 
 from .config import DistillConfig

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from rlhf_core import Column
 from rlhf_core.algorithm import GroupPass, PassContext
-from rlhf_core.models import policy_forward
 from rlhf_core.types import Experience, RolloutGroup
+from rlhf_forward import policy_forward
 
 from .divergence import with_rest
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from rlhf_core.algorithm import (
     EpisodeOutput,
+    GroupPass,
     LossOutput,
     LossTerm,
     Needs,
+    PassContext,
     RolloutAlgorithm,
     needs_greedy_answer,
     needs_of,
@@ -20,6 +22,7 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience, Role, RolloutGroup
 from rlhf_core.whole import whole_of
+from rlhf_forward import model_passes
 from rlhf_objective import FlatGroups, PolicyObjective, check_groups, estimated, group_spread, token_rewards
 
 from .config import CriticFreeConfig
@@ -70,6 +73,12 @@ class CriticFree(RolloutAlgorithm):
     @property
     def needs_trainer_log_probs(self) -> bool:
         return self._config.corrects_off_policy
+
+    def policy_log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
+        return self._objective.log_probs(policy, batch)
+
+    def passes(self, context: PassContext) -> Sequence[GroupPass]:
+        return model_passes(context, self.roles)
 
     def keep(self, group: RolloutGroup) -> bool:
         """With dynamic sampling, keep only groups whose samples differ in score, length penalties aside."""

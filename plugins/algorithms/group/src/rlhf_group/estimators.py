@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-import rlhf_core.functional as functional  # loads torch when it computes, not when options are read
+import rlhf_forward  # loads torch when it computes, not when options are read
 import rlhf_objective as objective
 from rlhf_core.algorithm import needs
-from rlhf_core.whole import KL_PENALTY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +39,7 @@ def leave_one_out(episode: EpisodeScalars) -> Tensor:
 @needs("row")
 def reward_to_go(rows: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> Tensor:
     """Sum of the rewards from each token on, whitened over all tokens of the episode (Hu 2025)."""
-    return functional.masked_whiten(
+    return rlhf_forward.masked_whiten(
         objective.rewards_to_go(rows.rewards, rows.mask, gamma), rows.mask, all_reduce=rows.all_reduce
     )
 
@@ -58,7 +57,7 @@ def remax(rows: AdvantageInput) -> Tensor:
 @needs("scalars", compares_answers=True)
 def group_whitened(episode: EpisodeScalars) -> Tensor:
     """reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""
-    return functional.whitened_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
+    return rlhf_forward.whitened_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
 
 
 @needs("scalars", compares_answers=True)
@@ -76,11 +75,11 @@ def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: 
             reward,
             episode.group_ids,
             sample_ids=episode.row_sample_ids,
-            divide_by_std=divide_by_std and name != KL_PENALTY,
+            divide_by_std=divide_by_std and name != objective.KL_PENALTY,
             leave_one_out=leave_one_out,
         )
         total = total + episode.weights.get(name, 1.0) * part
-    return functional.whitened_by_counts(total, episode.lengths)
+    return rlhf_forward.whitened_by_counts(total, episode.lengths)
 
 
 @needs("scalars", compares_answers=True)

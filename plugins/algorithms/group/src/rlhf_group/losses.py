@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-import rlhf_core.functional as functional  # loads torch when a loss is computed, not when its options are read
+import rlhf_forward  # loads torch when a loss is computed, not when its options are read
 import rlhf_objective as objective
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def gmpo(
     log_ratio = torch.where(mask, batch.log_probs - batch.old_log_probs, 0.0)
     inside = log_ratio.clamp(-clip_eps, clip_eps if clip_eps_high is None else clip_eps_high)
     kept = torch.where(advantages > 0, torch.minimum(log_ratio, inside), torch.maximum(log_ratio, inside))
-    mean = functional.masked_mean(kept, mask, dim=-1).unsqueeze(-1).detach()
+    mean = rlhf_forward.masked_mean(kept, mask, dim=-1).unsqueeze(-1).detach()
     ratio = objective.clamp_log_ratio(torch.where(mask, mean + kept - kept.detach(), 0.0)).exp()
     clipped = (kept != log_ratio).detach() & mask
     return objective.PolicyLoss(

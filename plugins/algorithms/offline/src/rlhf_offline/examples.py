@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.models import causal_lm_logits
 from rlhf_core.prompts import PromptEncoder
+from rlhf_forward import causal_lm_logits
 from rlhf_objective import masked_cross_entropy
 
 from .packing import packed_logits

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
-from rlhf_core.functional import masked_sum
 from rlhf_core.types import Role
+from rlhf_forward import masked_sum
 
 from .config import KTOConfig
 from .examples import answer_example, answer_log_probs

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.functional import masked_sum
+from rlhf_forward import masked_sum
 
 from .config import ORPOConfig
 from .pairs import PairAlgorithm, PairBatch, PairLoss, pair_log_probs, pair_output

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import carries_state, innermost, own_lengths
+from rlhf_forward import carries_state, innermost, own_lengths
 
 
 def plan_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

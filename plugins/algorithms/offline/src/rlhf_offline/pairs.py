@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean, Metric
 from rlhf_core.errors import DataError
-from rlhf_core.functional import masked_sum
+from rlhf_forward import masked_sum
 
 from .examples import Example, ExampleBatch, answer_example, answer_log_probs, collate_examples
 from .policy_only import PolicyOnly

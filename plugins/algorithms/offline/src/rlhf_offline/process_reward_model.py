@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
-from rlhf_core.models import innermost, own_lengths
 from rlhf_core.prompts import PromptEncoder
+from rlhf_forward import innermost, own_lengths
 
 from .config import ProcessRewardModelConfig
 from .examples import Example, ExampleBatch, collate_examples

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import own_lengths
+from rlhf_forward import own_lengths
 
 from .config import RewardModelConfig
 from .pairs import Pair, PairAlgorithm, PairBatch, PairLoss, collate_pairs, pair_output

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
-from rlhf_core.functional import masked_sum
+from rlhf_forward import masked_sum
 from rlhf_objective import masked_cross_entropy
 
 from .chat import conversation_example

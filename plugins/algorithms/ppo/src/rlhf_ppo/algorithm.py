@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rlhf_core.algorithm import (
     EpisodeOutput,
+    GroupPass,
     LossOutput,
     LossTerm,
     Mean,
     Needs,
+    PassContext,
     RolloutAlgorithm,
     needs_greedy_answer,
     needs_of,
 )
 from rlhf_core.batching import pinned
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.functional import aggregate_count, masked_whiten
 from rlhf_core.types import BufferItem, Experience, Role
-from rlhf_core.whole import Whole, whole_of
+from rlhf_core.whole import whole_of
+from rlhf_forward import aggregate_count, masked_whiten, model_passes
 from rlhf_objective import (
     AdaptiveKLController,
     FixedKLController,
@@ -39,6 +40,7 @@ from rlhf_objective import (
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
 from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pretraining_loss
+from .turns import turn_scores
 
 
 def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
@@ -103,6 +105,12 @@ class PPO(RolloutAlgorithm):
     def needs_trainer_log_probs(self) -> bool:
         return self._config.corrects_off_policy
 
+    def policy_log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
+        return self._objective.log_probs(policy, batch)
+
+    def passes(self, context: PassContext) -> Sequence[GroupPass]:
+        return model_passes(context, self.roles)
+
     def build_critic(self, policy: nn.Module) -> nn.Module:
         return Critic.from_pretrained(policy)
 
@@ -120,7 +128,7 @@ class PPO(RolloutAlgorithm):
         kl = self._objective.kl(episode, whole, metrics)
         in_reward = kl if config.kl_in == "reward" else None
         coefficient = self._controller.value if episode.kl_coef is None else episode.kl_coef
-        rewards = token_rewards(whole.here(shaped.scores), in_reward, coefficient, mask, _of_turns(episode, whole))
+        rewards = token_rewards(whole.here(shaped.scores), in_reward, coefficient, mask, turn_scores(episode, whole))
         result = gae(rewards, episode.values, mask, config.gamma, config.lam)
         advantages, returns = result.advantages, result.returns
         if config.critic_lam is not None and config.critic_lam != config.lam:
@@ -184,14 +192,6 @@ class PPO(RolloutAlgorithm):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._controller.load_state_dict(state["kl_controller"])
         self._objective.load_state_dict(state)
-
-
-def _of_turns(episode: Experience, whole: Whole) -> Tensor | None:
-    """[R, A] the part of the scores that was earned in turns of an environment; None without one."""
-    given = episode.columns.get("turn_rewards")  # [R, A, rewards], raw
-    if given is None:
-        return None
-    return cast(Tensor, given @ torch.tensor([whole.scalars.weights.get(name, 1.0) for name in episode.rewards]))
 
 
 def _controller(config: PPOConfig) -> KLController:

@@ -14,16 +14,10 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
 from rlhf_core.algorithm import Mean, Metric
-from rlhf_core.functional import aggregate_sum, mean_over_ranks
-from rlhf_core.models import (
-    check_hub,
-    is_lora,
-    merged_weights,
-    value_forward,
-    write_transformers_folder,
-)
+from rlhf_core.models import check_hub, is_lora, merged_weights, write_transformers_folder
 from rlhf_core.types import Experience
 from rlhf_core.whole import Whole
+from rlhf_forward import aggregate_sum, mean_over_ranks, value_forward
 from rlhf_objective import explained_variance, value_loss
 from rlhf_passes import Packing, takes_packed_rows
 
@@ -36,7 +30,7 @@ class Critic(nn.Module):
     """Value of the state after each token: forward gives [B, S] float32.
 
     The value of the state *before* response token t is read at position P + t - 1, with the same helper that slices
-    log-probs (`rlhf_core.functional.logprobs.response_values`). The head starts at zero, so a new critic predicts 0
+    log-probs (`rlhf_forward.logprobs.response_values`). The head starts at zero, so a new critic predicts 0
     everywhere, independent of the seed.
     """
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.errors import DataError
-from rlhf_core.functional import masked_sum
-from rlhf_core.models import causal_lm_logits
 from rlhf_core.types import BufferItem, Experience
+from rlhf_forward import causal_lm_logits, masked_sum
 from rlhf_objective import masked_cross_entropy
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
 from rlhf_core.config import ModelConfig, ResolvedRun
-from rlhf_core.models import meta_model
 from rlhf_core.prompts import PromptStream
 from rlhf_core.strategy import StateBytes
 from rlhf_core.util import peak_resident_bytes
@@ -16,6 +15,7 @@ from rlhf_core.wiring import RunInputs, build_strategy, model_dtype
 
 from .layouts import Layout, processes_per_rank, smallest_layout
 from .machine import GPU_ELSEWHERE, measure
+from .meta import meta_model
 from .shape import model_shape
 from .work import ProcessPlan, Work
 

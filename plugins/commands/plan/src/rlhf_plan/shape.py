@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config import ModelConfig
-from rlhf_core.models import meta_model
+
+from .meta import meta_model
 
 if TYPE_CHECKING:
     from torch import nn

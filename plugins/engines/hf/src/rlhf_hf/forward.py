@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.models import RowLengths, innermost, kind_of
+from rlhf_core.models import kind_of
+from rlhf_forward import RowLengths, innermost
 
 
 class ModelForward:

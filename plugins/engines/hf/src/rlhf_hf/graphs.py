@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlhf_core.models import explained_compiling
+from rlhf_forward import explained_compiling
 
 from .cache import SlotCache
 

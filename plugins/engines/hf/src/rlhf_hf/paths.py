@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_core.models import feels_padding
+from rlhf_forward import feels_padding
 
 from .forward import ModelForward
 from .lockstep import LockstepModel, Way

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rlhf_core.errors import DivergenceError
-from rlhf_core.functional import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
 from rlhf_core.types import FinishReason, SamplingParams
+from rlhf_forward import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
 
 from .rows import Decoder, Row, StopRule
 

@@ -1,13 +1,24 @@
-"""The prompt source of this distribution, as its entry point declares it."""
+"""The prompt sources and the section of this distribution, as its entry points declare them."""
 
 from __future__ import annotations
 
 from rlhf_core import Component
 
-from .config import SortDigitsConfig
+from .config import CurriculumConfig, HfDatasetConfig, MixtureConfig, SortDigitsConfig
 
+hf_dataset = Component(
+    summary="A Hugging Face dataset: a saved folder, Parquet, JSONL or CSV files, or a hub name.",
+    config=HfDatasetConfig,
+    build="rlhf_data.hf_dataset:build",
+)
+mixture = Component(
+    summary="Several sources, each with a share of the stream.",
+    config=MixtureConfig,
+    build="rlhf_data.mixture:build",
+)
 sort_digits = Component(
     summary="Made in code: sort the digits of a number (the quickstart's task).",
     config=SortDigitsConfig,
     build="rlhf_data.sort_digits:build",
 )
+curriculum = Component(summary="Draws prompts by the success of their answers so far.", config=CurriculumConfig)

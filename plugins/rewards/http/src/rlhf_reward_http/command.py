@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from .server import RewardServer, RewardServerLimits, Score
 
+_STOP_SECONDS = 30.0
+"""Grace period of requests in flight when the server stops."""
+
 
 @click.command("serve-reward")
 @click.argument("name")
@@ -31,20 +34,7 @@ if TYPE_CHECKING:
 @click.option("--device", default="auto", show_default=True, help="Where the reward computes: auto, cpu, cuda, cuda:N.")
 @click.option("--max-in-flight", type=click.IntRange(min=1), default=8, show_default=True, help="Requests at once.")
 @click.option(
-    "--max-connections", type=click.IntRange(min=1), default=256, show_default=True, help="Open connections at most."
-)
-@click.option(
     "--max-body-bytes", type=click.IntRange(min=1024), default=8 * 2**20, show_default=True, help="Largest request."
-)
-@click.option(
-    "--max-bytes-in-flight",
-    type=click.IntRange(min=1024),
-    default=16 * 2**20,
-    show_default=True,
-    help="Of all requests at once; parsed, they take up to 25 times this.",
-)
-@click.option(
-    "--stop-seconds", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Grace for those in flight."
 )
 def serve_reward(
     name: str,
@@ -54,10 +44,7 @@ def serve_reward(
     token_env: str | None,
     device: str,
     max_in_flight: int,
-    max_connections: int,
     max_body_bytes: int,
-    max_bytes_in_flight: int,
-    stop_seconds: float,
 ) -> None:
     """Serve the reward NAME (or FILE.py:FUNCTION) to runs that use the reward `http`.
 
@@ -71,15 +58,10 @@ def serve_reward(
     from .server import RewardServerLimits
 
     token = _token(token_env, host)
-    limits = RewardServerLimits(
-        max_in_flight=max_in_flight,
-        max_connections=max_connections,
-        max_body_bytes=max_body_bytes,
-        max_bytes_in_flight=max_bytes_in_flight,
-    )
+    limits = RewardServerLimits(max_in_flight=max_in_flight, max_body_bytes=max_body_bytes)
     with closing(_scorer(name, options, device, max_in_flight)) as scorer:
         server = _bind(host, port, _scores_of(scorer), limits, token)
-        _serve(server, name, stop_seconds)
+        _serve(server, name)
 
 
 def _token(variable: str | None, host: str) -> str | None:
@@ -147,7 +129,7 @@ def _bind(host: str, port: int, score: Score, limits: RewardServerLimits, token:
         ) from None
 
 
-def _serve(server: RewardServer, name: str, stop_seconds: float) -> None:
+def _serve(server: RewardServer, name: str) -> None:
     """Until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
     from rlhf_core.distributed import stop_signals
 
@@ -167,11 +149,11 @@ def _serve(server: RewardServer, name: str, stop_seconds: float) -> None:
     shown = f"[{host!s}]" if ":" in str(host) else str(host)
     click.echo(f'serving reward "{name}" at http://{shown}:{port}{SCORE_PATH}')
     asked.wait()
-    whole = server.stop(stop_seconds)
+    whole = server.stop(_STOP_SECONDS)
     counts = server.counts
     click.echo(
         f"stopped after {counts.scored_requests} requests with {counts.scored_samples} samples "
         f"({counts.failed} failed, {counts.refused} told to come again, at most {counts.most_in_flight} in flight)"
     )
     if not whole:
-        click.echo(f"requests still running after {stop_seconds:g} s were cut off", err=True)
+        click.echo(f"requests still running after {_STOP_SECONDS:g} s were cut off", err=True)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rlhf_core.components import StrategyContext
 from rlhf_core.distributed import ProcessGroup, read_launch_env
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import transformer_blocks
 from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import StateBytes, Trained
+from rlhf_forward import transformer_blocks
 from rlhf_strategies import (
     Prepared,
     StrategyBase,

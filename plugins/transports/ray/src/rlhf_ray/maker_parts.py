@@ -40,6 +40,7 @@ from rlhf_core.rollout import (
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 from rlhf_core.wiring import RunInputs, RunParts, build_strategy, load_models
+from rlhf_forward import model_passes
 from rlhf_seed import seed_reward, strategy_by_name
 
 from .engine_thread import EngineThread
@@ -323,7 +324,7 @@ def make_worker(
         samples_per_prompt=1,
         scorer=scorer,
         hooks=hooks,
-        passes=GroupPasses(place, passes.passes_of(frozenset(here))),
+        passes=GroupPasses(place, model_passes(passes, here.keys())),
         kl_coef=kl_coef,
         number=lambda position, k: position,
     )

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.models import next_token_logits
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.util import group_into_shards
+from rlhf_forward import next_token_logits
 
 from .calls import NamedActors, ask
 from .checksum import Checksum

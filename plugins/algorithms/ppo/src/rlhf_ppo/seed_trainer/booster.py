@@ -19,9 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.distributed import ProcessGroup
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import innermost
 from rlhf_core.strategy import Trained
 from rlhf_core.util import group_into_shards, load_tree, save_tree, state_dict_shards_of
+from rlhf_forward import innermost
 from rlhf_strategies import GroupStrategy, LossScale, diverged, torch_step
 
 _METHODS = ("backward", "no_sync", "save_model", "load_model", "save_optimizer", "load_optimizer")

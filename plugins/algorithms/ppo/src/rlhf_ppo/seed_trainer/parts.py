@@ -131,7 +131,6 @@ def build_source(
         plan,
         policy=context.models.actor,
         place=strategy,
-        temperature=context.rollouts.sampling.temperature,
         batch_tokens=None,
         timer=timer,
         version=lambda: generation.publisher.version,

@@ -1,0 +1,47 @@
+"""The model of a run without its weights: built on torch's meta device, for estimates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_core.config import ModelConfig
+from rlhf_core.errors import UserInputError
+from rlhf_core.models import ModelKind, check_hub, kind_for
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def meta_model(config: ModelConfig) -> nn.Module:
+    """Build `model.path` without weights, frozen if an adapter is trained. A built-in model, which is tiny, has them.
+
+    Raises:
+        UserInputError: the model's config cannot be read.
+    """
+    return _meta_model(config).requires_grad_(config.lora is None)
+
+
+def _meta_model(config: ModelConfig) -> nn.Module:
+    import torch
+
+    kind = kind_for(config)
+    if config.path.startswith("builtin:") or type(kind) is not ModelKind:  # made in code, or its config is unknown here
+        return kind.load(dtype=torch.float32, seed=0, tokenizer=None)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = config.path
+    adapter = Path(path) / "adapter_config.json"
+    if adapter.exists():
+        path = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    check_hub(path, where="model.path")
+    try:
+        described = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        with torch.device("meta"):
+            model: nn.Module = AutoModelForCausalLM.from_config(described, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # the class depends on the model's own code
+        raise UserInputError(
+            f"its config cannot be read: {str(error).splitlines()[0]}", where=f"model.path {path}"
+        ) from error
+    return model

@@ -1,0 +1,163 @@
+"""Which prompts are worth sampling next, from the success rates of those sampled so far.
+
+A curriculum walks the order of the stream and admits or passes over one record after the other. What it learns and
+what it has drawn depend on the groups of finished waves alone, in the order of their positions, so a run with
+`max_staleness` 0 repeats exactly. The coordinator owns it; its state is in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import ConfigError
+from rlhf_core.prompts import Records
+from rlhf_core.types import RolloutGroup
+
+if TYPE_CHECKING:
+    from .config import CurriculumConfig
+
+_LOOKED_AT = 4096
+"""Records passed over for one draw before the one nearest to the gates is taken."""
+_POOL_VISITS = 16
+"""Visits after which a pool's rate is taken for its records that were never sampled."""
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """The success estimate of a record, or of a pool."""
+
+    rate: float = 0.0
+    visits: int = 0
+    perfect: int = 0
+    """Visits in a row in which every answer succeeded."""
+    passed_over: int = 0
+    """Times in a row that it was not admitted."""
+
+    def learn(self, success: float, share: float) -> None:
+        self.rate = success if not self.visits else (1 - share) * self.rate + share * success
+        self.visits += 1
+        self.perfect = self.perfect + 1 if success == 1.0 else 0
+
+
+class Curriculum:
+    """Draws records; a `Sampler` of the coordinator."""
+
+    def __init__(self, options: CurriculumConfig, records: Records, pools: Mapping[int, str]) -> None:
+        """pools: record -> the name of its pool, of all training records; empty if there are no pools."""
+        self._options = options
+        self._stream = records
+        self._pools = pools
+        self._cursor = 0
+        self._records: dict[int, _Estimate] = {}
+        self._by_pool: dict[str, _Estimate] = {}
+        self._passed_over = 0
+
+    def judge(self, group: RolloutGroup) -> float | None:
+        """The share of a group's answers whose score is a success; None if it has no answers."""
+        samples = [item.rewards for item in group.items if item.branch == 0]
+        if not samples:
+            return None
+        name = self._options.reward or next(iter(samples[0]))
+        return sum(rewards[name] >= self._options.success_score for rewards in samples) / len(samples)
+
+    def draw(self, count: int, episode: int) -> list[int]:
+        """The next records (indices in the source) for `episode`."""
+        return [self._draw_one(episode) for _ in range(count)]
+
+    def learn(self, record: int, success: float) -> None:
+        """Take in the share of a record's answers that succeeded."""
+        self._records.setdefault(record, _Estimate()).learn(success, self._options.newest_share)
+        if self._pools:
+            pool = self._by_pool.setdefault(self._pools[record], _Estimate())
+            pool.learn(success, 1 / _POOL_VISITS)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics of an episode; the counts are since the last call."""
+        known = [each for each in self._records.values() if each.visits]
+        passed, self._passed_over = self._passed_over, 0
+        metrics = {
+            "curriculum/records_seen": float(len(known)),
+            "curriculum/records_retired": float(sum(map(self._is_retired, known))),
+            "curriculum/passed_over": float(passed),
+        }
+        metrics |= {f"curriculum/success/{name}": pool.rate for name, pool in sorted(self._by_pool.items())}
+        if known:
+            metrics["curriculum/success_mean"] = sum(each.rate for each in known) / len(known)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values: the cursor and what is known of records and pools."""
+        return {
+            "cursor": self._cursor,
+            "records": {str(index): list(astuple(each)) for index, each in self._records.items()},
+            "pools": {name: list(astuple(each)) for name, each in self._by_pool.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._cursor = int(state["cursor"])
+        self._records = {int(index): _Estimate(*values) for index, values in state["records"].items()}
+        self._by_pool = {name: _Estimate(*values) for name, values in state["pools"].items()}
+        self._passed_over = 0
+
+    def _draw_one(self, episode: int) -> int:
+        low, high, allowed = self._gates(episode)
+        nearest: tuple[float, int] | None = None
+        for _ in range(_LOOKED_AT):
+            record = self._stream.index(self._cursor)
+            self._cursor += 1
+            pool = self._pools.get(record)
+            own = self._records.get(record)
+            if allowed is not None and pool not in allowed:
+                distance = 3.0
+            elif own is not None and self._is_retired(own):
+                distance = 2.0
+            else:
+                # The rate of a record that was never sampled is its pool's, once that is known.
+                known = own if own is not None and own.visits else self._by_pool.get(pool or "")
+                if known is None or (known is not own and known.visits < _POOL_VISITS):
+                    return record
+                if low <= known.rate <= high or known.passed_over >= self._options.revisit_after:
+                    known.passed_over = 0
+                    return record
+                known.passed_over += 1
+                distance = low - known.rate if known.rate < low else known.rate - high
+            self._passed_over += 1
+            if nearest is None or distance < nearest[0]:
+                nearest = (distance, record)
+        assert nearest is not None
+        return nearest[1]
+
+    def _gates(self, episode: int) -> tuple[float, float, frozenset[str] | None]:
+        """Lowest and highest success rate, and the pools, of the last stage that has begun."""
+        low, high = self._options.success
+        allowed: Sequence[str] | None = None
+        for stage in self._options.stages:
+            if stage.from_episode <= episode:
+                low, high = stage.success or self._options.success
+                allowed = stage.pools
+        return low, high, None if allowed is None else frozenset(allowed)
+
+    def _is_retired(self, known: _Estimate) -> bool:
+        after = self._options.retire_after
+        return after is not None and known.perfect >= after
+
+
+def make_curriculum(options: CurriculumConfig, records: Records) -> Curriculum:
+    """Make one over training records. Raises `ConfigError` if their number is unknown, or one has no pool."""
+    if records.training is None:
+        raise ConfigError("needs a source whose number of records is known", where="prompts.curriculum")
+    pools: dict[int, str] = {}
+    key = options.pool
+    for index in () if key is None else records.training:
+        assert key is not None
+        record, name = records.at_index(index)
+        if key not in record:
+            raise ConfigError(f"{name} has no `{key}`, by which prompts are pooled", where="prompts.curriculum.pool")
+        pools[index] = str(record[key])
+    named = {pool for stage in options.stages for pool in stage.pools or ()}
+    if unknown := sorted(named - set(pools.values())):
+        told = ", ".join(sorted(set(pools.values()))[:20])
+        raise ConfigError(f'no record is of the pool "{unknown[0]}" (pools: {told})', where="prompts.curriculum.stages")
+    return Curriculum(options, records, pools)

@@ -1,0 +1,130 @@
+"""Several sources as one, each with a share of the stream."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from rlhf_core.components import PromptsContext
+from rlhf_core.errors import ConfigError, DataError
+from rlhf_core.plugins import load, resolve_build
+from rlhf_core.prompts import IndexedRecords, RecordRules, Records
+from rlhf_core.protocols import OrderedPromptSource, PromptSource
+
+from .config import MixtureConfig, MixtureEntry
+from .order import MixtureOrder, shares
+from .streamed import MixedRecords, StreamedRecords, origin
+
+
+class Mixture:
+    """The records of its sources one after the other; in the stream the sources take turns."""
+
+    def __init__(self, sources: Sequence[tuple[str, float, PromptSource]]) -> None:
+        """sources: name, weight and records of each."""
+        self._names, self._weights, self._sources = zip(*sources, strict=True)
+        self._ends = list(accumulate(map(len, self._sources)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        part, inner = self._place(index)
+        return {"source": self._names[part], **self._sources[part][inner]}
+
+    def describe(self, index: int) -> str:
+        part, inner = self._place(index)
+        return origin(self._sources[part], inner)
+
+    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+        """Return the records of all sources in turn. Raises `DataError` on wrong ones."""
+        return MixtureRecords(self, rules, seed=seed, held_out=held_out)
+
+    def order(self, training: Sequence[int], seed: int) -> MixtureOrder | None:
+        """Return the order of the `training` records; None for one source. Raises `DataError` for one without any."""
+        if len(self._sources) == 1:
+            return None
+        parts: list[tuple[float, Sequence[int]]] = []
+        start = 0
+        for name, weight, end in zip(self._names, self._weights, self._ends, strict=True):
+            own = array("q", (index for index in training if start <= index < end))
+            if not own:
+                raise DataError("none of its records is left to train on", where=f"prompts.sources: {name}")
+            parts.append((weight, own))
+            start = end
+        return MixtureOrder(seed, parts)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        part = bisect_right(self._ends, index)
+        return part, index - (self._ends[part] - len(self._sources[part]))
+
+
+class MixtureRecords(IndexedRecords):
+    """The records of a mixture, whose sources are shuffled separately and take turns."""
+
+    def __init__(self, mixture: Mixture, rules: RecordRules, *, seed: int, held_out: int) -> None:
+        """Read every record once. Raises one `DataError` for all wrong records, or if a source has none left."""
+        super().__init__(mixture, rules, seed=seed, held_out=held_out)
+        self._order = mixture.order(self.training, seed)
+
+    def index(self, position: int) -> int:
+        return super().index(position) if self._order is None else self._order.index(position)
+
+
+class StreamedMixture:
+    """Sources of which some have no known length; each is read on its own, as they take turns."""
+
+    def __init__(self, sources: Sequence[tuple[str, float, PromptSource | Iterable[Mapping[str, Any]]]]) -> None:
+        """sources: name, weight and records of each."""
+        self.sources = [
+            (weight, Mixture([(name, 1.0, each)]) if isinstance(each, PromptSource) else _LabelledStream(name, each))
+            for name, weight, each in sources
+        ]
+
+    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+        """Return the records of all sources in turn, each of which holds out its share."""
+        each = shares([weight for weight, _ in self.sources], held_out)
+        parts = [
+            (weight, source.make_records(rules, seed=seed, held_out=own))
+            for own, (weight, source) in zip(each, self.sources, strict=True)
+        ]
+        return MixedRecords(parts, seed=seed)
+
+
+class _LabelledStream:
+    def __init__(self, name: str, source: Iterable[Mapping[str, Any]]) -> None:
+        self._name = name
+        self._source = source
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for record in self._source:
+            yield {"source": self._name, **record}
+
+    def describe(self, index: int) -> str:
+        return origin(self._source, index)
+
+    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+        return StreamedRecords(self, rules, held_out=held_out)
+
+
+def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | OrderedPromptSource:
+    """Build the prompt source `mixture`."""
+    sources = [(entry.known_as, entry.weight, _build(entry, context)) for entry in config.sources]
+    lists = [(name, weight, source) for name, weight, source in sources if isinstance(source, PromptSource)]
+    return Mixture(lists) if len(lists) == len(sources) else StreamedMixture(sources)
+
+
+def _build(entry: MixtureEntry, context: PromptsContext) -> PromptSource | Iterable[Mapping[str, Any]]:
+    selected = load("prompts", entry.name)
+    built: Any = resolve_build(selected)(selected.component.config.model_validate(entry.options), context)
+    if isinstance(built, PromptSource | Iterable):
+        return built
+    raise ConfigError(
+        f"{selected.label} has an order of its own",
+        where="prompts.sources",
+        hint="list the sources of a mixture here, with the others",
+    )

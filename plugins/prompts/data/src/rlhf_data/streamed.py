@@ -1,0 +1,127 @@
+"""Records of sources whose length is unknown: of one that is read from its beginning, and of several in turn."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import islice
+from typing import Any
+
+from rlhf_core.errors import DataError
+from rlhf_core.prompts import RecordRules, Records
+from rlhf_core.types import sum_by_key
+
+from .order import Turns
+
+Record = Mapping[str, Any]
+_LOOKED_AT = 1024
+"""Records checked before a run begins, and hashed for the digest."""
+_REMEMBERED = 4096
+"""Newest records kept: a prompt that has to be made again is not read again."""
+
+
+def origin(source: object, index: int) -> str:
+    """Return what errors call a record of a source: its `describe(index)`, or its number."""
+    describe = getattr(source, "describe", None)
+    return str(describe(index)) if callable(describe) else f"record {index + 1}"
+
+
+class StreamedRecords(Records):
+    """Records in the order of the source, which begins again where it ends; its first ones are held out.
+
+    The cursor of a run is its position: a process that begins later, on a resume say, reads up to it, so a source must
+    give the same records each time.
+    """
+
+    def __init__(self, source: Iterable[Record], rules: RecordRules, *, held_out: int) -> None:
+        """Read the held-out records and check the first ones. Raises `DataError` if one is wrong."""
+        self._source = source
+        self._rules = rules
+        self._num_held_out = held_out
+        self.counts = {}
+        digest = sha256()
+        wrong: list[DataError] = []
+        count = 0
+        for index, record in enumerate(islice(iter(source), held_out + _LOOKED_AT)):
+            count += 1
+            digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
+            try:
+                self._usable(index, record, set())
+            except DataError as error:
+                wrong.append(error)
+        if wrong:
+            more = f" (and {len(wrong) - 1} more of the first {count} records)" if len(wrong) > 1 else ""
+            raise DataError(f"{wrong[0].message}{more}", where=wrong[0].where, hint=wrong[0].hint)
+        self.digest = digest.hexdigest()
+        self._recent: OrderedDict[int, tuple[Record, str]] = OrderedDict()
+        self._restart()
+        self._held_out = list(islice(self._epoch(), held_out))
+        if len(self._held_out) < held_out:
+            raise DataError(f"{len(self._held_out)} usable records, {held_out} to be held out", where="prompts")
+        self.at(0)
+
+    def at(self, position: int) -> tuple[Record, str]:
+        if position in self._recent:
+            return self._recent[position]
+        if position < self._next:
+            self._restart()
+        while self._next <= position:
+            self._recent[self._next] = next(self._training)
+            self._next += 1
+            if len(self._recent) > _REMEMBERED:
+                self._recent.popitem(last=False)
+        return self._recent[position]
+
+    def held_out(self) -> list[tuple[Record, str]]:
+        return list(self._held_out)
+
+    def _restart(self) -> None:
+        self._next = 0
+        self._training = self._endless()
+        self._recent.clear()
+
+    def _endless(self) -> Iterator[tuple[Record, str]]:
+        while True:
+            read = 0
+            for found in islice(self._epoch(), self._num_held_out, None):
+                read += 1
+                yield found
+            if not read:
+                raise DataError("no record is left to train on", where="prompts", hint="give more data")
+
+    def _epoch(self) -> Iterator[tuple[Record, str]]:
+        """The usable records, once."""
+        seen: set[bytes] = set()
+        for index, record in enumerate(self._source):
+            if self._usable(index, record, seen):
+                yield record, origin(self._source, index)
+
+    def _usable(self, index: int, record: Record, seen: set[bytes]) -> bool:
+        rules, name = self._rules, origin(self._source, index)
+        if rules.check is not None:
+            rules.check(record, name)
+        return not rules.refuses(record, name, seen) and (rules.fits is None or rules.fits([record], [name])[0])
+
+
+class MixedRecords(Records):
+    """Parts that take turns by their weights, of which some have no known length.
+
+    A position says whose turn it is and how many that part had before, which is its cursor.
+    """
+
+    def __init__(self, parts: Sequence[tuple[float, Records]], *, seed: int) -> None:
+        """parts: weight and records of each."""
+        self._parts = [records for _, records in parts]
+        self._turns = Turns(seed, [weight for weight, _ in parts])
+        self.digest = sha256("".join(part.digest for part in self._parts).encode()).hexdigest()
+        counts = sum_by_key([part.counts for part in self._parts])
+        self.counts = {reason: int(count) for reason, count in counts.items()}
+
+    def at(self, position: int) -> tuple[Record, str]:
+        part, turn = self._turns.at(position)
+        return self._parts[part].at(turn)
+
+    def held_out(self) -> list[tuple[Record, str]]:
+        return [found for part in self._parts for found in part.held_out()]
