@@ -36,7 +36,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
 EAGER = ("loggers",)
 """Rooms that import all they have, so their `__init__` needs no stub."""
 LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
-    "rlhf_containment": ("sandbox",),
+    "rlhf_containment": ("processes", "sandbox"),
     "rlhf_episodes": ("section", "selected", "player"),
     "rlhf_testing": ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite"),
 }
