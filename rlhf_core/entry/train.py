@@ -21,7 +21,6 @@ from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
-from ..hookspecs import MakerHooks
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
@@ -320,7 +319,7 @@ def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) 
     resolved = prepared.resolved
     register_listed(prepared.relay, resolved, folder.path)
     if prepared.environment.rank != 0:
-        prepared.relay.limit_to(MakerHooks)
+        prepared.relay.limit_to("maker")
     with InterruptFlag() as interrupted:
         request = RunRequest(
             resolved=resolved,

@@ -8,7 +8,6 @@ from .eval_metrics import evaluation_metrics as evaluation_metrics
 from .evaluate import PolicyEvaluator as PolicyEvaluator
 from .made import SamplesLost as SamplesLost
 from .made import made_episode as made_episode
-from .made import summary_of as summary_of
 from .maker import Passes as Passes
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .player import Player as Player
@@ -17,10 +16,8 @@ from .row import Played as Played
 from .row import Row as Row
 from .sampler import Sampler as Sampler
 from .single_answer import SingleAnswers as SingleAnswers
-from .weight_sync import CopiedWeights as CopiedWeights
 from .weight_sync import ModuleReceiver as ModuleReceiver
 from .weight_sync import NoReceiver as NoReceiver
-from .weight_sync import SharedWeights as SharedWeights
 from .weight_sync import build_engine_beside as build_engine_beside
 from .weight_sync import named_weights as named_weights
 from .weight_sync import verify_weights as verify_weights

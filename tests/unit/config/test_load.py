@@ -8,7 +8,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_cli.run_arguments import switch_plugin
 from rlhf_core.config.load import (
     apply_override,
     load_run,

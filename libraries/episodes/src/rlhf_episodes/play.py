@@ -28,6 +28,7 @@ from rlhf_core.util.bounded_thread import BoundedThread
 from .attempt import EPISODE_TASK, Make, play_episode
 from .clock import Clock
 from .contract import Task
+from .conversations import Conversations
 from .endpoint import Endpoints
 from .episode import Episode, Record, Rules
 from .idle import WatchedSelector
@@ -128,7 +129,9 @@ class _Session:
         self._played: list[Played] = []
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._loop_waits))
-        self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * options.concurrency)
+        self._endpoints = Endpoints(
+            Conversations, max_connections=_CONNECTIONS + _CONNECTIONS_EACH * options.concurrency
+        )
         name = f"environment {player.name}"
         self._workers = Workers(self._loop, options.concurrency + SPARE_THREADS, name)
         self._thread = BoundedThread(self._serve, name)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.types import RolloutGroup
-from rlhf_ray.groups import coordinator_from_tree, coordinator_to_tree
+from rlhf_ray.groups import group_from_tree, group_to_tree, with_groups
 from rlhf_ray.leases import LeasedCoordinator
 from rlhf_testing.samples import make_group
 
@@ -168,9 +168,9 @@ class TestState:
         owner.lease_to("a", 4)
         owner.submit(make_group(0, 2))
         owner.submit(make_group(3, 2), keep=False)
-        tree = coordinator_to_tree(owner.state_dict())
+        tree = with_groups(owner.state_dict(), group_to_tree)
         again = coordinator(prompts=2, max_staleness=1)
-        again.load_state_dict(coordinator_from_tree(tree))
+        again.load_state_dict(with_groups(tree, group_from_tree))
         assert again.version == owner.version
         assert positions(again.lease_to("b", 9)) == [1, 2]
         assert again.submit(make_group(0, 2)) is False
@@ -261,9 +261,9 @@ class World:
         elif kind == "lose taken":
             self.lose_taken(number)
         elif kind == "resume":
-            state = coordinator_to_tree(self.owner.state_dict())
+            state = with_groups(self.owner.state_dict(), group_to_tree)
             self.owner = self.new()
-            self.owner.load_state_dict(coordinator_from_tree(state))
+            self.owner.load_state_dict(with_groups(state, group_from_tree))
 
     def submit(self, position, *, keep):
         if self.owner.submit(make_group(position), keep=keep) and not keep:
@@ -355,7 +355,7 @@ class TestSampler:
             first.submit(make_group(position), success=position / 10)
         sampler = Recorder()
         second = coordinator(sampler=sampler, max_staleness=1)
-        second.load_state_dict(coordinator_from_tree(coordinator_to_tree(first.state_dict())))
+        second.load_state_dict(with_groups(with_groups(first.state_dict(), group_to_tree), group_from_tree))
         leases = second.lease_to("b", 9)
         assert [(each.position, each.record) for each in leases] == [(2, 102), (3, 103), (5, 105)]
         second.submit(make_group(2), success=0.2)
