@@ -42,11 +42,11 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
-EpisodeData EvaluationRow EvaluationSet MakerHooks MakerStates NoReceiver OwnProcesses
-PolicyEvaluator PrintableFormatter SamplesLost SessionParts TrainerHooks coordinator_from_tree
-coordinator_to_tree evaluation_metrics fold group_from_tree group_to_tree load_hook_plugins
+EpisodeData EpisodeLedger EvaluationRow EvaluationSet Group Lease MakerHooks MakerStates NoReceiver OwnProcesses
+PolicyEvaluator PrintableFormatter SamplesLost SessionParts TrainerHooks
+evaluation_metrics fold load_hook_plugins
 load_models own_config read_weights replacing_folder save_adapter
-set_up_host_memory summary_of verify_weights with_groups
+set_up_host_memory summary_of verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names of core that only transports, commands and the test kit need: they have a page of their own."""

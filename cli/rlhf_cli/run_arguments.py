@@ -123,15 +123,16 @@ class RunArguments:
             return find_quickstart().base_run(self.algorithm, self.environment)
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
+        from rlhf_core.config.resolve import without_removed
         from rlhf_core.entry.resume import check_owners
         from rlhf_core.runfolder.folder import RunFolder
 
         folder = RunFolder.read(self.origin)
         check_owners(folder)
-        return folder.read_config()
+        return without_removed(folder.read_config())
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
-        from rlhf_core.config.load import PLUGIN_SECTIONS, switch_plugin
+        from rlhf_core.config.load import PLUGIN_SECTIONS
         from rlhf_core.config.select import option_names
 
         chosen = {
@@ -157,6 +158,24 @@ class RunArguments:
         if self.rewards:
             overrides.append(("rewards", [parse_reward(text) for text in self.rewards]))
         return overrides
+
+
+def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[str]) -> list[str]:
+    """Change the plugin that `section` names, in place; returns the dotted options that were dropped.
+
+    Options of the old plugin are kept where the new one has them too (`keeps`), but for null: the old one's default.
+    """
+    from rlhf_core.util import fold
+
+    old = run.get(section)
+    if not isinstance(old, dict):
+        run[section] = {"name": name}
+        return []
+    if fold(str(old.get("name", ""))) == fold(name):
+        return []
+    kept = {key: value for key, value in old.items() if key in keeps and value is not None}
+    run[section] = {**kept, "name": name}
+    return [f"{section}.{key}" for key in old if key not in keeps and key != "name"]
 
 
 def run_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..plugins.discovery import discover
-from ..util.did_you_mean import fold
 from ..util.redact import learn
 from ..util.yaml12 import parse_yaml
 
@@ -216,19 +215,3 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[Overrid
         if isinstance(override, str):
             typed[path] = override.partition("=")[2].strip()
     return LoadedRun(run, typed)
-
-
-def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[str]) -> list[str]:
-    """Change the plugin that `section` names, in place; returns the dotted options that were dropped.
-
-    Options of the old plugin are kept where the new one has them too (`keeps`), but for null: the old one's default.
-    """
-    old = run.get(section)
-    if not isinstance(old, dict):
-        run[section] = {"name": name}
-        return []
-    if fold(str(old.get("name", ""))) == fold(name):
-        return []
-    kept = {key: value for key, value in old.items() if key in keeps and value is not None}
-    run[section] = {**kept, "name": name}
-    return [f"{section}.{key}" for key in old if key not in keeps and key != "name"]

@@ -121,6 +121,12 @@ class HookRelay:
         self._refresh()
         return unique
 
+    def unregister(self, name: str) -> None:
+        """Remove a plugin by the name that `register` returned."""
+        self._manager.unregister(name=name)
+        del self._plugins[name]
+        self._refresh()
+
     def of_this_process(self) -> HookRelay:
         """A relay of only those plugins that were given as objects, not installed with a distribution.
 

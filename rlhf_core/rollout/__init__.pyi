@@ -1,13 +1,11 @@
+from .coordinator import EpisodeLedger as EpisodeLedger
+from .coordinator import Group as Group
+from .coordinator import Lease as Lease
 from .coordinator import RolloutCoordinator as RolloutCoordinator
 from .eval_metrics import EvaluationRow as EvaluationRow
 from .eval_metrics import EvaluationSet as EvaluationSet
 from .eval_metrics import evaluation_metrics as evaluation_metrics
 from .evaluate import PolicyEvaluator as PolicyEvaluator
-from .groups import coordinator_from_tree as coordinator_from_tree
-from .groups import coordinator_to_tree as coordinator_to_tree
-from .groups import group_from_tree as group_from_tree
-from .groups import group_to_tree as group_to_tree
-from .groups import with_groups as with_groups
 from .made import SamplesLost as SamplesLost
 from .made import made_episode as made_episode
 from .made import summary_of as summary_of

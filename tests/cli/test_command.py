@@ -307,7 +307,7 @@ def test_generate_prints_each_answer(monkeypatch, capsys):
         asked.update(model=model, sampling=sampling, seed=seed, engine=engine, device=device)
         return [text.upper() for text in prompts]
 
-    provide(monkeypatch, "rlhf_core.entry.inference", generate_text=generate_text)
+    provide(monkeypatch, "rlhf_cli.answers", generate_text=generate_text)
     assert run(["generate", "--model", "m", "--prompt", "a", "--prompt", "b"]) == 0
     assert capsys.readouterr().out == "A\nB\n"
     assert asked["sampling"].greedy

@@ -6,12 +6,11 @@ import logging
 import click
 import pytest
 
-from rlhf_cli import main
+from rlhf_cli import answers, main
 from rlhf_cli.commands.train import log_to_stderr
 from rlhf_cli.main import run
 from rlhf_cli.output import echo, print_json, print_table
 from rlhf_cli.progress import make_progress
-from rlhf_core.entry import inference
 from rlhf_core.errors import RewardError
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.util.printable import printable
@@ -44,7 +43,7 @@ def test_errors(error, monkeypatch, capsys):
 
 
 def test_answers(monkeypatch, capsys):
-    monkeypatch.setattr(inference, "generate_text", lambda *arguments, **options: [HOSTILE])
+    monkeypatch.setattr(answers, "generate_text", lambda *arguments, **options: [HOSTILE])
     assert run(["generate", "--model", "m", "--prompt", "p"]) == 0
     assert capsys.readouterr().out == SHOWN + "\n"
     assert run(["generate", "--model", "m", "--prompt", "p", "--json"]) == 0

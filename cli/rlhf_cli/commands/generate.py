@@ -46,7 +46,7 @@ def generate(
     """
     chosen = _selected(environment, overrides)
     if chosen is not None:
-        from rlhf_core.entry.inference import play_text
+        from ..answers import play_text
 
         played = play_text(
             model,
@@ -61,7 +61,7 @@ def generate(
         return
     if not prompts:
         raise click.UsageError('say what to answer: --prompt "…"; or where to act: --environment NAME')
-    from rlhf_core.entry.inference import generate_text
+    from ..answers import generate_text
 
     answers = generate_text(
         model,

@@ -8,6 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf_cli.run_arguments import switch_plugin
 from rlhf_core.config.load import (
     apply_override,
     load_run,
@@ -15,7 +16,6 @@ from rlhf_core.config.load import (
     parse_reward,
     plain,
     read_run_file,
-    switch_plugin,
 )
 from rlhf_core.errors import ConfigError
 from rlhf_core.util.yaml12 import dump_yaml, parse_yaml

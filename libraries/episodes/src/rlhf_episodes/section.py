@@ -81,13 +81,15 @@ class EnvironmentConfig(Section):
             check_shape(plugin.function, plugin.label)
         return self if self.isolate is not None else self.model_copy(update={"isolate": plugin.component.isolate})
 
-    def for_rehearsal(self) -> Self:
-        return self.model_copy(update={"max_turns": 1})
-
     def check_inputs(self, inputs: RunInputs) -> None:
         from .chat import chat_format
 
         chat_format(inputs.tokenizer, self)
+
+    def rehearse(self, inputs: RunInputs) -> None:
+        from .rehearsal import play_one_turn
+
+        play_one_turn(inputs, self)
 
 
 environment = Component(summary="Episodes of several turns, in an environment.", config=EnvironmentConfig, build="")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.distributed.process_group import ProcessGroup
 from rlhf_core.errors import CheckpointError
 from rlhf_core.optimizers.lr_schedule import load_scheduler, save_scheduler
 from rlhf_core.place import ReduceOp
@@ -25,6 +24,7 @@ from rlhf_core.util.weight_files import (
     save_weights,
     state_dict_shards_of,
 )
+from rlhf_strategies.process_group import ProcessGroup
 
 from .parts import LossScale, ResolvedPrecision, make_adamw, torch_dtype, torch_step
 

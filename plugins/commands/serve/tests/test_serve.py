@@ -21,9 +21,9 @@ from adding_agent import ADD, QUESTION
 from running import PATIENCE_SECONDS, wait_until
 from tool_models import CALL
 
+from rlhf_cli.answers import generate_text
 from rlhf_cli.main import run
 from rlhf_core import train
-from rlhf_core.entry.inference import generate_text
 from rlhf_core.errors import UserInputError
 from rlhf_core.types import SamplingParams
 from rlhf_core.util import ServerLimits

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from running import PATIENCE_SECONDS
 
 from rlhf_core.columns import Column, Columns
-from rlhf_core.rollout import SamplesLost, group_to_tree, summary_of
+from rlhf_core.rollout import SamplesLost, summary_of
 from rlhf_core.types import BufferItem, Rollout, RolloutGroup
 from rlhf_ray import sample_store
 from rlhf_ray.calls import wait_until
+from rlhf_ray.groups import group_to_tree
 from rlhf_ray.sample_store import (
     StoredEpisode,
     fetch_groups,

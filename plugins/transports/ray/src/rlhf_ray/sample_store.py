@@ -23,8 +23,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from rlhf_core import Column, Columns
-from rlhf_core.rollout import SamplesLost, group_from_tree, group_to_tree, summary_of
+from rlhf_core.rollout import SamplesLost, summary_of
 from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
+
+from .groups import group_from_tree, group_to_tree
 
 if TYPE_CHECKING:
     from torch import Tensor

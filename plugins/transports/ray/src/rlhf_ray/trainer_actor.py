@@ -17,14 +17,7 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import Action, Moment, TrainerHooks, hookimpl
 from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
-from rlhf_core.rollout import (
-    EvaluationSet,
-    NoReceiver,
-    coordinator_from_tree,
-    coordinator_to_tree,
-    evaluation_metrics,
-    with_groups,
-)
+from rlhf_core.rollout import EvaluationSet, NoReceiver, evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
@@ -33,6 +26,7 @@ from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
 
 from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import ask, node_address
+from .groups import coordinator_from_tree, coordinator_to_tree, with_groups
 from .maker_parts import trained_names
 from .messages import TakenEpisode
 from .ray_sync import RunSync

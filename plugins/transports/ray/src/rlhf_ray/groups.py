@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from ..columns import Column, Columns
-from ..types import BufferItem, Rollout, RolloutGroup, Turn
+from rlhf_core import Column, Columns
+from rlhf_core.types import BufferItem, Rollout, RolloutGroup, Turn
 
 
 def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
