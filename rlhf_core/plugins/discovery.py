@@ -30,10 +30,6 @@ from .requirements import check_required, not_installed
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
-_OTHER_GROUPS = ("advantages", "policy_losses", "reward_callers", "endpoints", "commands", "quickstarts")
-GROUPS: tuple[str, ...] = (*KINDS, *_OTHER_GROUPS)
-"""Kinds of plugins; the entry-point group is `rlhf.` and this."""
-
 _PREFIX = "rlhf."
 SINGULAR = {
     "algorithms": "algorithm",
@@ -43,20 +39,22 @@ SINGULAR = {
     "engines": "engine",
     "prompts": "prompt source",
     "environments": "environment",
-    "advantages": "advantage estimator",
-    "policy_losses": "policy loss",
     "hooks": "hook plugin",
     "loggers": "logger",
     "sections": "section",
     "optimizers": "optimizer",
     "schedules": "schedule",
     "models": "kind of model",
+    "advantages": "advantage estimator",
+    "policy_losses": "policy loss",
     "reward_callers": "reward caller",
     "endpoints": "endpoint server",
     "commands": "command",
     "quickstarts": "quickstart",
 }
 """How errors call one plugin of a kind."""
+GROUPS: tuple[str, ...] = tuple(SINGULAR)
+"""Kinds of plugins; the entry-point group is `rlhf.` and this."""
 
 
 @dataclass(frozen=True, slots=True)
