@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, get_args
@@ -23,7 +23,7 @@ from ..errors import PluginError, RlhfError
 from ..util.did_you_mean import closest, fold, suggestion
 from ..util.error_text import error_text
 from .built import check_built
-from .functions import class_component, function_component, load_function_file
+from .functions import class_component, function_build, function_component, load_function_file
 from .known import KNOWN
 from .moved import moved_hint
 from .requirements import check_required, not_installed
@@ -365,7 +365,7 @@ def resolve_build(selected: Selected) -> Callable[..., Any]:
 def find_build(selected: Selected) -> Callable[..., Any]:
     """`resolve_build` for who names the plugin himself: what it raises comes as it is."""
     if selected.function is not None:
-        return _function_build(selected.function, takes_context=selected.kind in ("algorithms", "prompts"))
+        return function_build(selected.function, takes_context=selected.kind in ("algorithms", "prompts"))
     if selected.unread is not None:
         raise PluginError(f"{selected.name} was read and not run, so it cannot be built", where=selected.label)
     target = selected.component.build
@@ -381,15 +381,3 @@ def find_build(selected: Selected) -> Callable[..., Any]:
             f"its build target {target} is a {type(found).__name__}, not a callable", where=selected.label
         )
     return found  # type: ignore[no-any-return]
-
-
-def _function_build(function: Callable[..., Any], *, takes_context: bool) -> Callable[..., Any]:
-    """For a function, it with its options, or what it makes of the context; for a class, an instance made with them."""
-
-    def build(config: BaseModel, context: object) -> Any:
-        with_options = partial(function, **{name: getattr(config, name) for name in type(config).model_fields})
-        if takes_context:
-            return with_options(context)
-        return with_options() if isinstance(function, type) else with_options
-
-    return build

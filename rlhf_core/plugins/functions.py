@@ -12,7 +12,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -202,3 +202,15 @@ def _check_positional(parameters: list[inspect.Parameter], where: str, takes: st
             where=where,
             hint=f"write def name({takes.removeprefix('the ')}, *, option: type = default)",
         )
+
+
+def function_build(function: Callable[..., Any], *, takes_context: bool) -> Callable[..., Any]:
+    """For a function, it with its options, or what it makes of the context; for a class, an instance made with them."""
+
+    def build(config: BaseModel, context: object) -> Any:
+        with_options = partial(function, **{name: getattr(config, name) for name in type(config).model_fields})
+        if takes_context:
+            return with_options(context)
+        return with_options() if isinstance(function, type) else with_options
+
+    return build
