@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 13392
+CODE_LINES = 13386
 PUBLIC_NAMES = 192
 _NO_CODE = {
     tokenize.COMMENT,
