@@ -32,9 +32,10 @@ import ray
 import torch
 
 from rlhf_core.batching import balanced
-from rlhf_core.rollout import SamplesLost, group_from_tree, group_to_tree
+from rlhf_core.rollout import SamplesLost
 from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.groups import group_from_tree, group_to_tree
 from rlhf_ray.messages import Made, RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredEpisode, StoredGroup, store_groups
 

@@ -86,7 +86,7 @@ def simulated_seconds(case: Case, train_steps: float, *, in_flight: bool) -> flo
         if ends is None and coordinator.ready(trained):
             coordinator.take(trained)
             ends = now + train_steps
-        if len(batches) < lanes and (leases := coordinator.lease("maker", case.prompts)):
+        if len(batches) < lanes and (leases := coordinator.lease(case.prompts)):
             batches[leases[0].position] = len(leases)
             for lease in leases:
                 group = _Group(lease.position, leases[0].position, SAMPLES)
@@ -183,7 +183,7 @@ class RealMaker:
             self._receiver.commit(version)
 
     def _lease(self, lanes: int) -> list[GenerationRequest]:
-        if len(+self._leases) >= lanes or not (leases := self._coordinator.lease("maker", self._case.prompts)):
+        if len(+self._leases) >= lanes or not (leases := self._coordinator.lease(self._case.prompts)):
             return []
         positions = [lease.position for lease in leases]
         self._left.update(dict.fromkeys(positions, SAMPLES))

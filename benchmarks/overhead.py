@@ -18,7 +18,6 @@ from typing import Any
 
 from rlhf_core import train
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.runfolder.samples import SampleWriter
 from rlhf_core.training.checkpoint_saver import CheckpointSaver
 from rlhf_core.training.decisions import Decisions
 from rlhf_core.training.record import EpisodeRecord
@@ -30,7 +29,6 @@ PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
     "metrics and samples": (
         EpisodeRecord, ("rollouts", "start_episode", "update", "end_episode", "evaluation", "flush"),
     ),
-    "samples' thread": (SampleWriter, ("_do",)),
     "guards and live control": (Decisions, ("take",)),
     "checkpoints": (CheckpointSaver, ("save", "improves")),
 }  # fmt: skip

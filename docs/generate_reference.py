@@ -150,8 +150,9 @@ def transports_page() -> str:
     parts = [
         "# What a transport may import besides",
         NOTE,
-        "These names of core are for transports, which make a run's parts in processes of their own, and for the test "
-        "kit. Other plugins need [plugin-api.md](plugin-api.md) only.",
+        "These names of core are for those who put a run together from its parts: transports, which do it in processes "
+        "of their own, the trainers in the seed's style, commands, and the test kit. Other plugins need "
+        "[plugin-api.md](plugin-api.md) only.",
     ]
     return "\n\n".join([*parts, *name_tables(transport_page())]) + "\n"
 

@@ -1,7 +1,7 @@
 """What a plugin may import, read from the source.
 
-Three kinds of modules: those of the contract, whose public names all count; the rooms, with the names in the stub of
-their `__init__`; and the modules of `rlhf_testing`. Everything else is private and may move.
+Three kinds of modules: those of the contract, whose public names count but for `INSIDE`; the rooms, with the names in
+the stub of their `__init__`; and the modules of `rlhf_testing`. Everything else is private and may move.
 """
 
 from __future__ import annotations
@@ -36,20 +36,29 @@ BUILDING: dict[str, tuple[str, ...]] = {
 EAGER = ("loggers",)
 """Rooms that import all they have, so their `__init__` needs no stub."""
 LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
-    "rlhf_containment": ("sandbox",),
+    "rlhf_containment": ("processes", "sandbox"),
     "rlhf_episodes": ("section", "selected", "player"),
     "rlhf_testing": ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite"),
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
-EpisodeData EvaluationRow EvaluationSet MakerHooks MakerStates NoReceiver OwnProcesses
-PolicyEvaluator PrintableFormatter SamplesLost SessionParts TrainerHooks coordinator_from_tree
-coordinator_to_tree evaluation_metrics fold group_from_tree group_to_tree load_hook_plugins
-load_models own_config read_weights replacing_folder save_adapter
-set_up_host_memory summary_of verify_weights with_groups
+BatchPlan EpisodeBatches EpisodeLedger EpisodeRecord Estimated EvaluationRow EvaluationSet FitResult Group
+HookRelay ItemSummary Lease LocalTransport MetricsWriter NoReceiver OwnProcesses Passes PhaseTimer
+PolicyEvaluator PolicyExperienceMaker PolicyPublisher PrintableFormatter RewardCallOptions RewardCombiner RewardScorer
+RewardSpec RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost SessionParts
+SingleAnswers TrainBatch Trainer TrainerParts TrainerSession Transport Updater WeightSync build_engine_beside
+build_rollout_source build_strategy evaluation_metrics load_channel_state
+load_models load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder reward_context
+reward_spec save_adapter save_run_state set_up_host_memory verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
-"""Names of core that only transports, commands and the test kit need: they have a page of their own."""
+"""Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
+_INSIDE = """
+API_VERSION EpisodeData ExperienceChannel Item MakerHooks MakerStates Models PREFIX SPECS Score SetupHooks TrainerHooks
+balanced full_disk select
+"""
+INSIDE = frozenset(_INSIDE.split())
+"""Names of the contract's modules that only core and the command use: they are on no page, and may move."""
 
 
 def surface() -> dict[str, dict[str, str]]:
@@ -127,7 +136,8 @@ def _exported(room: Path) -> dict[str, str]:
 
 def _defined(path: Path) -> dict[str, str]:
     """The public classes and functions that a module defines, and its constants that have a docstring."""
-    return {name: text for name, text in _definitions(path) if not name.startswith("_") and text}
+    found = _definitions(path)
+    return {name: text for name, text in found if text and not name.startswith("_") and name not in INSIDE}
 
 
 def _says(path: Path, name: str) -> str:

@@ -91,7 +91,7 @@ def hooks_page(note: str) -> str:
     ]
     module = importlib.import_module("rlhf_core.hookspecs")
     parts.append("```text\n" + inspect.cleandoc(module.__doc__ or "") + "\n```")
-    for spec in SPECS:
+    for spec in SPECS.values():
         parts += [f"## {spec.__name__}", prose(inspect.getdoc(spec))]
         for name, function in vars(spec).items():
             if name.startswith("rlhf_"):

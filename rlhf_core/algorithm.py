@@ -8,7 +8,7 @@ gradient does not depend on how the update was split.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
 
@@ -75,14 +75,8 @@ class Item(Protocol):
     def num_tokens(self) -> int: ...
 
 
-class Batch(Protocol):
-    """Collated items."""
-
-    def __len__(self) -> int: ...
-
-
 ItemT = TypeVar("ItemT", bound=Item)
-BatchT = TypeVar("BatchT", bound=Batch)
+BatchT = TypeVar("BatchT", bound=Sized)
 
 
 class Algorithm(ABC, Generic[ItemT, BatchT]):

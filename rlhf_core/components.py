@@ -61,6 +61,9 @@ class Component:
     """For an algorithm: whether it gives an environment's rewards to the turns that earned them, not to the episode."""
     max_processes: int | None = None
     """For a strategy: most processes that it trains across; None is any number."""
+    launch: str | None = None
+    """For a strategy: `module:attr` of the function that runs in several processes of this machine for
+    `--num-processes`; called as `launch(resolved, run_folder, checkpoint, num_processes, hooks)`."""
     optimizers: tuple[str, ...] | None = None
     """For a strategy: names of the optimizers that it can hold; None is any torch optimizer over its parameters."""
     optimizer_bytes: float = 8.0

@@ -94,6 +94,13 @@ class DeadlineError(RlhfError):
     """A wait passed its deadline; says what was waited for."""
 
 
+class LostRankError(DeadlineError):
+    """Other processes of the group did not respond within the deadline."""
+
+    ranks: tuple[int, ...] = ()
+    """The lost ranks; empty where they cannot be determined."""
+
+
 class DivergenceError(RlhfError):
     """Loss or gradient is not finite; names the key to lower."""
 

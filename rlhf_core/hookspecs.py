@@ -254,4 +254,5 @@ class MakerHooks:
         """The buffers accepted the groups, or, with `error`, did not."""
 
 
-SPECS: tuple[type, ...] = (SetupHooks, TrainerHooks, MakerHooks)
+Part = Literal["setup", "trainer", "maker"]
+SPECS: Mapping[Part, type] = {"setup": SetupHooks, "trainer": TrainerHooks, "maker": MakerHooks}

@@ -108,7 +108,7 @@ class Place(ABC):
     def barrier(self) -> None:
         self.all_gather_objects(None)
 
-    def run_on_main(self, action: Callable[[], None]) -> None:
+    def run_on_main(self, action: Callable[[], object]) -> None:
         """Run on rank 0 while the others wait; its error is raised everywhere."""
         error: BaseException | None = None
         if self.is_main:

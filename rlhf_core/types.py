@@ -326,6 +326,22 @@ class ItemSummary:
     columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # those of metrics
     mixed: bool = False  # its tokens are of several policy versions
 
+    @classmethod
+    def of(cls, item: BufferItem) -> ItemSummary:
+        """The summary of an item."""
+        return cls(
+            sample_id=item.sample_id,
+            group_id=item.group_id,
+            policy_version=item.policy_version,
+            num_tokens=item.num_tokens,
+            num_sampled_tokens=item.num_sampled_tokens,
+            rewards=item.rewards,
+            truncated=item.truncated,
+            branch=item.branch,
+            columns=dict(item.columns.only(lambda name, kind: kind.per == "metrics")),
+            mixed=item.policy_versions is not None,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeEpisode:

@@ -6,7 +6,6 @@ terminal ends the printing, not the run.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,18 +21,6 @@ from .output import OutlivingStream
 Mode = Literal["live", "plain", "quiet"]
 
 _SHOWN = (("reward/mean", "reward"), ("kl/mean", "kl"), ("response/length_mean", "length"))
-
-
-def make_progress(*, quiet: bool = False, stream: TextIO | None = None) -> PlainProgress:
-    """The hook plugin that fits the stream (default: standard output)."""
-    target = stream or sys.stdout
-    if quiet:
-        return QuietProgress(target)
-    if target.isatty():
-        from .live_progress import LiveProgress
-
-        return LiveProgress(target)
-    return PlainProgress(target)
 
 
 class PlainProgress:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    from rlhf_core.entry.train import TrainResult
+    from pathlib import Path
 
-    from .run_arguments import RunArguments
+    from rlhf_core.entry.train import TrainResult
 
 _NAME = "default"
 
@@ -37,17 +37,16 @@ def find_quickstart() -> Quickstart:
     return cast(Quickstart, import_target(find("quickstarts", _NAME)))
 
 
-def trainer_of(request: RunArguments, run: Mapping[str, Any]) -> Callable[..., TrainResult | None] | None:
+def trainer_of(run: Mapping[str, Any], resumed: Path | None) -> Callable[..., TrainResult | None] | None:
     """`rlhf_core.train` with the stages of the quickstart first; None if it has nothing to make for `run`.
 
-    A resumed run needs it only if its folder has a first stage and the run does not start from that stage's model yet.
+    A run resumed from the folder `resumed` needs it only if that has a first stage and the run does not start from that
+    stage's model yet.
     """
     from rlhf_core.entry.resume import WARM_START, value_at
 
-    if request.run_file is not None or request.origin is not None:
-        return None
-    if request.resumed is not None:
-        made = request.resumed / WARM_START
+    if resumed is not None:
+        made = resumed / WARM_START
         if not made.is_dir() or value_at(run, "model.path") == str(made / "model"):
             return None
     return find_quickstart().trainer_of(run)

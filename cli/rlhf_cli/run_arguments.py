@@ -123,12 +123,13 @@ class RunArguments:
             return find_quickstart().base_run(self.algorithm, self.environment)
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
+        from rlhf_core.config.resolve import without_removed
         from rlhf_core.entry.resume import check_owners
         from rlhf_core.runfolder.folder import RunFolder
 
         folder = RunFolder.read(self.origin)
         check_owners(folder)
-        return folder.read_config()
+        return without_removed(folder.read_config())
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
         from rlhf_core.config.load import PLUGIN_SECTIONS

@@ -56,6 +56,8 @@ def _effect(key: str) -> str:
     models: dict[str, Any] = {"": RunConfig, **core, **section_models()}
     section = max((name for name in models if f"{key}.".startswith(f"{name}." if name else "")), key=len)
     option = key.removeprefix(f"{section}.") if section else key.partition(".")[0]
+    if (instead := models[section].removed.get(option)) is not None:
+        return f"an option no more: {instead}"
     effects: Mapping[str, str] = models[section].change_effects
     return effects.get(option) or effects.get("") or "holds from here on"
 

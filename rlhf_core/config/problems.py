@@ -43,6 +43,8 @@ class Problems:
         """`overrides`: key -> value as typed, of what `--set` changed in the run."""
         self._found: list[Problem] = []
         self._overrides = overrides or {}
+        self.removed: list[str] = []
+        """Dotted options that are set and that only earlier versions have (`Section.removed`)."""
 
     def __len__(self) -> int:
         return len(self._found)
@@ -80,7 +82,10 @@ class Problems:
         for detail in details:
             place, value = _place(detail["loc"], data, keep_last=detail["type"] == "missing")
             dotted = ".".join(part for part in (path, *map(str, place)) if part)
-            messages.setdefault(dotted, []).append(_message(model, detail, also_known))
+            if (instead := _removed(model, detail)) is not None:
+                self.removed.append(dotted)
+            told = _message(model, detail, also_known) if instead is None else f"is an option no more: {instead}"
+            messages.setdefault(dotted, []).append(told)
             is_shown = detail["type"] != "extra_forbidden" and not names_secret(dotted)  # a key may be misspelled
             given[dotted] = _given(value) if is_shown else ""
         for dotted, texts in messages.items():
@@ -175,8 +180,21 @@ def _message(model: type[BaseModel], detail: Any, also_known: Sequence[str]) -> 
     return text.replace("Input should be", "should be", 1)
 
 
+def _removed(model: type[BaseModel], detail: Any) -> str | None:
+    """What replaces the unknown key, if earlier versions had it."""
+    if detail["type"] != "extra_forbidden":
+        return None
+    *place, key = detail["loc"]
+    found = (getattr(each, "removed", {}).get(key) for each in _models_at(model, place))
+    return next((each for each in found if each is not None), None)
+
+
 def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
     """Names of the keys known at a place inside `model`."""
+    return [field.alias or name for each in _models_at(model, loc) for name, field in each.model_fields.items()]
+
+
+def _models_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[type[BaseModel]]:
     here: list[type[BaseModel]] = [model]
     for part in loc:
         if isinstance(part, int):
@@ -184,7 +202,7 @@ def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
         fields = [each.model_fields[part] for each in here if part in each.model_fields]
         if fields:
             here = [found for each in fields for found in models_in(each.annotation)]
-    return [field.alias or name for each in here for name, field in each.model_fields.items()]
+    return here
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -102,11 +102,6 @@ def processes_per_rank(run: ResolvedRun) -> int:
     return config.processes_per_rank() if isinstance(config, StrategyConfig) else 1
 
 
-def most_ranks(run: ResolvedRun) -> int:
-    """Shares of the rows that all have work."""
-    return min(run.run.train.prompts_per_episode, run.run.train.train_batch_size)
-
-
 def check_groups(run: ResolvedRun, num_processes: int) -> None:
     """Raise `ConfigError` where the trainers, `num_processes` unless the transport starts its own, form no groups."""
     own, together = run.own_processes, processes_per_rank(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import find, load
 from ..plugins.requirements import missing_modules
-from ..plugins.trust import EVERY_FILE, FileTrust
+from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections
 from .load import PLUGIN_SECTIONS, SHARED_SECTIONS, LoadedRun, expand
@@ -39,17 +40,18 @@ def resolve(
     where: str = "run file",
     trust: FileTrust = EVERY_FILE,
     functions: Sequence[Callable[..., Any]] = (),
+    problems: Problems | None = None,
 ) -> ResolvedRun:
     """Check a run: select its plugins, validate every section, look at what sections ask of each other.
 
     `where` is how errors call its source; `trust` says which files and programs that it names are run. functions:
-    more rewards. Raises one `ConfigError` that lists all problems.
+    more rewards. problems: filled with what is wrong. Raises one `ConfigError` that lists all problems.
     """
     known_keys = {*OTHER_SECTIONS, *RunConfig.model_fields, *section_names()}
     given = {key: value for key, value in expand(run).items() if value is not None or key not in known_keys}
     learn_environment()
     learn(given)
-    problems = Problems(run.overrides if isinstance(run, LoadedRun) else None)
+    problems = Problems(run.overrides if isinstance(run, LoadedRun) else None) if problems is None else problems
     for path in hidden_parts(given):
         hint = f"--set {path}={ENVIRONMENT}NAME gives it again, or --set {path}=VALUE"
         problems.add(path, "was hidden when this config was written down", hint)
@@ -96,6 +98,20 @@ def resolve(
     fitted = adapt_sections(found)
     shared = {name: getattr(fitted, name) for name in SHARED_SECTIONS}
     return replace(fitted, run=_with_shared_options(fitted.run, shared))
+
+
+def without_removed(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The resolved run file of an earlier version, without options that were removed since. No code of files is run."""
+    problems, kept = Problems(), expand(run)
+    with suppress(ConfigError):  # whoever uses the run file reports it
+        resolve(kept, trust=NO_FILE, problems=problems)
+    for path in problems.removed:
+        *place, key = path.split(".")
+        holder: Any = kept
+        for part in place:
+            holder = holder[int(part)] if isinstance(holder, list) else holder[part]
+        holder.pop(key, None)
+    return kept
 
 
 def resolve_reward(entry: Any, problems: Problems, path: str, trust: FileTrust = EVERY_FILE) -> SelectedReward | None:

@@ -47,6 +47,10 @@ class Section(BaseModel):
     """For a section of a plugin: whether a run with it may leave out `prompts`; its tasks are then empty prompts."""
     change_effects: ClassVar[Mapping[str, str]] = {}
     """Option -> effect of changing it on a resumed run. The key "" stands for all other options."""
+    removed: ClassVar[Mapping[str, str]] = {}
+    """Option that earlier versions had -> what to use instead. A run file that sets it is refused with this text. A
+    resume of an older run drops it, and shows that.
+    """
     adapt_reasons: ClassVar[Mapping[str, str]] = {}
     """Option -> why `adapt` changes it. The key "" stands for all other options."""
 
@@ -83,12 +87,11 @@ class Section(BaseModel):
         """Return the section as the plugin that it `selects` needs it. Raises `PluginError` if that cannot be used."""
         return self
 
-    def for_rehearsal(self) -> Self:
-        """Return the section for `--dry-run`, which plays one sample with made-up answers: fewer turns, say."""
-        return self
-
     def check_inputs(self, inputs: RunInputs) -> None:
         """Raise `ConfigError` for a tokenizer or prompts that the section cannot use; no weights are loaded yet."""
+
+    def rehearse(self, inputs: RunInputs) -> None:
+        """Try the section out for `--dry-run`, without weights: one sample with a made-up answer, say."""
 
     def without_files(self) -> Self:
         """Return the section with the default for each option that names a file of code, for those who run none."""

@@ -210,6 +210,9 @@ class TrainConfig(Section):
         "prompts_per_episode": "an episode is of another size; prompts may come again or be left out",
         "samples_per_prompt": "sample ids are counted anew and may be there twice",
     }
+    removed: ClassVar[Mapping[str, str]] = {
+        "compile": "updates run on rows without padding, which is as fast; remove it",
+    }
 
     episodes: Count = Field(50, description="Rounds of sampling and training (offline: rounds of training).")
     prompts_per_episode: Count = Field(64, description="Prompts sampled in an episode (offline: dataset lines).")
@@ -222,11 +225,6 @@ class TrainConfig(Section):
         None,
         description="Most tokens in one forward and backward pass, so that memory does not grow with the batch; null "
         "is 1,024 on a CPU (192 for a model of 50M parameters or more) and 16,384 on a GPU. Results agree.",
-    )
-    compile: bool = Field(
-        False,
-        description="Run the blocks of the trained models through torch.compile in updates, on padded rows: some "
-        "minutes at the start for faster updates on a GPU. On a CPU it gains next to nothing and needs a C++ compiler.",
     )
     epochs_per_episode: Count = Field(1, description="Times the samples of an episode are trained on.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random in the run.")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.changes import Change, config_changes
 from ..config.load import apply_override
-from ..config.resolve import ResolvedRun
+from ..config.resolve import ResolvedRun, without_removed
 from ..errors import UserInputError
 from ..plugins.discovery import SINGULAR, discover, load
 from ..plugins.known import KNOWN
@@ -63,7 +63,7 @@ def own_config(path: Path) -> dict[str, Any]:
     A model in the folder (the quickstart's) has moved with it.
     """
     folder = RunFolder(path)
-    config = folder.read_config()
+    config = without_removed(folder.read_config())
     check_owners(folder)
     if not config:
         has_begun = folder.has_begun

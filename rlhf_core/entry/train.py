@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
@@ -22,35 +21,19 @@ from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
-from ..hookspecs import Action, MakerHooks
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
-from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, default_path
 from ..training.request import FitResult, RunRequest, Transport
-from ..util.held_signals import held_signals
 from ..util.host_memory import set_up_host_memory
 from ..util.jsonl import read_lines
 from ..wiring.inputs import RunInputs
-from .rehearsal import play_one_turn
+from .ledger import RunLedger, TrainingAccount
 from .resume import begun_resume, find_checkpoint, resume_changes, resumed_folder
-from .run_record import (
-    FirstScore,
-    RunPlan,
-    already_done,
-    begin_record,
-    owned,
-    refuse_output,
-    register_run_hooks,
-    tell_resume,
-    told_in_summary,
-    told_where_it_fails,
-    undone_when_refused,
-    write_end,
-)
+from .run_record import RunPlan, already_done, begin_record, refuse_output, register_run_hooks, tell_resume
 
 logger = logging.getLogger("rlhf")
 
@@ -119,7 +102,8 @@ def train(
         if resume is not None:
             tell_resume(_planned(RunFolder(resumed_folder(resume, path)), prepared, resume, restart, None))
         if environment.rank == 0:
-            play_one_turn(prepared.resolved, prepared.inputs)
+            for section in prepared.resolved.sections.values():
+                section.config.rehearse(prepared.inputs)
         if on_check is not None:
             on_check(prepared.inputs)
         return None
@@ -135,8 +119,8 @@ def train(
         checkpoint = None if resume is None else find_checkpoint(resume, chosen, restart=restart)
         run_rank(prepared, RunFolder(chosen), checkpoint)
         return read_result(chosen)
-    with owned(chosen, resume) as folder:
-        return train_in(folder, prepared, resume, restart, origin)
+    with RunLedger.take(chosen, resume) as ledger:
+        return train_in(ledger, prepared, resume, restart, origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +160,12 @@ def prepare(
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
+    if num_processes > 1 and resolved.strategy.component.launch is None:
+        raise ConfigError(
+            f"the strategy {resolved.strategy.name} starts no processes",
+            where=f"--num-processes {num_processes}",
+            hint=f"start them by a launcher: torchrun --nproc-per-node {num_processes} … --output DIR",
+        )
     check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
@@ -188,21 +178,19 @@ def prepare(
 
 
 def train_in(
-    folder: RunFolder,
+    ledger: RunLedger,
     prepared: PreparedRun,
     resume: str | None = None,
     restart: bool = False,
     origin: Path | None = None,
 ) -> TrainResult:
-    """Train in a run folder that this process owns; the other arguments are those of `train`."""
+    """Train in a run folder that this process owns. The other arguments are those of `train`."""
+    folder = ledger.folder
     plan = _planned(folder, prepared, resume, restart, origin)
     if prepared.environment.world_size == 1 and (why := already_done(folder, plan)) is not None:
         return replace(read_result(folder.path), already_done=why)
-    earlier = None if plan.checkpoint is None else read_run_state(plan.checkpoint)
-    with ExitStack() as stack:
-        stack.enter_context(undone_when_refused(folder, is_resumed=plan.is_resumed))
-        stack.enter_context(told_in_summary(folder, earlier))
-        stack.enter_context(folder.logging())
+    ledger.start(None if plan.checkpoint is None else read_run_state(plan.checkpoint))
+    with folder.logging():
         tell_resume(plan)
         begin_record(folder, plan)
         folder.discard_half_written()
@@ -239,8 +227,6 @@ def _made(hook: object | str) -> object:
 
 
 def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -> None:
-    from .launch import run_in_processes
-
     if unnamed := [hook for hook in prepared.hooks if not isinstance(hook, str)]:
         raise UserInputError(
             f"the hook {type(unnamed[0]).__name__} cannot travel to another process",
@@ -248,7 +234,9 @@ def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -
             hint='give hooks as "module:attr", or install them as a hook plugin',
         )
     named = [hook for hook in prepared.hooks if isinstance(hook, str)]
-    run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
+    launch = prepared.resolved.strategy.component.launch
+    assert launch is not None  # checked by `prepare`
+    resolve_name(launch)(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
 
 
 def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], trust: FileTrust | bool) -> FileTrust:
@@ -331,7 +319,7 @@ def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) 
     resolved = prepared.resolved
     register_listed(prepared.relay, resolved, folder.path)
     if prepared.environment.rank != 0:
-        prepared.relay.limit_to(MakerHooks)
+        prepared.relay.limit_to("maker")
     with InterruptFlag() as interrupted:
         request = RunRequest(
             resolved=resolved,
@@ -348,23 +336,15 @@ def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) 
 
 
 def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
-    """Run, and keep the folder's account of it: metrics, log, summary."""
+    """Run, and record how it ended: metrics, log, summary."""
     resolved, folder, relay = request.resolved, request.folder, request.hooks
-    watch = FileWatch(folder)
     register_run_hooks(relay, resolved, folder.path)
-    earlier = read_run_state(request.resume) if request.resume is not None else None
-    first = FirstScore(None if earlier is None else earlier.eval_before, folder)
-    relay.register(first, name="first-score")
-    started = time.perf_counter()
-    wall_before = 0.0 if earlier is None else earlier.wall_s
-    eval_after: float | None = None
-    finished: Action | None = None
+    account = TrainingAccount(folder)
+    relay.register(account, name="account")
     ended: BaseException | None = None
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:
-            result = _run(request, interrupted)
-            watch.check()
-            first.score, eval_after, finished = result.eval_before, result.eval_after, result.finished
+            account.finish(_run(request, interrupted))
         except BaseException as error:
             ended = error
             if isinstance(error, Exception) and not isinstance(error, InterruptedRun):
@@ -372,10 +352,8 @@ def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
                 error.run_log = folder.log  # type: ignore[attr-defined]
             raise
         finally:
-            if watch.has_folder:
-                with held_signals(), nullcontext() if ended is None else told_where_it_fails(folder):
-                    wall_s = wall_before + time.perf_counter() - started
-                    span.set("summary", write_end(folder, ended, first.score, eval_after, wall_s, finished))
+            if (summary := account.write_end(ended)) is not None:
+                span.set("summary", summary)
 
 
 def _run(request: RunRequest, interrupted: InterruptFlag) -> FitResult:

@@ -1,3 +1,2 @@
-from .installed import load_hook_plugins as load_hook_plugins
-from .installed import register_listed as register_listed
+from .installed import register_all as register_all
 from .relay import HookRelay as HookRelay

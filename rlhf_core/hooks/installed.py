@@ -68,6 +68,12 @@ def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -
     ]
 
 
+def register_all(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
+    """Register every hook plugin of a run, with options or without. Raises as the two functions above do."""
+    load_hook_plugins(relay, resolved.run.hooks.disable)
+    register_listed(relay, resolved, run_folder)
+
+
 def option_sections(resolved: ResolvedRun) -> list[str]:
     """The sections of the run that have options of hook plugins, besides `hooks`."""
     return [name for name in resolved.sections if fold(name) in discover("hooks")]

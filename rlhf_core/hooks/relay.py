@@ -19,7 +19,7 @@ import pluggy
 
 from ..config.resolve import check_sections_kept
 from ..errors import HookError, PluginError, RlhfError
-from ..hookspecs import PREFIX, PROJECT, SPECS, Action, hookimpl
+from ..hookspecs import PREFIX, PROJECT, SPECS, Action, Part, hookimpl
 from ..util.did_you_mean import closest
 from ..util.error_text import error_text
 
@@ -59,10 +59,10 @@ class HookRelay:
 
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager(PROJECT)
-        for spec in SPECS:
+        for spec in SPECS.values():
             self._manager.add_hookspecs(spec)
         self._callers: dict[str, pluggy.HookCaller] = {
-            event: getattr(self._manager.hook, PREFIX + event) for spec in SPECS for event in _events_of(spec)
+            event: getattr(self._manager.hook, PREFIX + event) for part in SPECS for event in events_of(part)
         }
         self._argument_names = {event: caller.spec.argnames for event, caller in self._callers.items() if caller.spec}
         self._plugins: dict[str, object] = {}
@@ -85,9 +85,9 @@ class HookRelay:
         """Name -> registered plugin, in order of registration."""
         return dict(self._plugins)
 
-    def limit_to(self, spec: type) -> None:
-        """Call from now on the hooks of one class of `hookspecs` only: those of this process's part in the run."""
-        self._events = frozenset(_events_of(spec))
+    def limit_to(self, part: Part) -> None:
+        """Call from now on the hooks of one part of the run only: that of this process."""
+        self._events = frozenset(events_of(part))
         self._refresh()
 
     def register(self, plugin: object, *, name: str | None = None, distribution: str | None = None) -> str:
@@ -121,6 +121,12 @@ class HookRelay:
         self._refresh()
         return unique
 
+    def unregister(self, name: str) -> None:
+        """Remove a plugin by the name that `register` returned."""
+        self._manager.unregister(name=name)
+        del self._plugins[name]
+        self._refresh()
+
     def of_this_process(self) -> HookRelay:
         """A relay of only those plugins that were given as objects, not installed with a distribution.
 
@@ -132,10 +138,10 @@ class HookRelay:
                 relay.register(plugin, name=name)
         return relay
 
-    def tap(self, receive: Callable[[str, dict[str, Any]], None], events: Iterable[str]) -> None:
-        """Also pass these events, with all arguments, to `receive`, after the hooks of this process."""
+    def tap(self, receive: Callable[[str, dict[str, Any]], None], events: Iterable[str], part: Part) -> None:
+        """Also pass those of these events that `part` has, with all arguments, to `receive`, after the hooks here."""
         self._tap = receive
-        self._tapped = frozenset(events) & self.events
+        self._tapped = frozenset(events) & frozenset(events_of(part))
         self._refresh()
 
     def replay(self, event: str, arguments: Mapping[str, Any]) -> None:
@@ -306,8 +312,9 @@ class _Hooks:
     """The hook functions of one plugin, as pluggy gets them."""
 
 
-def _events_of(spec: type) -> list[str]:
-    return [name.removeprefix(PREFIX) for name in vars(spec) if name.startswith(PREFIX)]
+def events_of(part: Part) -> list[str]:
+    """The events of one part of a run, without the prefix."""
+    return [name.removeprefix(PREFIX) for name in vars(SPECS[part]) if name.startswith(PREFIX)]
 
 
 def _named_wrapper(function: Callable[..., Any], hook: str, who: str) -> Callable[..., Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Item
-from ..errors import ConfigError
 from ..place import Place
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ class ForwardPasses:
     """The price of a forward pass, and the context that it runs in.
 
     A place or strategy names a subclass in `passes`. It is built without arguments, on every rank. Ranks and
-    micro-batches are dealt by `price`. `applied`, or the context of `compiled`, is entered for each forward and its
+    micro-batches are dealt by `price`. `applied` is entered for each forward and its
     backward. Within it `applied_passes` returns this object to the code that computes (`rlhf_forward`).
     """
 
@@ -35,14 +34,6 @@ class ForwardPasses:
     def applied(self, *models: nn.Module) -> AbstractContextManager[None]:
         """Context of one forward of `models` and its backward."""
         return nullcontext()
-
-    def compiled(self, *models: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-        """Makes the context that is entered in place of `applied` under `train.compile`. Called once per run."""
-        raise ConfigError(
-            f"{type(self).__name__}, by which this strategy runs models, cannot compile them",
-            where="train.compile",
-            hint="start with --set train.compile=false",
-        )
 
 
 _APPLIED: ContextVar[ForwardPasses] = ContextVar("applied passes")

@@ -30,15 +30,8 @@ from .requirements import check_required, not_installed
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
-GROUPS: tuple[str, ...] = (
-    *KINDS,
-    "advantages",
-    "policy_losses",
-    "reward_callers",
-    "endpoints",
-    "commands",
-    "quickstarts",
-)
+_OTHER_GROUPS = ("advantages", "policy_losses", "reward_callers", "endpoints", "commands", "quickstarts")
+GROUPS: tuple[str, ...] = (*KINDS, *_OTHER_GROUPS)
 """Kinds of plugins; the entry-point group is `rlhf.` and this."""
 
 _PREFIX = "rlhf."

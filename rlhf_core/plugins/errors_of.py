@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..distributed.process_group import is_lost_peer
 from ..errors import RlhfError
 from ..util.error_text import error_text
+
+_LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", "broken pipe", "recv", "socket")
 
 
 @contextmanager
@@ -45,3 +46,13 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
     text = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text
+
+
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a collective operation failed because another process is gone."""
+    import torch.distributed as dist
+
+    text = str(error).lower()
+    if isinstance(error, dist.DistError):
+        return True
+    return any(mark in text for mark in _LOST_MARKS) and ("gloo" in text or "nccl" in text or "store" in text)

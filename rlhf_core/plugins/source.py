@@ -135,8 +135,9 @@ class _Reader:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and ast.unparse(node.right) == "None":
             plain, is_whole = self._type(node.left)
             return (plain | None if is_whole else Any), is_whole
-        is_plain = isinstance(node, ast.Name) and node.id in _PLAIN and node.id not in self._bound
-        return (_PLAIN[node.id], True) if is_plain else (Any, False)
+        if isinstance(node, ast.Name) and node.id in _PLAIN and node.id not in self._bound:
+            return _PLAIN[node.id], True
+        return Any, False
 
 
 def _literal(node: ast.expr) -> tuple[Any, bool]:

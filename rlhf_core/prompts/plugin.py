@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..components import Component
+from ..components import Component, PromptsContext
+from ..protocols import PromptSource
 from .config import JsonlConfig, TasksConfig
 
 jsonl = Component(
@@ -13,5 +14,10 @@ jsonl = Component(
 tasks = Component(
     summary="Tasks without a prompt, for an environment that brings its own.",
     config=TasksConfig,
-    build="rlhf_core.prompts.tasks:build",
+    build="rlhf_core.prompts.plugin:build_tasks",
 )
+
+
+def build_tasks(config: TasksConfig, context: PromptsContext) -> PromptSource:
+    """Build the prompt source `tasks`: `size` empty records, to which an environment gives the first text."""
+    return [{"prompt": ""}] * config.size

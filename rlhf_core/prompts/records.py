@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b, sha256
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ..errors import DataError
 from ..protocols import PromptSource
@@ -68,6 +68,34 @@ class RecordRules:
             raise DataError(f"prompts.filter fails on it: {error_text(error)}", where=name) from error
 
 
+class Order(Protocol):
+    """An endless order of training records. It holds no record, so it can be sent to another process."""
+
+    def index(self, position: int) -> int:
+        """Return the index in the source of the record at `position` (>= 0)."""
+
+
+class ShuffledEpochs:
+    """An `Order` of the training records, shuffled again in each epoch."""
+
+    def __init__(self, training: Sequence[int], seed: int) -> None:
+        """training: indices in the source."""
+        self._training = training
+        self._seed = seed
+        self._epoch = lru_cache(_EPOCHS_KEPT)(self._shuffled)
+
+    def index(self, position: int) -> int:
+        epoch, place = divmod(position, len(self._training))
+        return self._training[self._epoch(epoch)[place]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave out the cache, which cannot be pickled."""
+        return ShuffledEpochs, (self._training, self._seed)
+
+    def _shuffled(self, epoch: int) -> array[int]:
+        return array("q", prompt_order(len(self._training), self._seed, epoch))
+
+
 class Records(ABC):
     """Training records by position in an endless stream, and the held-out records.
 
@@ -80,6 +108,8 @@ class Records(ABC):
     """`records` that were read, and how many of them each filter leaves out."""
     training: Sequence[int] | None = None
     """Indices in the source of the training records; None if their number is unknown."""
+    order: Order | None = None
+    """Their order, if `training` has indices."""
 
     def has_digest(self, digest: str) -> bool:
         """Whether the records have this digest, which an earlier version may have computed."""
@@ -93,10 +123,6 @@ class Records(ABC):
     def held_out(self) -> list[tuple[Record, str]]:
         """Return the records that training never sees, always in the same order."""
 
-    def index(self, position: int) -> int:
-        """Return the index in the source of the record at `position`, if `training` has indices."""
-        raise TypeError("a streamed source has no index")
-
     def at_index(self, index: int) -> tuple[Record, str]:
         """Return the record at an index of the source, if `training` has indices."""
         raise TypeError("a streamed source has no index")
@@ -106,6 +132,7 @@ class IndexedRecords(Records):
     """The records of a list: some are held out, the others are shuffled again in each epoch."""
 
     training: Sequence[int]
+    order: Order
 
     def __init__(self, source: PromptSource, rules: RecordRules | None = None, *, seed: int, held_out: int = 0) -> None:
         """Read every record once. Raises one `DataError` for all wrong records, or if no training record is left."""
@@ -122,8 +149,7 @@ class IndexedRecords(Records):
         self._held_out = [usable[place] for place in permutation(len(usable), seed, "held-out")[:held_out]]
         kept_back = set(self._held_out)
         self.training = array("q", (index for index in usable if index not in kept_back)) if kept_back else usable
-        size = len(self.training)
-        self._epoch = lru_cache(_EPOCHS_KEPT)(lambda epoch: array("q", prompt_order(size, seed, epoch)))
+        self.order = ShuffledEpochs(self.training, seed)
 
     def has_digest(self, digest: str) -> bool:
         if digest == self.digest:
@@ -134,12 +160,8 @@ class IndexedRecords(Records):
                 of_records.update(_as_line(record))
         return digest == of_records.hexdigest()
 
-    def index(self, position: int) -> int:
-        epoch, place = divmod(position, len(self.training))
-        return self.training[self._epoch(epoch)[place]]
-
     def at(self, position: int) -> tuple[Record, str]:
-        return self.at_index(self.index(position))
+        return self.at_index(self.order.index(position))
 
     def at_index(self, index: int) -> tuple[Record, str]:
         return self._source[index], _name(self._source, index)

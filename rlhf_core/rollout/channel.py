@@ -10,7 +10,6 @@ from ..errors import RlhfError
 from ..place import Place
 from ..rewards.scorer import RewardScorer
 from ..types import MadeEpisode, Prompt, RolloutGroup
-from .groups import coordinator_from_tree, coordinator_to_tree
 from .made import made_episode
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class LocalChannel:
     def episode(self, index: int) -> MadeEpisode:
         """Make the episode, in as many waves as dynamic sampling needs."""
         while not self.coordinator.ready(index):
-            leases = self.coordinator.lease("local", 1 << 30)
+            leases = self.coordinator.lease(1 << 30)
             if not leases:
                 raise RlhfError(f"episode {index} cannot go on: {self.coordinator.progress(index)}", where="rollout")
             mine = leases[self.place.rank :: self.place.world_size]
@@ -61,13 +60,24 @@ class LocalChannel:
         self.maker.published(version)
 
     def state_dict(self) -> dict[str, Any]:
-        return coordinator_to_tree(self.coordinator.state_dict())
+        """The coordinator's state, which has no groups: between two episodes all of them are taken."""
+        return self.coordinator.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.coordinator.load_state_dict(coordinator_from_tree(state))
+        """Groups of a transport that makes episodes ahead of their training are made again."""
+        self.coordinator.load_state_dict(
+            {**state, "open": {index: _made_again(saved) for index, saved in state["open"].items()}}
+        )
 
     def close(self) -> None:
         """Do nothing: no resource is held."""
+
+
+def _made_again(episode: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an open episode whose finished groups are made again."""
+    positions = [group["position"] for group in episode["accepted"]]
+    learnt = sorted(set(positions) - {int(position) for position in episode.get("outcomes", ())})
+    return {**episode, "accepted": [], "outstanding": sorted([*episode["outstanding"], *positions]), "learnt": learnt}
 
 
 @dataclass(frozen=True, slots=True)

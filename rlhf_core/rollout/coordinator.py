@@ -1,6 +1,7 @@
 """Assigns prompts to makers and tracks their groups: the one owner of prompts in every deployment.
 
-It uses neither tensors nor a transport, so it runs in the trainer's process or as a separate actor.
+It uses neither tensors nor a transport, so it runs in the trainer's process or as a separate actor. A transport whose
+makers may be lost extends it with deadlines (`rlhf-ray`).
 
 - Episode e takes the next `prompts_per_episode` positions of the prompt stream when it opens; without dynamic
   sampling these are exactly [eP, (e+1)P). Refused groups (dynamic sampling) are replaced by later positions,
@@ -10,15 +11,12 @@ It uses neither tensors nor a transport, so it runs in the trainer's process or 
 - Which record a position has is a function of the seed or, with a sampler, drawn when the position is. A sampler
   learns from the groups of a whole wave, in position order.
 - A group enters exactly one episode: a second group for a position is refused.
-- A lease ends at its deadline, or when its maker is known dead. The position is then made again under the same
-  sample ids (`attempt` counts).
+- A position that is made again keeps its sample ids (`attempt` counts).
 """
 
 from __future__ import annotations
 
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Generic, Protocol, TypeVar
@@ -51,14 +49,10 @@ class Lease:
     """Index in the source; None where it follows from the position."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    maker: str
-    expires: float
-
-
 @dataclass(slots=True)
-class _Episode(Generic[GroupT]):
+class EpisodeLedger(Generic[GroupT]):
+    """The groups of an episode that has begun and was not taken."""
+
     outstanding: dict[int, int] = field(default_factory=dict)
     """Position -> attempts so far, for groups that have not arrived."""
     accepted: dict[int, GroupT] = field(default_factory=dict)
@@ -82,9 +76,7 @@ class RolloutCoordinator(Generic[GroupT]):
         num_episodes: int,
         prompts_per_episode: int,
         max_staleness: int = 0,
-        lease_seconds: float = 600.0,
         max_refill_factor: int = 10,
-        clock: Callable[[], float] = time.monotonic,
         sampler: Sampler | None = None,
     ) -> None:
         """sampler: draws the records; None: the record of a position is known to those who ask for it."""
@@ -92,23 +84,17 @@ class RolloutCoordinator(Generic[GroupT]):
         self._num_episodes = num_episodes
         self._prompts_per_episode = prompts_per_episode
         self._max_staleness = max_staleness
-        self._lease_seconds = lease_seconds
         self._max_refill_factor = max_refill_factor
-        self._clock = clock
         self._version = 0
         self._cursor = 0
         self._next_episode = 0
         self._taken = 0
-        self._open: dict[int, _Episode[GroupT]] = {}
-        self._last: _Episode[GroupT] | None = None
-        """The episode that was taken last, without its groups."""
+        self._open: dict[int, EpisodeLedger[GroupT]] = {}
         self._episode_of: dict[int, int] = {}
         """Position -> episode, of the groups that have not arrived."""
         self._unheld: list[tuple[int, int]] = []
-        """Heap of (episode, position); may name some that are held or have arrived."""
-        self._held: dict[int, _Held] = {}
-        self._leases: deque[tuple[int, _Held]] = deque()
-        """In the order in which they end; may name some that have ended."""
+        """Heap of (episode, position); may name some that are leased or have arrived."""
+        self._leased: set[int] = set()
         self.refused_prompts = 0
         """Prompts of the last taken episode that were replaced by others."""
 
@@ -122,20 +108,15 @@ class RolloutCoordinator(Generic[GroupT]):
         """True when the last episode was handed out for training."""
         return self._taken >= self._num_episodes
 
-    def lease(self, maker: str, count: int) -> list[Lease]:
-        """Lease up to `count` positions to `maker`, lowest first; none when staleness or the run's end forbids more."""
-        self._expire()
+    def lease(self, count: int) -> list[Lease]:
+        """Lease up to `count` positions, lowest first; none when staleness or the run's end forbids more."""
         leases: list[Lease] = []
-        while len(leases) < count:
-            if not self.can_lease and not self._open_next():
-                break
-            episode, position = heappop(self._unheld)
-            attempt = self._open[episode].outstanding[position] + 1
-            self._open[episode].outstanding[position] = attempt
-            held = _Held(maker, self._clock() + self._lease_seconds)
-            self._held[position] = held
-            self._leases.append((position, held))
-            leases.append(Lease(position, episode, attempt, self._open[episode].records.get(position)))
+        while len(leases) < count and (self.can_lease or self._open_next()):
+            index, position = heappop(self._unheld)
+            episode = self._open[index]
+            episode.outstanding[position] += 1
+            self._leased.add(position)
+            leases.append(Lease(position, index, episode.outstanding[position], episode.records.get(position)))
         return leases
 
     @property
@@ -143,7 +124,7 @@ class RolloutCoordinator(Generic[GroupT]):
         """Whether a position of an open episode waits for a maker."""
         while self._unheld:
             position = self._unheld[0][1]
-            if position in self._episode_of and position not in self._held:
+            if position in self._episode_of and position not in self._leased:
                 return True
             heappop(self._unheld)
         return False
@@ -159,7 +140,7 @@ class RolloutCoordinator(Generic[GroupT]):
             return False
         episode = self._open[found]
         del episode.outstanding[group.position]
-        self._held.pop(group.position, None)
+        self._leased.discard(group.position)
         if keep:
             episode.accepted[group.position] = group
         else:
@@ -187,27 +168,9 @@ class RolloutCoordinator(Generic[GroupT]):
         if episode != self._taken or not self.ready(episode):
             raise RlhfError(f"episode {episode} cannot be taken: {self.progress(episode)}", where="coordinator")
         self._taken += 1
-        self._last = state = self._open.pop(episode)
+        state = self._open.pop(episode)
         self.refused_prompts = state.refused
-        groups, state.accepted = state.accepted, {}
-        return [groups[position] for position in sorted(groups)]
-
-    def give_back(self, groups: Iterable[GroupT], lost: Iterable[int]) -> None:
-        """Undo the last `take`, whose groups at the positions `lost` cannot be had any more: they are made again."""
-        assert self._last is not None
-        self._taken -= 1
-        self._last.accepted = {group.position: group for group in groups}
-        self._open[self._taken], self._last = self._last, None
-        self._make_again(self._taken, lost)
-
-    def withdraw(self, is_lost: Callable[[GroupT], bool]) -> int:
-        """Have groups that arrived, and cannot be had any more, made again; returns how many."""
-        count = 0
-        for index, episode in self._open.items():
-            lost = [position for position, group in episode.accepted.items() if is_lost(group)]
-            self._make_again(index, lost)
-            count += len(lost)
-        return count
+        return [state.accepted[position] for position in sorted(state.accepted)]
 
     def publish(self, version: int) -> None:
         """The trainer has published `version`; later positions may start."""
@@ -220,25 +183,12 @@ class RolloutCoordinator(Generic[GroupT]):
         own = {} if self._sampler is None else self._sampler.take_metrics()
         return {"rollout/refused_prompts": float(self.refused_prompts), **own}
 
-    def release(self, maker: str) -> int:
-        """End all leases of a maker that is gone; returns how many prompts will be made again."""
-        lost = [position for position, held in self._held.items() if held.maker == maker]
-        for position in lost:
-            self._end_lease(position)
-        return len(lost)
-
-    def num_leases(self) -> Counter[str]:
-        """Maker -> prompts that it has in the making."""
-        return Counter(held.maker for held in self._held.values())
-
     def progress(self, episode: int) -> str:
         """Text on what `episode` still waits for."""
         state = self._open.get(episode)
         if state is None:
             return f"it is not open (the next to open is {self._next_episode}, {self._taken} were trained on)"
-        held = [f"{p} at {self._held[p].maker}" for p in sorted(state.outstanding) if p in self._held]
-        waiting = f"; in the making: {', '.join(held[:4])}{' …' if len(held) > 4 else ''}" if held else ""
-        return f"{len(state.accepted)} of {self._prompts_per_episode} groups are in{waiting}"
+        return f"{len(state.accepted)} of {self._prompts_per_episode} groups are in"
 
     def why_closed(self) -> str | None:
         """Why the next episode may not start yet; None where it may."""
@@ -249,10 +199,6 @@ class RolloutCoordinator(Generic[GroupT]):
         if self.next_is_ready:
             return "a complete episode waits for the trainers"
         return None
-
-    def waiting(self) -> Iterator[GroupT]:
-        """The groups that have arrived and were not taken yet."""
-        return (group for episode in self._open.values() for group in episode.accepted.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but leases: prompts in flight are made again after a resume."""
@@ -279,19 +225,19 @@ class RolloutCoordinator(Generic[GroupT]):
         self._cursor = state["cursor"]
         self._next_episode = state["next_episode"]
         self._taken = state["taken"]
-        self._held = {}
-        self._leases.clear()
+        self._leased.clear()
         self._episode_of.clear()
         self._unheld.clear()
         records = {int(position): record for position, record in state.get("records", {}).items()}
         if self._sampler is not None and state.get("sampler") is not None:
             self._sampler.load_state_dict(state["sampler"])
         self._open = {
-            int(index): _Episode(
+            int(index): EpisodeLedger(
                 outstanding=dict.fromkeys(saved["outstanding"], 0),
                 accepted={group.position: group for group in saved["accepted"]},
                 refused=saved["refused"],
                 outcomes={int(position): success for position, success in saved.get("outcomes", {}).items()},
+                learnt=set(saved.get("learnt", ())),
             )
             for index, saved in state["open"].items()
         }
@@ -299,7 +245,7 @@ class RolloutCoordinator(Generic[GroupT]):
             self._want(index, episode.outstanding)
             held = [position for position in (*episode.outstanding, *episode.accepted) if position in records]
             episode.records = {position: records[position] for position in held}
-            episode.learnt = set(episode.accepted) - set(episode.outcomes)
+            episode.learnt |= set(episode.accepted) - set(episode.outcomes)
 
     def _open_next(self) -> bool:
         """Open the next episode, if it may start."""
@@ -307,7 +253,7 @@ class RolloutCoordinator(Generic[GroupT]):
             return False
         index = self._next_episode
         self._next_episode += 1
-        self._open[index] = _Episode()
+        self._open[index] = EpisodeLedger()
         self._draw(index, self._prompts_per_episode)
         return True
 
@@ -326,18 +272,7 @@ class RolloutCoordinator(Generic[GroupT]):
             self._episode_of[position] = index
             heappush(self._unheld, (index, position))
 
-    def _make_again(self, index: int, positions: Iterable[int]) -> None:
-        episode = self._open[index]
-        for position in positions:
-            del episode.accepted[position]
-            episode.outstanding[position] = 1
-            self._want(index, [position])
-
-    def _end_lease(self, position: int) -> None:
-        del self._held[position]
-        heappush(self._unheld, (self._episode_of[position], position))
-
-    def _learn(self, episode: _Episode[GroupT]) -> None:
+    def _learn(self, episode: EpisodeLedger[GroupT]) -> None:
         """Hand the outcomes of a wave to the sampler, in an order that does not depend on timing."""
         if self._sampler is None:
             return
@@ -346,7 +281,7 @@ class RolloutCoordinator(Generic[GroupT]):
         episode.learnt.update(episode.outcomes)
         episode.outcomes.clear()
 
-    def _refill(self, index: int, episode: _Episode[GroupT]) -> None:
+    def _refill(self, index: int, episode: EpisodeLedger[GroupT]) -> None:
         missing = self._prompts_per_episode - len(episode.accepted)
         if missing <= 0:
             return
@@ -364,10 +299,3 @@ class RolloutCoordinator(Generic[GroupT]):
                 "more samples_per_prompt, or turn dynamic sampling off",
             )
         self._draw(index, missing)
-
-    def _expire(self) -> None:
-        now = self._clock()
-        while self._leases and self._leases[0][1].expires <= now:
-            position, held = self._leases.popleft()
-            if self._held.get(position) is held:
-                self._end_lease(position)

@@ -21,22 +21,8 @@ def made_episode(
 ) -> MadeEpisode:
     """The episode of samples that this process holds, in any order. `rollouts`: their texts, where these are kept."""
     data = _Held(items, rollouts)
-    return MadeEpisode(rows=[summary_of(item) for item in data.items], data=data, times=times, metrics=metrics or {})
-
-
-def summary_of(item: BufferItem) -> ItemSummary:
-    """The part of an item that every rank has."""
-    return ItemSummary(
-        sample_id=item.sample_id,
-        group_id=item.group_id,
-        policy_version=item.policy_version,
-        num_tokens=item.num_tokens,
-        num_sampled_tokens=item.num_sampled_tokens,
-        rewards=item.rewards,
-        truncated=item.truncated,
-        branch=item.branch,
-        columns=dict(item.columns.only(lambda name, kind: kind.per == "metrics")),
-        mixed=item.policy_versions is not None,
+    return MadeEpisode(
+        rows=[ItemSummary.of(item) for item in data.items], data=data, times=times, metrics=metrics or {}
     )
 
 

@@ -6,9 +6,5 @@ from .checkpoints import CheckpointStore as CheckpointStore
 from .checkpoints import find_damage as find_damage
 from .conversation import conversation_lines as conversation_lines
 from .folder import RunFolder as RunFolder
-from .known import known_line as known_line
-from .known import known_sample as known_sample
-from .known import known_values as known_values
 from .metrics import MetricsWriter as MetricsWriter
 from .metrics import PhaseTimer as PhaseTimer
-from .sample_card import sample_card_script as sample_card_script

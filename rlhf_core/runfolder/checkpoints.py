@@ -14,11 +14,12 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..place import Place
 from ..util.atomic import write_bytes
 
 _LISTING = "files.json"
@@ -84,9 +85,23 @@ class CheckpointStore:
             self._remove(old)
         return final
 
-    def abandon(self, step: int) -> None:
-        """Remove the folder that `begin` made, after a failed write."""
-        shutil.rmtree(self.partial(step), ignore_errors=True)
+    @contextmanager
+    def writing(self, step: int, place: Place, *, best: int | None = None) -> Iterator[Path]:
+        """Collective. Yields the folder to write checkpoint `step` into, which is the checkpoint after the block.
+
+        On an error, nothing is left of it. `best`: see `commit`.
+        """
+        partial = self.partial(step)
+        place.run_on_main(lambda: self.begin(step))
+        try:
+            yield partial
+        except BaseException as error:
+            if place.is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise write_error(partial, error) from error
+            raise
+        place.run_on_main(lambda: self.commit(step, best=best))
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, complete or damaged, oldest first."""

@@ -1,25 +1,21 @@
-"""`samples.jsonl`: one line per training sample, written by a thread so that training does not wait."""
+"""`samples.jsonl`: one line per training sample."""
 
 from __future__ import annotations
 
 import math
-import queue
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..errors import DeadlineError, RlhfError
+from ..errors import RlhfError
 from ..types import FinishReason, Rollout, Turn
-from ..util.bounded_thread import BoundedThread
 from ..util.jsonl import LineFile, dump_line, truncate_lines
 
 T = TypeVar("T")
 Keep = Literal["all", "none"] | int
 """Samples of an episode to write: all, none, or at most this many, spread over the episode."""
-
-_QUEUE_EPISODES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,21 +104,15 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 class SampleWriter:
-    """Appends to `samples.jsonl` from a separate thread.
+    """Appends to `samples.jsonl`: all kept samples of an episode, or none of them if the disk is full.
 
-    `write` blocks only when the disk is several episodes behind; errors of the thread are raised by the next call.
     `flush` at the end of an episode makes it safe to write a checkpoint.
     """
 
-    def __init__(self, path: Path, *, keep: Keep = "all", timeout_seconds: float = 120.0) -> None:
+    def __init__(self, path: Path, *, keep: Keep = "all") -> None:
         self._path = path
         self._keep = keep
-        self._timeout = timeout_seconds
-        self._queue: queue.Queue[Sequence[SampleRecord] | threading.Event | None] = queue.Queue(_QUEUE_EPISODES)
-        self._error: Exception | None = None
         self._file = LineFile(path)
-        self._thread = BoundedThread(self._run, "samples-writer")
-        self._thread.start()
 
     @classmethod
     def resume(cls, path: Path, *, episode: int, keep: Keep = "all") -> SampleWriter:
@@ -134,29 +124,19 @@ class SampleWriter:
         return cls(path, keep=keep)
 
     def write(self, records: Sequence[SampleRecord]) -> None:
-        """Queue the samples of an episode, in `sample_id` order."""
-        self._raise_failure()
-        chosen = choose(records, self._keep)
-        if chosen:
-            self._put(chosen)
+        """Write the samples of an episode, in `sample_id` order."""
+        if chosen := choose(records, self._keep):
+            with self._errors_explained():
+                self._file.append(b"".join(dump_line(record.to_json()) for record in chosen))
 
     def flush(self) -> None:
         """Wait until everything written so far is on disk."""
-        self._raise_failure()
-        done = threading.Event()
-        self._put(done)
-        if not done.wait(self._timeout):
-            raise self._late()
-        self._raise_failure()
+        with self._errors_explained():
+            self._file.sync()
 
     def close(self) -> None:
-        """Write the queue and stop the thread; a second call does nothing."""
-        if self._thread.is_alive():
-            self._put(None)
-            self._thread.join(self._timeout)
-            if self._thread.is_alive():
-                raise self._late()
-        self._raise_failure()
+        """Close the file. A second call does nothing."""
+        self._file.close()
 
     def __enter__(self) -> SampleWriter:
         return self
@@ -164,43 +144,16 @@ class SampleWriter:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _run(self) -> None:
-        with self._file:
-            while (job := self._queue.get()) is not None:
-                try:
-                    self._do(job)
-                except Exception as error:  # raised by the next call
-                    self._error = self._error or error
-                if isinstance(job, threading.Event):
-                    job.set()
-
-    def _do(self, job: Sequence[SampleRecord] | threading.Event) -> None:
-        if isinstance(job, threading.Event):
-            self._file.sync()
-        elif self._error is None:
-            self._file.append(b"".join(dump_line(record.to_json()) for record in job))
-
-    def _put(self, job: Sequence[SampleRecord] | threading.Event | None) -> None:
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
         try:
-            self._queue.put(job, timeout=self._timeout)
-        except queue.Full:
-            raise self._late() from None
-
-    def _raise_failure(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
+            yield
+        except Exception as error:
             raise RlhfError(
                 f"samples cannot be written: {str(error) or type(error).__name__}",
                 where=str(self._path),
                 hint="free disk space, or set logging.samples to none",
             ) from error
-
-    def _late(self) -> DeadlineError:
-        return DeadlineError(
-            f"waited {self._timeout:g} s for samples to reach the disk",
-            where=str(self._path),
-            hint="is the disk full or very slow? logging.samples: none writes no samples",
-        )
 
 
 def choose(records: Sequence[T], keep: Keep) -> Sequence[T]:

@@ -21,7 +21,7 @@ from ..runfolder.checkpoint_state import (
     read_run_state,
     save_run_state,
 )
-from ..runfolder.checkpoints import CheckpointStore, find_damage, write_error
+from ..runfolder.checkpoints import CheckpointStore, find_damage
 from ..strategy import Strategy, Trained
 from ..util.kept_state import load_state_of, state_of
 
@@ -92,17 +92,8 @@ class CheckpointSaver:
             state = replace(state, best_step=best[0], best_value=best[1])
         channel = None if self._channel is None else self._channel.state_dict()
         plugins = None if self._plugins is None else self._plugins.state_dict()
-        self._strategy.run_on_main(lambda: _discard(self._store.begin(step)))
-        partial = self._store.partial(step)
-        try:
+        with self._store.writing(step, self._strategy, best=state.best_step) as partial:
             save_run_state(partial, state, channel, self._trained, self._strategy, plugins)
-        except OSError as error:
-            self._abandon(step)
-            raise write_error(partial, error) from error
-        except BaseException:
-            self._abandon(step)
-            raise
-        self._strategy.run_on_main(lambda: _discard(self._store.commit(step, best=state.best_step)))
         self._best = best
 
     def load(self, path: Path) -> RunState:
@@ -150,11 +141,3 @@ class CheckpointSaver:
                     break
         agreed: Path | None = self._strategy.broadcast_object(chosen)
         return agreed
-
-    def _abandon(self, step: int) -> None:
-        if self._strategy.is_main:
-            self._store.abandon(step)
-
-
-def _discard(_: object) -> None:
-    """Callback that ignores its argument."""

@@ -27,8 +27,7 @@ class EpisodeRecord:
     def __init__(
         self,
         metrics: MetricsWriter | None,
-        samples: SampleWriter | None,
-        stack: ExitStack,
+        samples: SampleWriter | None = None,
         *,
         watch: FileWatch | None = None,
         keep_samples: Keep = "all",
@@ -37,7 +36,6 @@ class EpisodeRecord:
     ) -> None:
         self._metrics = metrics
         self._samples = samples
-        self._stack = stack
         self._watch = watch
         self._keep_samples = keep_samples
         self._sample_tokens = sample_tokens
@@ -72,9 +70,8 @@ class EpisodeRecord:
             CheckpointError: of the `step` lines of metrics and the `num_samples` of samples (None: unknown) that the
                 checkpoint counts, some are missing.
         """
-        stack = ExitStack()
         if folder is None:
-            return cls(None, None, stack)
+            return cls(None)
 
         def on_line(line: Mapping[str, Any]) -> None:
             hooks.fire("metrics", line=line)
@@ -86,11 +83,10 @@ class EpisodeRecord:
             if num_samples is not None and keep_samples != "none":
                 hint = "put the missing lines back, or write no more of them: --set logging.samples=none"
                 _check_count(folder.samples, num_samples, hint=hint)
-            stack = opened.pop_all()
+            opened.pop_all()
         return cls(
             metrics,
             samples,
-            stack,
             watch=FileWatch(folder),
             keep_samples=keep_samples,
             sample_tokens=sample_tokens,
@@ -101,7 +97,10 @@ class EpisodeRecord:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        if self._samples is not None:
+            self._samples.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
     def texts(self, num_rows: int) -> Sequence[int]:
         """The rows, of `num_rows` in an episode, whose rollouts `rollouts` needs."""

@@ -80,7 +80,6 @@ class TrainerSession:
             strategy,
             run.trained,
             micro_batch_tokens=self._tokens,
-            compiled=train.compile,
             plugin=resolved.algorithm.label,
         )
         self._publisher = PolicyPublisher(parts.sync, hooks, parts.channel)

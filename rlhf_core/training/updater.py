@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, LossOutput, Max, Mean
@@ -37,10 +36,9 @@ class Updater:
         *,
         micro_batch_tokens: int | None = None,
         micro_batch_size: int | None = None,
-        compiled: bool = False,
         plugin: str | None = None,
     ) -> None:
-        """`compiled`: run the models' blocks through `torch.compile`. plugin: the algorithm's label, for errors."""
+        """plugin: the algorithm's label, for errors."""
         self._algorithm = algorithm
         self._strategy = strategy
         self._trained = trained
@@ -49,8 +47,6 @@ class Updater:
         price = self._passes.price if micro_batch_size is None else len
         self._units, self._micro_batch = Units(algorithm.units, price, plugin), micro_batch_size or micro_batch_tokens
         self._plugin = plugin
-        models = tuple(self._models.values())
-        self._applied = self._passes.compiled(*models) if compiled else partial(self._passes.applied, *models)
 
     def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
         """Train on this rank's `items` (at least one; possibly a masked filler) and step. Collective.
@@ -139,7 +135,7 @@ class Updater:
     def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
         strategy = self._strategy
         with ExitStack() as stack:
-            stack.enter_context(applying(self._passes, self._applied()))
+            stack.enter_context(applying(self._passes, self._passes.applied(*self._models.values())))
             for model in self._models.values():
                 stack.enter_context(strategy.accumulate(model, is_last))
             with strategy.autocast(), self._errors_of("loss"):

@@ -21,13 +21,13 @@ def test_an_environment_that_brings_a_quickstart_runs_it():
     request = RunArguments(environment="Guess_Number", overrides=("environment.shuffle_observations=true",))
     mapping, dropped = request.mapping()
     assert (mapping["environment"]["shuffle_observations"], dropped) == (True, [])
-    assert trainer_of(request, mapping) is not None
+    assert trainer_of(mapping, request.resumed) is not None
     assert warm_start(mapping) == first
 
 
 def test_a_model_of_ones_own_needs_no_warm_start_there_either():
     request = RunArguments(environment="guess-number", model="my-model")
-    assert trainer_of(request, request.mapping()[0]) is None
+    assert trainer_of(request.mapping()[0], request.resumed) is None
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo"])

@@ -47,7 +47,7 @@ def test_the_quickstart_runs_with_an_algorithm_that_learns_from_a_dataset(algori
 def test_the_quickstart_of_distillation_makes_a_teacher_unless_there_is_one():
     request = RunArguments(algorithm="distill")
     mapping, dropped = request.mapping()
-    assert trainer_of(request, mapping) is not None and not dropped
+    assert trainer_of(mapping, request.resumed) is not None and not dropped
     stages = algorithm_stages(mapping)
     assert {name: stage["algorithm"]["name"] for name, stage in stages.items()} == {"teacher": "sft"}
     own, _ = RunArguments(algorithm="distill", overrides=("algorithm.teacher.path=./mine",)).mapping()

@@ -67,7 +67,7 @@ def test_train_hands_over_file_flags_and_set_in_this_order(run_file, calls, caps
     assert mapping["model"] == {"path": "m", "dtype": "float32"}
     assert mapping["engine"] == {"name": "fake-engine-2", "max_new_tokens": 5, "top_k": 5}
     assert mapping["rewards"] == [{"name": "fake-whisper", "weight": 3}]
-    assert options.pop("hooks") == ["rlhf_cli.progress:make_progress"]
+    assert options.pop("hooks") == ["rlhf_cli.progress_of:make_progress"]
     assert options.pop("trust").folder == tmp_path
     assert options.pop("on_check") is print_prompt
     assert options == {

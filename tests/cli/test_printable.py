@@ -10,7 +10,7 @@ from rlhf_cli import answers, main
 from rlhf_cli.commands.train import log_to_stderr
 from rlhf_cli.main import run
 from rlhf_cli.output import echo, print_json, print_table
-from rlhf_cli.progress import make_progress
+from rlhf_cli.progress_of import make_progress
 from rlhf_core.errors import RewardError
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.util.printable import printable

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_cli.live_progress import LiveProgress
-from rlhf_cli.progress import PlainProgress, QuietProgress, clock, make_progress
+from rlhf_cli.progress import PlainProgress, QuietProgress, clock
+from rlhf_cli.progress_of import make_progress
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
 

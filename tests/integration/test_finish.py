@@ -158,11 +158,11 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 @contextmanager
-def undone(*given, refuse=train.undone_when_refused, **options):
-    with refuse(*given, **options):
-        yield
-    print("late")
-    interrupt()
+def leaving(*given, take=train.RunLedger.take):
+    with take(*given) as ledger:
+        yield ledger
+        print("late")
+        interrupt()
 
 class Output:
     def flush(self):
@@ -174,7 +174,7 @@ class Output:
         return getattr(sys.__stdout__, name)
 
 if sys.argv[1] == "leaving the folder":
-    train.undone_when_refused = undone
+    train.RunLedger.take = leaving
 if sys.argv[1] == "printing":
     sys.stdout = Output()
 if sys.argv[1] == "exiting":

@@ -24,7 +24,7 @@ from dataclasses import replace
 from unit_plugins import PairMargin, ReversedPasses
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, Max
-from rlhf_core.models import policy_forward
+from rlhf_forward import policy_forward
 from rlhf_core.place import resolve_device
 
 

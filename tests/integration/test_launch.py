@@ -31,7 +31,7 @@ def under_way(process, tmp_path):
         return metrics_file.exists() and metrics_file.stat().st_size
 
     wait_until(updated, "an update")
-    return [each for each in process.processes() if "rlhf_core.distributed.launched" in " ".join(each.cmdline())]
+    return [each for each in process.processes() if "rlhf_strategies.launched" in " ".join(each.cmdline())]
 
 
 def running_ones(ranks):

@@ -92,7 +92,7 @@ def test_the_launcher_owns_the_folder_as_long_as_its_processes_run(tmp_path, mon
         seen.append(summary(output))
         raise RlhfError("rank 0 was ended by SIGKILL")
 
-    monkeypatch.setattr("rlhf_core.entry.launch.run_in_processes", run_in_processes)
+    monkeypatch.setattr("rlhf_strategies.run_processes.run_in_processes", run_in_processes)
     with pytest.raises(RlhfError, match="SIGKILL"):
         start({**EACH, **TWO}, output, resume=resume, num_processes=2)
     assert (seen[0]["status"], seen[0]["pid"], seen[0]["host"]) == ("running", os.getpid(), socket.gethostname())
@@ -192,7 +192,7 @@ def test_the_launcher_settles_what_its_processes_left(tmp_path, monkeypatch, rai
     def run_in_processes(*arguments):
         raise raised
 
-    monkeypatch.setattr("rlhf_core.entry.launch.run_in_processes", run_in_processes)
+    monkeypatch.setattr("rlhf_strategies.run_processes.run_in_processes", run_in_processes)
     with pytest.raises(raised):
         start(TWO, tmp_path / "run", num_processes=2)
     assert summary(tmp_path / "run")["status"] == says

@@ -10,4 +10,4 @@ from rlhf_core.hookspecs import PREFIX, SPECS
 
 def spec_function(event: str) -> Callable[..., Any]:
     """The function of `hookspecs` for an event, which has no prefix."""
-    return next(vars(spec)[f"{PREFIX}{event}"] for spec in SPECS if f"{PREFIX}{event}" in vars(spec))
+    return next(vars(spec)[f"{PREFIX}{event}"] for spec in SPECS.values() if f"{PREFIX}{event}" in vars(spec))

@@ -6,7 +6,7 @@ from rlhf_core import Component
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.config import Section
 from rlhf_forward import masked_sum
-from rlhf_core.models import policy_forward
+from rlhf_forward import policy_forward
 
 class Options(Section):
     "Learn from every answer."

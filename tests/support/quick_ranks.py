@@ -62,7 +62,7 @@ def quick_ranks() -> Iterator[None]:
     """Inside, `--num-processes` of this process forks its ranks."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
-    from rlhf_core.distributed.rank_watch import RankWatch
+    from rlhf_strategies.rank_watch import RankWatch
 
     started: list[ForkedRank] = []
 
@@ -81,7 +81,7 @@ def quick_ranks() -> Iterator[None]:
 
 
 def _work(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Be the rank: what `python -m rlhf_core.distributed.launched REQUEST` does, without a new interpreter."""
+    """Be the rank: what `python -m rlhf_strategies.launched REQUEST` does, without a new interpreter."""
     code = 1
     try:
         gc.freeze()  # what is the launcher's is never ended here
@@ -99,7 +99,7 @@ def _work(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         os.environ.clear()
         os.environ.update(environment)
         sys.argv = list(arguments[-2:])
-        from rlhf_core.distributed.launched import _main
+        from rlhf_strategies.launched import _main
 
         code = _main(arguments[-1])
     finally:

@@ -21,11 +21,12 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.rewards.scorer import RewardCombiner
-from rlhf_core.rollout import RolloutCoordinator, coordinator_from_tree, coordinator_to_tree, made_episode
+from rlhf_core.rollout import RolloutCoordinator, made_episode
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
 from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_ray.groups import group_from_tree, group_to_tree, with_groups
 from rlhf_testing.runs import tiny_run
 from rlhf_testing.samples import make_item
 from rlhf_testing.thread_ranks import Ranks
@@ -62,13 +63,13 @@ def test_a_coordinator_resumes_with_them(items: list[BufferItem]) -> None:
     coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
         num_episodes=2, prompts_per_episode=3, max_staleness=1
     )
-    assert len(coordinator.lease("maker", 2)) == 2
+    assert len(coordinator.lease(2)) == 2
     for position in (0, 1):
         own = tuple(item for item in items if item.group_id == position)
         assert coordinator.submit(RolloutGroup(position=position, rollouts=(), items=own))
     with tempfile.TemporaryDirectory() as folder:
-        save_tree(Path(folder) / "state", coordinator_to_tree(coordinator.state_dict()))
-        back = coordinator_from_tree(load_tree(Path(folder) / "state"))
+        save_tree(Path(folder) / "state", with_groups(coordinator.state_dict(), group_to_tree))
+        back = with_groups(load_tree(Path(folder) / "state"), group_from_tree)
     (opened,) = back["open"].values()
     found = [item for group in opened["accepted"] for item in group.items]
     assert len(found) == 4

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Verbosity = Literal["quiet", "normal", "verbose"]
 
-_PROGRESS = "rlhf_cli.progress:make_progress"
+_PROGRESS = "rlhf_cli.progress_of:make_progress"
 _QUIET = "rlhf_cli.commands.train:quiet_progress"
 """Progress is passed by import path, not as an object, so that another process can create it."""
 
@@ -160,7 +160,8 @@ def _processes_of(request: RunArguments) -> int:
 
 
 def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
-    if (with_stages := trainer_of(request, mapping)) is not None:
+    is_quickstart = request.run_file is None and request.origin is None
+    if is_quickstart and (with_stages := trainer_of(mapping, request.resumed)) is not None:
         return with_stages
     from rlhf_core.entry.train import train as run
 
@@ -187,7 +188,7 @@ def print_prompt(inputs: RunInputs) -> None:
 
 def quiet_progress() -> PlainProgress:
     """Progress for `--quiet`: shows only how the run ended."""
-    from ..progress import make_progress
+    from ..progress_of import make_progress
 
     return make_progress(quiet=True)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import ResolvedRun
+from rlhf_core.entry.ledger import RunLedger
 from rlhf_core.entry.resume import WARM_START, begun_resume, find_checkpoint, resumed_folder, stage_models
-from rlhf_core.entry.run_record import owned, told_in_summary, undone_when_refused
 from rlhf_core.entry.train import TrainResult, prepare, train, train_in
 from rlhf_core.errors import InterruptedRun
 from rlhf_core.plugins.trust import FileTrust
@@ -54,25 +53,22 @@ def run_quickstart(
     resolved = prepare(run, num_processes=num_processes, trust=trust).resolved
     if resume is not None:
         output = resumed_folder(resume, output)
-    with ExitStack() as stack:
-        path = output or default_path(resolved.algorithm.name, datetime.now())
-        folder = stack.enter_context(owned(path, resume))
-        if resume is None:
-            stack.enter_context(undone_when_refused(folder))
+    path = output or default_path(resolved.algorithm.name, datetime.now())
+    with RunLedger.take(path, resume) as ledger:
         missing = [name for name in first if not _is_done(path / name)]
         if missing:
             if resume is not None:
                 find_checkpoint(resume, path, restart=restart)  # refused before a stage is made
-            stack.enter_context(told_in_summary(folder))
+            ledger.start()
         for number, name in enumerate(first, start=1):
             if name in missing:
                 logger.info("stage %d of %d: %s", number, len(first) + 1, name)
-                _make_stage(folder, name, first[name], resolved, hooks)
+                _make_stage(ledger.folder, name, first[name], resolved, hooks)
         logger.info("the last stage: %s from the warm-started model", resolved.algorithm.name)
         options = stage_models(load_run(run))
         made = [(options[name], str(path / name / "model")) for name in first]
         prepared = prepare(load_run(run, made), hooks=hooks, num_processes=num_processes, trust=trust)
-        return train_in(folder, prepared, resume, restart)
+        return train_in(ledger, prepared, resume, restart)
 
 
 def _make_stage(

@@ -14,7 +14,8 @@ from rlhf_core.errors import DataError, PluginError, UserInputError
 from rlhf_core.models.kinds import ModelKind, kind_for
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.runfolder.folder import RunFolder
-from rlhf_forward.rows import PaddedRows, model_rows
+from rlhf_forward.forward import model_rows
+from rlhf_forward.rows import PaddedRows
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_passes.packing import PackedRows
 from rlhf_testing.models import tiny_model, tiny_tokenizer

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -109,11 +110,10 @@ class Countdown:
         self.source = [{"prompt": f"{index}="} for index in range(count)]
 
     def make_records(self, rules, *, seed, held_out):
-        class Backwards(IndexedRecords):
-            def index(self, position):
-                return self.training[-1 - position % len(self.training)]
-
-        return Backwards(self.source, rules, seed=seed, held_out=held_out)
+        records = IndexedRecords(self.source, rules, seed=seed, held_out=held_out)
+        training = records.training
+        records.order = SimpleNamespace(index=lambda position: training[-1 - position % len(training)])
+        return records
 
 
 def test_a_source_may_bring_its_own_order(tokenizer):

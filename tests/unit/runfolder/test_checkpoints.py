@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_core.errors import CheckpointError
+from rlhf_core.place import LocalPlace
 from rlhf_core.runfolder import checkpoints as checkpoint
 from rlhf_core.runfolder.checkpoints import CheckpointStore, find_damage
 
@@ -61,9 +63,15 @@ def test_the_best_is_kept_however_old_it_is(store, tmp_path):
     assert names(tmp_path) == ["last", "step-4", "step-5"]
 
 
-def test_an_abandoned_one_leaves_nothing(store, tmp_path):
-    (store.begin(1) / "half").write_text("x")
-    store.abandon(1)
+@pytest.mark.parametrize("raised", [OSError(28, "No space left on device"), ValueError("wrong")])
+def test_one_that_could_not_be_written_leaves_nothing(store, tmp_path, raised):
+    place, expected = LocalPlace(torch.device("cpu"), torch.float32), type(raised)
+    with (
+        pytest.raises(CheckpointError if expected is OSError else expected),
+        store.writing(1, place) as partial,
+    ):
+        (partial / "half").write_text("x")
+        raise raised
     assert names(tmp_path) == []
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from rlhf_core.batching import masked
-from rlhf_core.errors import ConfigError, DivergenceError, OutOfMemoryError
+from rlhf_core.errors import DivergenceError, OutOfMemoryError
 from rlhf_core.training.updater import GAP_KEY, Updater
-from rlhf_forward import transformer_blocks
 
 
 def run_backward(setup, **options):
@@ -177,34 +176,3 @@ def test_other_errors_stay_themselves(setup, monkeypatch):
     monkeypatch.setattr(setup.algorithm, "loss", loss)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         Updater(setup.algorithm, setup.strategy, setup.trained).update(setup.items)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # read by the compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_blocks_make_the_same_update(make_setup, monkeypatch, backend):
-    compiled, compile_with = [], torch.compile
-
-    def compiling(forward, **options):
-        compiled.append(forward)
-        return compile_with(forward, backend=backend, **options)
-
-    monkeypatch.setattr(torch, "compile", compiling)
-    plain, fast = make_setup(), make_setup()
-    result = run_backward(fast, compiled=True, micro_batch_tokens=40)
-    assert len(compiled) == sum(len(transformer_blocks(trained.model)) for trained in fast.trained.values()) > 0
-    same(run_backward(plain), result, rel=1e-5)
-    for trained in fast.trained.values():  # others see the blocks as they were
-        assert all("forward" not in vars(block) for block in transformer_blocks(trained.model))
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # read by the compiler
-def test_a_model_that_cannot_be_compiled_is_named(setup, monkeypatch):
-    def refusing(graph, inputs):
-        raise RuntimeError("no such instruction")
-
-    compile_with = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda forward, **options: compile_with(forward, backend=refusing, **options))
-    with pytest.raises(ConfigError, match="no such instruction") as caught:
-        Updater(setup.algorithm, setup.strategy, setup.trained, compiled=True).update(setup.items)
-    assert caught.value.where == "train.compile"

@@ -6,12 +6,11 @@ import threading
 import pytest
 
 from rlhf_containment.processes.child import ChildProcess
-from rlhf_core.distributed.rank_watch import watched_ranks
 from rlhf_core.rewards.threads import CallThread
-from rlhf_core.runfolder.samples import SampleWriter
 from rlhf_core.util import bounded_thread
 from rlhf_core.util.bounded_thread import BoundedThread
 from rlhf_episodes.workers import Workers
+from rlhf_strategies.rank_watch import watched_ranks
 
 
 def test_it_runs_as_any_thread():
@@ -32,7 +31,6 @@ def print_on_a_worker():
 STARTS = {
     "a thread": lambda folder: BoundedThread(print, "printer").start(),
     "a reward's call": lambda folder: CallThread(list, "call"),
-    "samples": lambda folder: SampleWriter(folder / "samples.jsonl"),
     "a child process": lambda folder: ChildProcess("nothing"),
     "the ranks of a launch": lambda folder: watched_ranks(folder / "request", 1.0).__enter__(),
     "an environment's function": lambda folder: print_on_a_worker(),

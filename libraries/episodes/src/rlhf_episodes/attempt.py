@@ -22,7 +22,7 @@ from rlhf_core.util.printable import printable
 from .clock import CallClock, Clock
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
 from .episode import Episode, Record
-from .section import EnvironmentConfig
+from .options import EnvironmentOptions
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ async def play_episode(
     task: Task,
     open_episode: Callable[[Task, Clock, Record], Episode],
     make: Make,
-    options: EnvironmentConfig,
+    options: EnvironmentOptions,
     workers: Workers,
     name: str,
 ) -> Played:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlhf_core.errors import ConfigError, DataError, EpisodeError
 from rlhf_core.types import Message, ToolCall
 
 from .contract import EpisodeTruncated, Reply
 from .endpoint import Answer, Call, CallRefused, ChatMessage
+from .episode import Episode
 from .row import EpisodeRow, Mark
 from .tool_calls import ToolFormat
-
-if TYPE_CHECKING:
-    from .episode import Episode
 
 _OVER = 401, "invalid_api_key", "the episode of this key is over"
 

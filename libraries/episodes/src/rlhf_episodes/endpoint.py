@@ -12,7 +12,7 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins.discovery import find, import_target
@@ -144,18 +144,20 @@ class Keys:
 class Endpoints:
     """On one event loop. The server starts with the first endpoint and ends with `close`."""
 
-    def __init__(self, *, max_connections: int) -> None:
+    def __init__(self, answering: Callable[[Any], Answering], *, max_connections: int) -> None:
+        """answering: makes what answers the calls of an episode."""
+        self._answering = answering
         self._limits = ServerLimits(max_connections=max_connections)
         self._keys = Keys()
         self._server: EndpointServer | None = None
         self._starting = asyncio.Lock()
 
-    async def open(self, owner: Answering) -> Endpoint:
-        """An endpoint of his own. Raises `PluginError` where no server is installed."""
+    async def open(self, episode: object) -> Endpoint:
+        """An endpoint for one episode. Raises `PluginError` if no server is installed."""
         async with self._starting:
             if self._server is None:
                 self._server = await find_server()(self._keys.find, host=LOOPBACK, port=0, limits=self._limits)
-        return Endpoint(base_url=self._server.base_url, api_key=self._keys.add(owner))
+        return Endpoint(base_url=self._server.base_url, api_key=self._keys.add(self._answering(episode)))
 
     def end(self, endpoint: Endpoint) -> None:
         """Its key opens nothing any more."""

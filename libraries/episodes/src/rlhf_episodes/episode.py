@@ -14,10 +14,9 @@ from rlhf_core.types import Completion, GenerationRequest, Message, SamplingPara
 
 from .chat import ChatFormat, chat_format
 from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task, Tool
-from .conversations import Conversations
 from .endpoint import Endpoints
+from .options import EnvironmentOptions
 from .row import EpisodeRow
-from .section import EnvironmentConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +37,7 @@ Record = dict[tuple[int, int], tuple[GenerationRequest, tuple[str, ...], Complet
 class Rules:
     """Settings shared by the episodes of a run."""
 
-    options: EnvironmentConfig
+    options: EnvironmentOptions
     tokenizer: PreTrainedTokenizerBase
     sampling: SamplingParams
     context_tokens: int | None
@@ -109,7 +108,7 @@ class Episode:
     async def endpoint(self) -> Endpoint:
         self.check_open()
         if self._endpoint is None:
-            self._endpoint = asyncio.ensure_future(self._endpoints.open(Conversations(self)))
+            self._endpoint = asyncio.ensure_future(self._endpoints.open(self))
         return await asyncio.shield(self._endpoint)
 
     async def ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:

@@ -28,10 +28,11 @@ from rlhf_core.util.bounded_thread import BoundedThread
 from .attempt import EPISODE_TASK, Make, play_episode
 from .clock import Clock
 from .contract import Task
+from .conversations import Conversations
 from .endpoint import Endpoints
 from .episode import Episode, Record, Rules
 from .idle import WatchedSelector
-from .isolation.host import IsolatedEnvironments, Sitting
+from .isolation.host import IsolatedEnvironments, PlayProcesses
 from .workers import SPARE_THREADS, Workers
 
 PATIENCE_SECONDS = 1.0
@@ -111,8 +112,8 @@ class _Session:
         self._player = player
         self._options = options = player.rules.options
         make = player.make
-        self._sitting = Sitting(make) if isinstance(make, IsolatedEnvironments) else None
-        self._make: Make = make if self._sitting is None else self._sitting.make  # type: ignore[assignment]
+        self._processes = PlayProcesses(make) if isinstance(make, IsolatedEnvironments) else None
+        self._make: Make = make if self._processes is None else self._processes.make  # type: ignore[assignment]
         self._changed = threading.Condition()
         self._queue = deque(samples)
         self._plays: set[asyncio.Task[None]] = set()
@@ -128,7 +129,9 @@ class _Session:
         self._played: list[Played] = []
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._loop_waits))
-        self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * options.concurrency)
+        self._endpoints = Endpoints(
+            Conversations, max_connections=_CONNECTIONS + _CONNECTIONS_EACH * options.concurrency
+        )
         name = f"environment {player.name}"
         self._workers = Workers(self._loop, options.concurrency + SPARE_THREADS, name)
         self._thread = BoundedThread(self._serve, name)
@@ -151,7 +154,7 @@ class _Session:
     @property
     def is_starting(self) -> bool:
         """Whether a process of the environments is being started."""
-        return self._sitting is not None and self._sitting.num_starting > 0
+        return self._processes is not None and self._processes.num_starting > 0
 
     def wait_for_all(self, seconds: float) -> bool:
         """Whether every open episode has asked for its turns within so many seconds."""
@@ -263,7 +266,7 @@ class _Session:
             self._end(played, None)
 
     def _episode(self, task: Task, clock: Clock, record: Record) -> Episode:
-        kept = record if self._sitting else None
+        kept = record if self._processes else None
         return Episode(self._player.rules, task, self._ask, clock, self._endpoints, kept)
 
     async def _ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
@@ -306,7 +309,7 @@ class _Session:
             await asyncio.wait(episodes, timeout=LEAVE_SECONDS)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        if self._sitting is not None:
-            self._sitting.leave()
+        if self._processes is not None:
+            self._processes.leave()
         # One more turn of the loop lets them end.
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)

@@ -1,5 +1,3 @@
-from .compiled import explained_compiling as explained_compiling
-from .compiled import transformer_blocks as transformer_blocks
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost
 from .forward import next_token_logits as next_token_logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +15,8 @@ from rlhf_core.models.kinds import kind_of
 
 from .logprobs import Temperature, scaled_logits
 from .padded_passes import ActionLabels, current_passes, plain_log_probs
-from .row_lengths import own_lengths
-from .rows import model_rows
+from .row_lengths import RowLengths, own_lengths
+from .rows import PaddedRows, with_own_prefixes
 
 if TYPE_CHECKING:
     from rlhf_core.types import Experience
@@ -172,3 +172,13 @@ def _scatter(values: Tensor, mask: Tensor) -> Tensor:
     """[number of True, ...] -> the mask's shape (and the rest), 0 elsewhere; with gradient, also if nothing is True."""
     zeros = torch.zeros(*mask.shape, *values.shape[1:], dtype=values.dtype, device=values.device)
     return zeros.index_put((mask,), values)
+
+
+def model_rows(model: nn.Module, experience: Experience) -> Any:
+    """The rows for the innermost `model`, as the applied passes lay them out. Each keeps the order of actions.
+
+    With model inputs besides ids and mask they are padded.
+    """
+    kind = kind_of(model)
+    rows = replace(with_own_prefixes(PaddedRows.of(experience), RowLengths.of(model)), kind=kind)
+    return rows if rows.columns or kind.inputs_differ else current_passes().lay_out(model, rows)

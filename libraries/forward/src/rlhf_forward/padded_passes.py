@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from rlhf_core.models.forward_passes import ForwardPasses, applied_passes
 
-from .compiled import CompiledBlocks
 from .logprobs import Temperature, entropy, token_log_probs
 
 if TYPE_CHECKING:
@@ -36,10 +34,6 @@ class PaddedPasses(ForwardPasses):
 
     Within `applied`, `policy_forward` and `value_forward` call `lay_out` and `log_probs`.
     """
-
-    def compiled(self, *models: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-        """The repeated blocks of `models` run through `torch.compile`."""
-        return CompiledBlocks(models).applied
 
     def lay_out(self, model: nn.Module, rows: PaddedRows) -> Any:
         """The rows in the form in which the innermost `model` is given them.

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlhf_core.models.kinds import PLAIN, ModelKind, kind_of
+from rlhf_core.models.kinds import PLAIN, ModelKind
 
-from .padded_passes import current_passes
 from .row_lengths import RowLengths
 
 if TYPE_CHECKING:
     from rlhf_core.types import Experience
-
-
-def model_rows(model: nn.Module, experience: Experience) -> Any:
-    """The rows for the innermost `model`, as the applied passes lay them out. Each keeps the order of actions.
-
-    With model inputs besides ids and mask they are padded.
-    """
-    kind = kind_of(model)
-    rows = replace(_own_prefixes(PaddedRows.of(experience), RowLengths.of(model)), kind=kind)
-    return rows if rows.columns or kind.inputs_differ else current_passes().lay_out(model, rows)
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ class PaddedRows:
         return per_position[self.is_read[:, -per_position.shape[1] :]]
 
 
-def _own_prefixes(rows: PaddedRows, rules: RowLengths | None) -> PaddedRows:
+def with_own_prefixes(rows: PaddedRows, rules: RowLengths | None) -> PaddedRows:
     """Rows in which each action gets the embeddings of its own prefix, as when it was sampled.
 
     Actions before a switch of `rules` are read from the row cut off at the switch; so a longer row appears twice,

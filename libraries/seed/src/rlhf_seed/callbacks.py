@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.hookspecs import PREFIX, Metrics
+from rlhf_core.hookspecs import Metrics
 
 if TYPE_CHECKING:
     from rlhf_core.types import RolloutGroup
@@ -27,7 +27,7 @@ SEED_METHODS: tuple[str, ...] = tuple(
 
 def adapt_callback(plugin: object) -> object:
     """The plugin itself where it has `rlhf_…` hooks or none at all, else an object that calls its `on_…` methods."""
-    if any(name.startswith(PREFIX) for name in dir(plugin)):
+    if any(name.startswith("rlhf_") for name in dir(plugin)):
         return plugin
     methods = {name: getattr(plugin, name) for name in SEED_METHODS if callable(getattr(plugin, name, None))}
     return SeedCallback(methods) if methods else plugin

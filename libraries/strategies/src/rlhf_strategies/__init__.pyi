@@ -2,6 +2,7 @@ from .base import GroupStrategy as GroupStrategy
 from .base import Prepared as Prepared
 from .base import StrategyBase as StrategyBase
 from .base import grouped_names as grouped_names
+from .launching import launch as launch
 from .parts import LossScale as LossScale
 from .parts import ResolvedPrecision as ResolvedPrecision
 from .parts import check_offload as check_offload
@@ -10,6 +11,7 @@ from .parts import make_adamw as make_adamw
 from .parts import resolve_precision as resolve_precision
 from .parts import torch_dtype as torch_dtype
 from .parts import torch_step as torch_step
+from .process_group import ProcessGroup as ProcessGroup
 from .shards import group_into_shards as group_into_shards
 from .shards import state_dict_shards_of as state_dict_shards_of
 from .stored_weights import StoredParameter as StoredParameter

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.distributed.process_group import ProcessGroup
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import Strategy, Trained
@@ -28,6 +27,7 @@ from .parts import (
     torch_dtype,
     torch_step,
 )
+from .process_group import ProcessGroup
 from .shards import DEFAULT_SHARD_BYTES, group_into_shards, save_weights, state_dict_shards_of
 
 if TYPE_CHECKING:

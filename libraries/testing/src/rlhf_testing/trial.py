@@ -37,7 +37,6 @@ from rlhf_core.contexts import (
 )
 from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.hookspecs import PREFIX
 from rlhf_core.models.kinds import ModelKind
 from rlhf_core.models.loading import load_policy, load_tokenizer
 from rlhf_core.plugins.discovery import (
@@ -50,7 +49,6 @@ from rlhf_core.plugins.discovery import (
     load_ref,
 )
 from rlhf_core.plugins.requirements import unmet
-from rlhf_core.plugins.rules import broken_rules
 from rlhf_core.protocols import PromptSource
 from rlhf_core.rewards import RewardCaller
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
@@ -60,6 +58,7 @@ from rlhf_episodes.environment_shape import check_shape
 from rlhf_episodes.section import EnvironmentConfig
 from rlhf_episodes.selected import SelectedEnvironment
 from rlhf_objective.named_functions import bind_function
+from rlhf_testing.rules import broken_rules
 
 TrialStatus = Literal["ok", "not run", "not installed", "broken"]
 
@@ -268,7 +267,7 @@ def _transport(selected: Selected, build: Callable[..., Any], config: BaseModel)
 def _hook(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     with TemporaryDirectory() as folder:
         built = build(config, HookContext(run_folder=Path(folder)))
-        if not [name for name in dir(built) if name.startswith(PREFIX)]:
+        if not [name for name in dir(built) if name.startswith("rlhf_")]:
             raise Wrong(f"its build returned a {type(built).__name__}, which has no hook")
         HookRelay().register(built, name=selected.name)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from running import PATIENCE_SECONDS
 
-from rlhf_core.runfolder import sample_card_script
+from rlhf_pages import sample_card_script
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed")

@@ -10,7 +10,8 @@ import pytest
 
 from rlhf_cli.main import run
 from rlhf_core import train
-from rlhf_core.hooks import HookRelay, load_hook_plugins
+from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.installed import load_hook_plugins
 from rlhf_testing.runs import tiny_run
 
 

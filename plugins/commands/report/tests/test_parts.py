@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.runfolder import known_sample, sample_card_script
+from rlhf_pages import known_sample, sample_card_script
 from rlhf_report.data import Run
 from rlhf_report.figures import figures, figures_for
 from rlhf_report.plots import collect, draw, smooth

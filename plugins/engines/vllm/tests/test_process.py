@@ -119,7 +119,7 @@ def test_truncation_that_cannot_be_told_is_an_error_at_once(module, engine):
 def test_a_killed_process_is_named(module, engine, collect):
     made = engine(fill(module, 1))
     made._backend._process.kill()
-    with pytest.raises(EngineLostError, match="vLLM process was ended by SIGKILL"):
+    with pytest.raises(EngineLostError, match="vLLM process crashed: its process was ended by SIGKILL"):
         collect(made, make_requests(2), THREE)
 
 

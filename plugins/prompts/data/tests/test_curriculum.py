@@ -1,6 +1,7 @@
 """Admission by success rates, pools, stages, retirement, and a state that continues exactly."""
 
 import json
+import pickle
 from collections import Counter
 
 import pytest
@@ -18,6 +19,16 @@ def curriculum(count=10, **options):
     return make_curriculum(CurriculumConfig(**options), IndexedRecords(records, seed=0))
 
 
+class Unsendable(list):
+    """Records that stay in their process."""
+
+    def __init__(self, count):
+        super().__init__({"prompt": str(index)} for index in range(count))
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("the records are sent")
+
+
 def learn_all(made, rates):
     for record, rate in rates.items():
         made.learn(record, rate)
@@ -26,7 +37,14 @@ def learn_all(made, rates):
 def test_all_open_it_is_the_stream_itself():
     made = curriculum()
     records = IndexedRecords([{"prompt": str(index)} for index in range(10)], seed=0)
-    assert made.draw(30, 0) == [records.index(position) for position in range(30)]
+    assert made.draw(30, 0) == [records.order.index(position) for position in range(30)]
+
+
+def test_it_can_be_sent_to_another_process_without_the_records():
+    made = make_curriculum(CurriculumConfig(), IndexedRecords(Unsendable(10), seed=0))
+    made.draw(3, 0)
+    sent = pickle.loads(pickle.dumps(made))
+    assert sent.draw(30, 0) == made.draw(30, 0)
 
 
 def test_only_prompts_between_the_gates_are_drawn_until_they_are_due_again():

@@ -1,6 +1,7 @@
 """Sources mixed by weights: shares, repetition, and every position a function of seed and position."""
 
 import json
+import pickle
 from itertools import accumulate
 
 import pytest
@@ -70,11 +71,12 @@ def test_a_position_does_not_depend_on_what_was_asked_before(sizes, weights, see
     for position in positions:
         found = used.index(position)
         assert found in range(ends[-1]) and found == MixtureOrder(seed, parts).index(position)
+    assert pickle.loads(pickle.dumps(used)).index(positions[0]) == used.index(positions[0])
 
 
 def test_a_source_alone_is_shuffled_as_without_a_mixture():
     alone, mixed = IndexedRecords(source("a", 20), seed=3), records_of(Mixture([("a", 1.0, source("a", 20))]), seed=3)
-    assert [alone.index(position) for position in range(50)] == [mixed.index(position) for position in range(50)]
+    assert [alone.order.index(place) for place in range(50)] == [mixed.order.index(place) for place in range(50)]
 
 
 def test_a_run_file_names_sources_and_their_options(tmp_path):

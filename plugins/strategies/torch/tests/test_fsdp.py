@@ -137,7 +137,7 @@ def test_offload_without_a_gpu_is_explained():
 def test_blocks_are_the_layers_not_what_is_inside_them():
     from torch import nn
 
-    from rlhf_forward import transformer_blocks
+    from rlhf_torch.blocks import transformer_blocks
 
     block = nn.Sequential(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), nn.Linear(2, 2))
     model = nn.ModuleDict({"layers": nn.ModuleList([block]), "drop": nn.ModuleList([nn.Dropout()])})

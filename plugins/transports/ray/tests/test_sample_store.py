@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from running import PATIENCE_SECONDS
 
 from rlhf_core.columns import Column, Columns
-from rlhf_core.rollout import SamplesLost, group_to_tree, summary_of
-from rlhf_core.types import BufferItem, Rollout, RolloutGroup
+from rlhf_core.rollout import SamplesLost
+from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
 from rlhf_ray import sample_store
 from rlhf_ray.calls import wait_until
+from rlhf_ray.groups import group_to_tree
 from rlhf_ray.sample_store import (
     StoredEpisode,
     fetch_groups,
@@ -107,7 +108,7 @@ def test_groups_arrive_as_they_were_sent(object_bytes: int, monkeypatch: pytest.
     monkeypatch.setattr(sample_store, "_OBJECT_BYTES", object_bytes)
     sent = groups()
     stored = store_groups(sent, "maker-0", texts=True)
-    assert [summaries(each) for each in stored] == [[summary_of(item) for item in each.items] for each in sent]
+    assert [summaries(each) for each in stored] == [[ItemSummary.of(item) for item in each.items] for each in sent]
     arrived, lost = fetch_groups(stored, timeout_seconds=WAIT)
     assert not lost
     for one, other in zip(arrived, sent, strict=True):
@@ -139,7 +140,7 @@ def test_columns_arrive_bit_for_bit(items: list[BufferItem], data: st.DataObject
     places = data.draw(st.lists(st.integers(0, len(items) - 1), unique=True, min_size=1))
     packed = pickle.loads(pickle.dumps(sample_store._pack(items), protocol=5))
     for place, item in zip(
-        places, sample_store._unpack(packed, places, [summary_of(items[place]) for place in places]), strict=True
+        places, sample_store._unpack(packed, places, [ItemSummary.of(items[place]) for place in places]), strict=True
     ):
         assert_same_columns(items[place], item)
 

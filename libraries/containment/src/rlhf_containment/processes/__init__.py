@@ -1,1 +1,8 @@
 """Processes that can be killed: started, watched, asked and ended in one way, whatever runs in them."""
+
+from __future__ import annotations
+
+from .asked import AskedProcess, ProcessFault, TooSlow, answer_requests
+from .child import ChildProcess
+
+__all__ = ["AskedProcess", "ChildProcess", "ProcessFault", "TooSlow", "answer_requests"]

@@ -8,10 +8,11 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from itertools import takewhile
 from multiprocessing.connection import Connection
+from types import MappingProxyType
 
 from rlhf_core.distributed.lock_watch import STACKS_SIGNAL
 from rlhf_core.distributed.parent_watch import killed_with_parent
@@ -45,14 +46,23 @@ class BadAnswer(ProcessFault):
 class AskedProcess(ChildProcess):
     """`python -m MODULE`, whose `main` calls `answer_requests`. One thread at a time may ask."""
 
-    def __init__(self, module: str, *, memory_limit_bytes: int | None = None) -> None:
-        super().__init__(module, memory_limit_bytes=memory_limit_bytes)
+    def __init__(
+        self,
+        module: str,
+        *,
+        memory_limit_bytes: int | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(module, memory_limit_bytes=memory_limit_bytes, environment=environment)
         self._source = module.replace(".", "/") + ".py"
         self._pipe = Connection(self.connection.detach())
+        self.is_started = False
 
     def start(self, request: bytes) -> bytes:
         """`ask` for the first time: with the deadline of a start, and without a limit on memory."""
-        return self._ask(request, START_SECONDS, limits_memory=False)
+        answer = self._ask(request, START_SECONDS, limits_memory=False)
+        self.is_started = True
+        return answer
 
     def ask(self, request: bytes, timeout_seconds: float) -> bytes:
         """The answer to a request. Raises `ProcessFault`."""

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from rlhf_core.util.bounded_thread import BoundedThread
@@ -31,7 +32,7 @@ _LOOK_SECONDS = 0.01
 
 
 class ChildProcess:
-    """`python -m MODULE SOCKET PARENT ARGUMENTS…`, with the child's end of the socket and this process's id.
+    """`python -m MODULE SOCKET PARENT`, with the child's end of the socket and this process's id.
 
     The child should begin with `killed_with_parent(PARENT)`. It leads its own session: Ctrl-C does not reach it, and
     whatever it starts is killed with it.
@@ -40,26 +41,25 @@ class ChildProcess:
     def __init__(
         self,
         module: str,
-        arguments: Sequence[str] = (),
         *,
-        descriptors: Sequence[int] = (),
         memory_limit_bytes: int | None = None,
         output: int | IO[str] | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start the process. Raises `OSError` or `MemoryError` if the system starts none.
 
         Args:
-            descriptors: files that stay open in the child, under the same numbers.
             memory_limit_bytes: resident memory that `excess` compares with; None is half of the available memory.
             output: where it prints to; None is this process's stderr.
+            environment: variables to set besides those of this process.
         """
         self._memory_limit_bytes = memory_limit_bytes or default_memory_limit_bytes()
         self.connection, theirs = socket.socketpair()
         self._ended = threading.Event()
         started: Future[subprocess.Popen[bytes]] = Future()
-        command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid()), *arguments]
+        command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
         # On a thread that lasts as long as the child: the kernel ends a child with the thread that started it.
-        held = (command, [theirs.fileno(), *descriptors], output, started, self._ended)
+        held = (command, theirs.fileno(), output, dict(environment), started, self._ended)
         try:
             BoundedThread(_hold, f"starter of {module}", held).start()
             self._process = started.result(START_SECONDS)
@@ -97,13 +97,17 @@ class ChildProcess:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, as soon as it has ended; None if it still runs after this time."""
+        deadline = time.monotonic() + seconds
+        while (code := self.exit_code()) is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        return code
+
     def death(self) -> str:
         """How a process ended that has closed its connection, as the end of a sentence. Waits a moment for it."""
-        deadline = time.monotonic() + _EXIT_SECONDS
-        while (code := self.exit_code()) is None:
-            if time.monotonic() > deadline:
-                return "closed its connection"
-            time.sleep(_LOOK_SECONDS)
+        if (code := self.wait(_EXIT_SECONDS)) is None:
+            return "closed its connection"
         if code < 0:
             return f"crashed: its process was ended by {signal.Signals(-code).name}"
         return f"ended its process with exit code {code}"
@@ -136,19 +140,20 @@ def default_memory_limit_bytes() -> int:
 
 def _hold(
     command: list[str],
-    descriptors: list[int],
+    descriptor: int,
     output: int | IO[str] | None,
+    environment: dict[str, str],
     started: Future[subprocess.Popen[bytes]],
     ended: threading.Event,
 ) -> None:
     try:
         process = subprocess.Popen(
             command,
-            pass_fds=descriptors,
+            pass_fds=[descriptor],
             stdin=subprocess.DEVNULL,
             stdout=sys.__stderr__ if output is None else output,  # a command's own output is for what it says itself
             stderr=None if output is None else output,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)} | environment,
             start_new_session=True,
         )
     except BaseException as error:  # raised again where the process is waited for

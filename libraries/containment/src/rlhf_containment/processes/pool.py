@@ -26,16 +26,19 @@ class ProcessPool(Generic[ProcessT]):
         """The last one is taken first, which keeps few alive."""
         self._closed = False
 
-    def take(self) -> tuple[ProcessT, bool]:
-        """A process, and whether it is new. Raises `PoolClosed`, and `OSError` if the system starts no process."""
+    def take(self, *, new: bool = False) -> ProcessT:
+        """A process that was kept, or a new one. Raises `PoolClosed`, and `OSError` if the system starts no process."""
         with self._lock:
             if self._closed:
                 raise PoolClosed
-            if self._free:
-                return self._free.pop(), False
+            while self._free and not new:
+                if (process := self._free.pop()).exit_code() is None:
+                    return process
+                self._alive.discard(process)
+                process.end()
             process = self._start()
             self._alive.add(process)
-            return process, True
+            return process
 
     def keep(self, process: ProcessT) -> None:
         """Keep a process for the next `take`. One that exceeds its memory limit is ended instead."""

@@ -72,10 +72,10 @@ class IsolatedCalls(RewardCaller):
     def _take(self) -> AskedProcess:
         """A process that has built the reward. Raises `RewardFault`, or `OSError` if the system starts no process."""
         try:
-            worker, is_new = self._pool.take()
+            worker = self._pool.take()
         except PoolClosed:
             raise RewardFault("is closed: the run is ending") from None
-        if is_new:
+        if not worker.is_started:
             try:
                 self._answer(worker.start, self._recipe, count=0)
             except BaseException:

@@ -1,14 +1,15 @@
-"""The processes of a player's environments: one for all episodes, and one more for an episode that has to be alone."""
+"""The processes of a player's environments: one for all episodes, and one each for those that have to be alone."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
-from rlhf_containment.processes.child import default_memory_limit_bytes
+from rlhf_containment.processes.pool import ProcessPool
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins.recipe import Recipe
 
@@ -16,7 +17,7 @@ from ..attempt import Caller
 from ..clock import Clock
 from ..contract import Environment
 from ..workers import SPARE_THREADS
-from .flight import Flight
+from .episode import IsolatedEpisode
 from .process import EnvironmentProcess
 
 
@@ -29,61 +30,37 @@ class IsolatedEnvironments:
         Raises `ConfigError` where the recipe cannot be sent to another process.
         """
         try:
-            self._recipe = pickle.dumps(recipe)
+            pickled = pickle.dumps(recipe)
         except Exception as error:  # pickling a stranger's options may raise anything
             raise ConfigError(
                 f"its options cannot be sent to a process of its own: {error}",
                 where=f"environment {name}",
                 hint="say environment.isolate: false",
             ) from error
-        self._name = name
-        self._num_threads = concurrency + SPARE_THREADS
-        self._memory_limit_bytes = memory_limit_bytes or default_memory_limit_bytes()
-        self._lock = threading.Lock()
-        self._idle: list[EnvironmentProcess] = []
-        self._closed = False
-
-    def take_process(self) -> EnvironmentProcess:
-        """One that is kept, or a new one; not attached."""
-        with self._lock:
-            kept = self._idle.pop() if self._idle else None
-        if kept is not None:
-            if kept.is_usable:
-                return kept
-            kept.end()
-        return self.new_process()
-
-    def new_process(self) -> EnvironmentProcess:
-        return EnvironmentProcess(
-            self._recipe, self._name, num_threads=self._num_threads, memory_limit_bytes=self._memory_limit_bytes
+        self.pool = ProcessPool(
+            partial(
+                EnvironmentProcess,
+                pickled,
+                name,
+                num_threads=concurrency + SPARE_THREADS,
+                memory_limit_bytes=memory_limit_bytes,
+            )
         )
-
-    def keep(self, process: EnvironmentProcess) -> None:
-        """Keep a detached process for the next `play`."""
-        with self._lock:
-            if not self._closed:
-                self._idle.append(process)
-                return
-        process.end()
 
     def close(self) -> None:
         """End the processes that are kept."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for process in idle:
-            process.end()
+        self.pool.close()
 
 
-class Sitting:
+class PlayProcesses:
     """The processes of one `play`, on its event loop."""
 
     def __init__(self, environments: IsolatedEnvironments) -> None:
-        self._environments = environments
+        self._pool = environments.pool
         self._shared: asyncio.Task[EnvironmentProcess] | None = None
         self._alone: set[int] = set()
         """Samples that may have ended a process; each is played by itself from then on."""
-        self._one_at_a_time = asyncio.Lock()
+        self._alone_at_once = asyncio.Semaphore(2 * (os.cpu_count() or 1))
         self._processes: set[EnvironmentProcess] = set()
         self.num_starting = 0
         """Processes on their way. Read from any thread."""
@@ -91,19 +68,19 @@ class Sitting:
     async def make(self, call: Caller) -> Environment:
         """An environment for one try at an episode. `call` has the clock of it."""
         assert isinstance(call.clock, Clock)
-        return Flight(self, call.clock)
+        return IsolatedEpisode(self.process_for, self.suspect, call.clock)
 
     @asynccontextmanager
-    async def seat(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
+    async def process_for(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
         """A process for an episode of that sample."""
         if sample_id not in self._alone:
             starting = self._shared
             if starting is None or (starting.done() and _alive(starting) is None):
-                starting = self._shared = asyncio.ensure_future(self._attach(self._environments.take_process))
+                starting = self._shared = asyncio.ensure_future(self._attach(self._pool.take))
             yield await asyncio.shield(starting)
             return
-        async with self._one_at_a_time:
-            process = await self._attach(self._environments.new_process)
+        async with self._alone_at_once:
+            process = await self._attach(partial(self._pool.take, new=True))
             try:
                 yield process
             finally:
@@ -125,16 +102,15 @@ class Sitting:
 
     def _end(self, process: EnvironmentProcess) -> None:
         self._processes.discard(process)
-        process.end()
+        self._pool.end(process)
 
     def leave(self) -> None:
         """Let go of the loop: a process that is at rest is kept, any other ended."""
         shared = None if self._shared is None else _alive(self._shared)
         for process in [*self._processes]:
-            if process is shared and not process.passengers:
+            if process is shared and not process.episodes:
                 process.detach()
-                if not process.is_over:
-                    self._environments.keep(process)
+                self._pool.keep(process)
             else:
                 self._end(process)
 

@@ -7,30 +7,27 @@ import itertools
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rlhf_containment.processes.child import START_SECONDS, ChildProcess
 from rlhf_core.errors import DeadlineError, PluginError
 from rlhf_core.util.bounded_thread import BoundedThread
 from rlhf_core.util.printable import printable
 
+from ..clock import Clock
 from .messages import (
     MAX_MESSAGE_BYTES,
     BadMessage,
     Command,
     Frames,
+    OfEpisode,
     Pong,
     Ready,
     read_from_child,
     to_child,
 )
-from .slots import Slots
-
-if TYPE_CHECKING:
-    from .flight import Flight
 
 _MAX_OUTPUT_BYTES = 8 << 20
 _WINDOW_SECONDS = 10.0
@@ -48,20 +45,31 @@ _MAX_UNANSWERED = 100_000
 logger = logging.getLogger(__name__)
 
 
-class EnvironmentProcess(asyncio.Protocol):
+class RunningEpisode(Protocol):
+    """An episode that is played in a process."""
+
+    clock: Clock
+
+    def take(self, message: OfEpisode) -> None:
+        """Handle a message. Raises `BadMessage` for one that no proxy sends."""
+
+    def blame(self, what: str) -> None:
+        """The process has ended, by the fault of this episode."""
+
+    def lose(self, *, suspect: bool) -> None:
+        """The process has ended; suspect: it may have been this episode's fault, or another's."""
+
+
+class EnvironmentProcess(ChildProcess, asyncio.Protocol):
     """A child and the episodes that are played in it; of one event loop at a time."""
 
-    def __init__(self, recipe: bytes, name: str, *, num_threads: int, memory_limit_bytes: int) -> None:
-        """recipe: pickle of the `Recipe`; num_threads: most calls that it may run at once."""
-        self.numbers = itertools.count(1)
-        """Numbers for episodes."""
-        self.passengers: dict[int, Flight] = {}
+    def __init__(self, recipe: bytes, name: str, *, num_threads: int, memory_limit_bytes: int | None) -> None:
+        """recipe: pickle of the `Recipe`. num_threads: maximum number of calls that it runs at once."""
+        self.episodes: dict[int, RunningEpisode] = {}
         """By number of the episode."""
         self.is_over = False
-        self.num_left = 0
-        """Episodes that ended in it."""
+        self._num_played = 0
         self._name = name
-        self._limit = memory_limit_bytes
         self._frames = Frames(MAX_MESSAGE_BYTES)
         self._unanswered = 0
         self._pings = itertools.count()
@@ -71,21 +79,27 @@ class EnvironmentProcess(asyncio.Protocol):
         self._ready: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._flood = ""
-        """Why it was killed for flooding; empty where it was not."""
+        """Why it was killed for flooding; empty if it was not."""
         output = _OutputPipe(f"environment {name}", self._flooded)
-        with tempfile.TemporaryFile() as file:
-            self._slots = Slots(file.fileno(), num_threads + 1)
-            try:
-                self._child = ChildProcess(
-                    "rlhf_episodes.isolation.inside.worker",
-                    [str(file.fileno())],
-                    descriptors=[file.fileno()],
-                    output=output.write_end,
-                )
-            finally:
-                os.close(output.write_end)
+        try:
+            super().__init__(
+                "rlhf_episodes.isolation.inside.worker", memory_limit_bytes=memory_limit_bytes, output=output.write_end
+            )
+        finally:
+            os.close(output.write_end)
         self._waiting = [to_child("make", recipe, num_threads)]
         self._was_ready = False
+
+    def add(self, episode: RunningEpisode) -> int:
+        """Add an episode; returns its number."""
+        self._num_played += 1
+        self.episodes[self._num_played] = episode
+        return self._num_played
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its only episode is the only one it ever had, so that any fault is that one's."""
+        return self._num_played == len(self.episodes) == 1
 
     async def attach(self) -> None:
         """Go on with the running loop; at first, wait until the environment's code is imported there.
@@ -93,7 +107,7 @@ class EnvironmentProcess(asyncio.Protocol):
         Raises what the import raises, `PluginError` where it ends the process, and `DeadlineError`.
         """
         self._loop = loop = asyncio.get_running_loop()
-        same = self._child.connection.dup()
+        same = self.connection.dup()
         same.setblocking(False)
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=same)
         self._ready = None if self._was_ready else loop.create_future()
@@ -116,16 +130,10 @@ class EnvironmentProcess(asyncio.Protocol):
                 self.end()
 
     def detach(self) -> None:
-        """Let go of the loop; it has no passengers. What it says from now on waits."""
+        """Let go of the loop; it has no episodes. What it says from now on waits."""
         self._forget_loop()
         if not self._frames.is_empty:
             self.end()
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it can be attached again: it lives, and holds no more memory than it may."""
-        lives = not (self.is_over or self._flood) and self._child.exit_code() is None
-        return lives and self._child.resident_bytes() <= self._limit
 
     def send(self, command: Command, *values: object) -> None:
         """Tell it something, together with all else of this turn of the loop. Raises what pickling raises."""
@@ -150,15 +158,11 @@ class EnvironmentProcess(asyncio.Protocol):
             del self._pongs[number]
         return True
 
-    def running(self) -> set[int]:
-        """The passengers whose code runs at this moment."""
-        return set() if self.is_over else self._slots.read() & self.passengers.keys()
+    def fail(self, what: str) -> None:
+        """End it because it did `what`.
 
-    def fail(self, what: str, *, may_be_a_leak: bool = False) -> None:
-        """End it since it did `what`. The fault is that of the passenger whose code ran.
-
-        Where several ran, each is a suspect; where none is known to have run, each that it was the turn of, or all are.
-        may_be_a_leak: then nobody is one where others ended well in it before.
+        The fault is that of its only episode ever. Otherwise each episode whose call ran is a suspect, or each one if
+        no call ran.
         """
         if self.is_over:
             return
@@ -169,43 +173,43 @@ class EnvironmentProcess(asyncio.Protocol):
                 hint="see what its module does when it is imported, or say environment.isolate: false",
             )
             return self._ready.set_exception(error)
-        suspects = self.running()
-        if not suspects and not (may_be_a_leak and self.num_left):
-            running = {number for number, each in self.passengers.items() if each.clock.is_running}
-            suspects = running or {*self.passengers}
-        self._end(suspects, what)
-
-    def end_for(self, number: int) -> None:
-        """End it for the fault of one passenger, who is not in it any more."""
-        self._end({number}, "")
-
-    def end(self) -> None:
-        """Kill it, once. Passengers are not told."""
-        if self.is_over:
-            return
-        self.is_over = True
-        self._forget_loop()
-        self._child.end()
-        self._slots.close()
-
-    def _end(self, suspects: set[int], what: str) -> None:
-        passengers = dict(self.passengers)
-        self.passengers.clear()
-        self.end()
-        if passengers and len(suspects) != 1:
+        is_alone = self.is_alone
+        episodes = self._emptied()
+        suspects = [each for each in episodes if each.clock.is_running] or episodes
+        if episodes and not is_alone:
             logger.warning(
                 "environment %s: its process %s; %d episodes whose code ran then are played again one by one, %d other "
                 "ones in a new process",
                 self._name,
                 what,
                 len(suspects),
-                len(passengers) - len(suspects),
+                len(episodes) - len(suspects),
             )
-        for number, passenger in passengers.items():
-            if suspects == {number}:
-                passenger.blame(what)
+        for each in episodes:
+            if is_alone:
+                each.blame(what)
             else:
-                passenger.lose(suspect=number in suspects)
+                each.lose(suspect=each in suspects)
+
+    def end_without_suspects(self) -> None:
+        """End it for the fault of an episode that has left it."""
+        for each in self._emptied():
+            each.lose(suspect=False)
+
+    def _emptied(self) -> list[RunningEpisode]:
+        """End it; the episodes that it had."""
+        episodes = [*self.episodes.values()]
+        self.episodes.clear()
+        self.end()
+        return episodes
+
+    def end(self) -> None:
+        """Kill it, once. Its episodes are not told."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self._forget_loop()
+        super().end()
 
     def _forget_loop(self) -> None:
         if self._watch is not None:
@@ -223,15 +227,14 @@ class EnvironmentProcess(asyncio.Protocol):
     def _look(self) -> None:
         if self._loop is None:
             return
-        if (used := self._child.resident_bytes()) > self._limit:
-            self.fail(f"took {used:,} bytes of memory, more than its limit of {self._limit:,}", may_be_a_leak=True)
-            return
+        if excess := self.excess():
+            return self.fail(excess)
         self._watch = self._loop.call_later(_LOOK_SECONDS, self._look)
 
     def _flooded(self) -> None:
         """On the thread that reads what it prints."""
         self._flood = f"printed more than {_MAX_OUTPUT_BYTES:,} bytes within {_WINDOW_SECONDS:g} s"
-        self._child.kill()
+        self.kill()
 
     # What follows is called by the event loop.
 
@@ -259,9 +262,9 @@ class EnvironmentProcess(asyncio.Protocol):
                 pong.set_result(None)
         elif not isinstance(message, Ready):
             # Of one that is not there any more, whatever it still says does not matter.
-            passenger = self.passengers.get(message.episode)
-            if passenger is not None:
-                passenger.take(message)
+            episode = self.episodes.get(message.episode)
+            if episode is not None:
+                episode.take(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._loop is not None and not self.is_over:
@@ -269,7 +272,7 @@ class EnvironmentProcess(asyncio.Protocol):
 
     def _died(self) -> None:
         if not self.is_over:
-            self.fail(self._flood or self._child.death())
+            self.fail(self._flood or self.death())
 
 
 class _OutputPipe:

@@ -16,8 +16,8 @@ from rlhf_core.components import Component, Kind
 from rlhf_core.config.select import check_options
 from rlhf_core.plugins.discovery import Selected, discover, find, load
 from rlhf_core.plugins.requirements import unmet
-from rlhf_core.plugins.rules import UNKNOWN_UNSEEN, accepts_unknown, summary_problems, undescribed
 from rlhf_core.plugins.trust import is_file_reference
+from rlhf_testing.rules import UNKNOWN_UNSEEN, accepts_unknown, summary_problems, undescribed
 
 _HEAVY = ("torch", "transformers", "ray", "vllm", "colossalai", "peft")
 _LOADED_BY = """

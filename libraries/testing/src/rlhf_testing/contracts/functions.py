@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from rlhf_core.plugins.discovery import find
-from rlhf_core.plugins.rules import MAX_SUMMARY
 from rlhf_objective.named_functions import FunctionKind, bind_function
+from rlhf_testing.rules import MAX_SUMMARY
 
 
 class FunctionContract:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from rlhf_core.algorithm import Batch, DatasetAlgorithm, Item, LossTerm
+from rlhf_core.algorithm import DatasetAlgorithm, LossTerm
 from rlhf_core.types import Role
 
 ItemT = TypeVar("ItemT", bound="MaskableItem")
-BatchT = TypeVar("BatchT", bound=Batch)
+BatchT = TypeVar("BatchT", bound=Sized)
 
 
-class MaskableItem(Item, Protocol):
+class MaskableItem(Protocol):
     """An item with a masked copy that does not count."""
+
+    @property
+    def num_tokens(self) -> int: ...
 
     def masked(self: ItemT) -> ItemT: ...
 

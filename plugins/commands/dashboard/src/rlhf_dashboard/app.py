@@ -22,7 +22,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rlhf_core.runfolder import RunFolder, known_line, known_sample, sample_card_script
+from rlhf_core.runfolder import RunFolder
+from rlhf_pages import known_line, known_sample, sample_card_script
 
 from .runs import Runs
 from .tail import Gained, gained

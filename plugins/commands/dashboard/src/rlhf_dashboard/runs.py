@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.runfolder import RunFolder, known_line, known_values
+from rlhf_core.runfolder import RunFolder
 from rlhf_core.util import redact_mapping, redact_text
+from rlhf_pages import known_line, known_values
 
 from .tail import gained
 

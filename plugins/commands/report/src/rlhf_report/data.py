@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.runfolder import RunFolder, known_line, known_sample, known_values
+from rlhf_core.runfolder import RunFolder
 from rlhf_core.util import read_lines, redact_mapping
+from rlhf_pages import known_line, known_sample, known_values
 
 from .samples import SampleChoice, choose_samples
 

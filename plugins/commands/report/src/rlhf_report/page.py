@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from rlhf_core.runfolder import sample_card_script
+from rlhf_pages import sample_card_script
 
 from .data import Run
 from .figures import figures_for

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlhf_forward import explained_compiling
+from rlhf_core.errors import ConfigError
 
 from .cache import SlotCache
 
@@ -90,10 +90,18 @@ def compile_step(run: Replay) -> Replay:
 
     def replay() -> Tensor:
         from torch._dynamo import config
+        from torch._dynamo.exc import TorchDynamoException
 
-        asked_for = explained_compiling("a decoding step of this model", "engine.compile")
-        with asked_for, config.patch(recompile_limit=MOST_COMPILED_SHAPES):
-            return compiled()
+        try:
+            with config.patch(recompile_limit=MOST_COMPILED_SHAPES):
+                return compiled()
+        except TorchDynamoException as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"torch cannot compile a decoding step of this model ({reason})",
+                where="engine.compile",
+                hint="remove engine.compile, or start with --set engine.compile=false",
+            ) from error
 
     return replay
 

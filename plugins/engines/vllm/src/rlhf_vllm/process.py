@@ -6,17 +6,15 @@ New weights are passed in shared-memory files, one shard at a time; nothing list
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_containment.processes import ChildProcess
 from rlhf_core.errors import ConfigError, DeadlineError, EngineLostError
 from rlhf_core.types import Completion, SamplingParams
 from rlhf_core.util import write_tensors
@@ -46,18 +44,9 @@ class VllmProcess:
         self._in_flight = False
         self._early: deque[Completion] = deque()
         """Completions that came while it was held."""
-        self._connection, theirs = Pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf_vllm.serve", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__,  # what vLLM prints must not mix with the command's output
-                env=_environment(settings.device, settings.config.tensor_parallel_size),
-                start_new_session=True,  # Ctrl-C is the run's to handle
-            )
-        finally:
-            theirs.close()
+        environment = _environment(settings.device, settings.config.tensor_parallel_size)
+        self._process = ChildProcess("rlhf_vllm.serve", environment=environment)
+        self._connection = Connection(self._process.connection.detach())
         self._scratch = tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder())
         try:
             self.send(settings)
@@ -154,11 +143,8 @@ class VllmProcess:
     def close(self) -> None:
         """End the process by closing the connection, and by force where that is not enough."""
         self._connection.close()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.wait(END_SECONDS)
+        self._process.end()
         self._scratch.cleanup()
 
     def send(self, message: Any) -> None:
@@ -188,34 +174,24 @@ class VllmProcess:
         return kind, value
 
     def _death(self) -> EngineLostError:
-        try:
-            code = self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            return EngineLostError("the vLLM process closed its connection", where=WHERE)
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return EngineLostError(
-            f"the vLLM process {how}",
+            f"the vLLM process {self._process.death()}",
             where=WHERE,
             hint="its output is above; out of memory? lower engine.kv_cache_bytes; go on with --resume auto",
         )
 
 
 def _environment(device: str, num_gpus: int) -> dict[str, str]:
-    """Environment of the process: same modules and thread count as here, and only the GPUs it is to use.
+    """Variables of the process: the thread count of this one, and only the GPUs that it is to use.
 
     Raises `ConfigError` where this process has fewer than `num_gpus` from `device` on.
     """
     import torch
 
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
-    }
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)  # vLLM is on its own, whatever started this process
+    environment = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     if device.startswith("cuda"):
         first = int(device.partition(":")[2] or torch.cuda.current_device())
-        visible = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+        visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
         chosen = (visible or [str(index) for index in range(torch.cuda.device_count())])[first : first + num_gpus]
         if len(chosen) < num_gpus:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""The process vLLM runs in: `python -m rlhf_vllm.serve FD`.
+"""The process vLLM runs in: `python -m rlhf_vllm.serve SOCKET PARENT`.
 
-It is started by `VllmProcess` and answers it over the socket behind FD until the other side is gone.
+`VllmProcess` starts it. It answers on the socket until the other side closes it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
 def main(descriptor: int) -> None:
     """Serve the connection. Ends when it closes or when the parent process is gone, whatever vLLM is doing."""
     end_with_parent()
+    for name in _RANK_VARIABLES:
+        os.environ.pop(name, None)  # vLLM has its own ranks, whatever started the parent
     connection = Connection(descriptor)
     try:
         try:

@@ -47,7 +47,8 @@ class Curriculum:
     def __init__(self, options: CurriculumConfig, records: Records, pools: Mapping[int, str]) -> None:
         """pools: record -> the name of its pool, of all training records; empty if there are no pools."""
         self._options = options
-        self._stream = records
+        assert records.order is not None
+        self._order = records.order  # not the records: over Ray it is sent to the coordinator
         self._pools = pools
         self._cursor = 0
         self._records: dict[int, _Estimate] = {}
@@ -105,7 +106,7 @@ class Curriculum:
         low, high, allowed = self._gates(episode)
         nearest: tuple[float, int] | None = None
         for _ in range(_LOOKED_AT):
-            record = self._stream.index(self._cursor)
+            record = self._order.index(self._cursor)
             self._cursor += 1
             pool = self._pools.get(record)
             own = self._records.get(record)

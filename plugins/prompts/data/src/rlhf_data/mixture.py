@@ -69,10 +69,7 @@ class MixtureRecords(IndexedRecords):
     def __init__(self, mixture: Mixture, rules: RecordRules, *, seed: int, held_out: int) -> None:
         """Read every record once. Raises one `DataError` for all wrong records, or if a source has none left."""
         super().__init__(mixture, rules, seed=seed, held_out=held_out)
-        self._order = mixture.order(self.training, seed)
-
-    def index(self, position: int) -> int:
-        return super().index(position) if self._order is None else self._order.index(position)
+        self.order = mixture.order(self.training, seed) or self.order
 
 
 class StreamedMixture:

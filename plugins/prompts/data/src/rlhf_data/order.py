@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from rlhf_core.util import permutation
 
@@ -59,6 +60,7 @@ class MixtureOrder:
 
     def __init__(self, seed: int, parts: Sequence[tuple[float, Sequence[int]]]) -> None:
         """parts: weight and records (indices in the mixture) of each."""
+        self._seed, self._parts = seed, parts
         self._records = [records for _, records in parts]
         self._turns = Turns(seed, [weight for weight, _ in parts])
 
@@ -67,6 +69,10 @@ class MixtureOrder:
             return array("q", permutation(len(self._records[part]), seed, "mixture-part", part, epoch))
 
         self._epoch = epoch_of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave out the caches, which cannot be pickled."""
+        return MixtureOrder, (self._seed, self._parts)
 
     def index(self, position: int) -> int:
         """Return the record (its index in the mixture) at `position` (>= 0)."""

@@ -1,7 +1,6 @@
-"""The program that makes problems: `python -m rlhf_reasoning_gym.generate`, its order on standard input.
+"""The process that makes problems: its first request is the order, each later one the index of a problem.
 
-It runs by itself with one fixed hash seed: some tasks depend on the order of sets, some set global random state.
-Prints one JSON object a line: `{"made": problem}`, or `{"error": …}` and ends.
+It has one fixed hash seed and its own random state: some tasks depend on the order of sets, some set global state.
 """
 
 from __future__ import annotations
@@ -10,21 +9,27 @@ import json
 import sys
 from typing import Any
 
+from rlhf_containment.processes import answer_requests
 from rlhf_reasoning_gym.library import UnknownTask, make_dataset
 
 
-def main() -> None:
-    """Make the problems that the order on standard input asks for."""
-    order = json.loads(sys.stdin.read())
-    tell, sys.stdout = sys.stdout, sys.stderr  # keep what tasks print off stdout
-    try:
-        dataset = make_dataset(order["task"], order["options"], seed=order["seed"], size=order["size"])
-    except Exception as error:  # the library's errors about the options, reported to the caller
-        known = error.known if isinstance(error, UnknownTask) else []
-        print(json.dumps({"error": f"{error}" or type(error).__name__, "known": known}), file=tell, flush=True)
-        return
-    for index in range(order["size"]):
-        print(json.dumps({"made": dataset[index]}, default=_plain), file=tell, flush=True)
+class Maker:
+    """Makes the problems of one order."""
+
+    def __init__(self) -> None:
+        self._dataset: Any = None
+
+    def answer(self, request: bytes) -> bytes:
+        """The problem of an index; to the order `{}`, or `{"error": …}` if the library refuses it."""
+        given = json.loads(request)
+        if self._dataset is not None:
+            return json.dumps(self._dataset[given], default=_plain).encode()
+        try:
+            self._dataset = make_dataset(given["task"], given["options"], seed=given["seed"], size=given["size"])
+        except Exception as error:  # the library's errors about the options, reported to the caller
+            known = error.known if isinstance(error, UnknownTask) else []
+            return json.dumps({"error": f"{error}" or type(error).__name__, "known": known}).encode()
+        return b"{}"
 
 
 def _plain(value: Any) -> Any:
@@ -33,4 +38,4 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    answer_requests(int(sys.argv[1]), int(sys.argv[2]), Maker().answer)

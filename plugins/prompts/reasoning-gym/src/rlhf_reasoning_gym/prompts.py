@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import selectors
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from rlhf_containment.processes import AskedProcess, ProcessFault, TooSlow
 from rlhf_core.components import PromptsContext
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.protocols import PromptSource
@@ -60,47 +57,25 @@ def _different(problems: Sequence[str]) -> list[str]:
 
 
 def _make(order: Mapping[str, Any]) -> Iterator[str]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "rlhf_reasoning_gym.generate"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-    ) as process:
-        try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(order).encode())
-            process.stdin.close()
-            made = 0
-            for line in _lines(process, order["task"]):
-                told = json.loads(line)
-                if "error" in told:
-                    raise _refused(order["task"], told["error"], told["known"])
-                made += 1
-                yield json.dumps(told["made"])
-        finally:
-            process.kill()
-    if made < order["size"]:
+    process = AskedProcess("rlhf_reasoning_gym.generate", environment={"PYTHONHASHSEED": "0"})
+    made = 0
+    try:
+        told = json.loads(process.start(json.dumps(order).encode()))
+        if "error" in told:
+            raise _refused(order["task"], told["error"], told["known"])
+        for made in range(order["size"]):
+            yield process.ask(json.dumps(made).encode(), _SECONDS_PER_PROBLEM).decode()
+    except TooSlow as fault:
+        raise PluginError(
+            f"a problem of {order['task']}: its process {fault}", hint="make it easier with prompts.task_options"
+        ) from fault
+    except ProcessFault as fault:
         raise PluginError(
             f"making {order['task']} ended after {made} of {order['size']} problems (what it said is above)",
             hint="another prompts.seed or prompts.task_options may do; or tell the authors of reasoning-gym",
-        )
-
-
-def _lines(process: subprocess.Popen[bytes], task: str) -> Iterator[bytes]:
-    """Yield complete lines of the process's output, each within the deadline."""
-    assert process.stdout is not None
-    rest = b""
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(process.stdout, selectors.EVENT_READ)
-        while waiting.select(_SECONDS_PER_PROBLEM):
-            chunk = os.read(process.stdout.fileno(), 65536)
-            if not chunk:
-                return
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from lines
-    raise PluginError(
-        f"{task} made no problem in {_SECONDS_PER_PROBLEM:g} seconds", hint="make it easier with prompts.task_options"
-    )
+        ) from fault
+    finally:
+        process.end()
 
 
 def _refused(task: str, error: str, known: list[str]) -> ConfigError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,7 +15,7 @@ from rlhf_core.components import RewardContext
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import load_tokenizer as load_policy_tokenizer
-from rlhf_core.protocols import Reward, Score
+from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
 from rlhf_forward import last_token_scores, own_lengths, scores_at
 
@@ -136,12 +136,12 @@ class StepReward:
         self._encoder = encoder
         self._how = how
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[float | Mapping[int, float]]:
         """The combined chance that the steps are right, 0 to 1. Raises `ValueError` naming a bad sample."""
         scores = zip(self.step_scores(rollouts), rollouts, strict=True)
         return [self._score(steps, has_turns(rollout)) for steps, rollout in scores]
 
-    def _score(self, steps: Sequence[float], has_turns: bool) -> Score:
+    def _score(self, steps: Sequence[float], has_turns: bool) -> float | Mapping[int, float]:
         return by_turn(steps) if has_turns and self._how == "turns" else combined(steps, self._how)
 
     def step_scores(self, rollouts: Sequence[Rollout]) -> list[list[float]]:

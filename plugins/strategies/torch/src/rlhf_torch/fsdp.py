@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed import ProcessGroup, read_launch_env
+from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError
 from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import StateBytes, Trained
-from rlhf_forward import transformer_blocks
 from rlhf_strategies import (
     Prepared,
+    ProcessGroup,
     StrategyBase,
     check_offload,
     grouped_names,
@@ -29,6 +29,7 @@ from rlhf_strategies import (
     weights_left_in_files,
 )
 
+from .blocks import transformer_blocks
 from .config import FsdpConfig
 from .parts import part_of, read_part, whole_tensor
 from .tensor_parallel_plan import WHERE, plan_of

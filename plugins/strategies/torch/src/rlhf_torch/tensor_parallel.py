@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from rlhf_forward import transformer_blocks
 from rlhf_strategies import StoredParameter, blank_tensor
 
+from .blocks import transformer_blocks
 from .tensor_parallel_plan import Style, own_parameters, plan_of
 from .vocabulary_parallel import split_vocabulary
 

@@ -10,11 +10,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlhf_core.config import resolve
-from rlhf_core.hooks import HookRelay, load_hook_plugins, register_listed
-from rlhf_core.hookspecs import PREFIX
+from rlhf_core.hooks import HookRelay, register_all
 from rlhf_core.util import PrintableFormatter, set_up_host_memory
 
 from .calls import own_name
@@ -77,13 +76,11 @@ class ActorContext:
         host = socket.gethostname()
         return folder if host == self.spec.host else folder / host
 
-    def hooks(self, events: type) -> HookRelay:
-        """Installed hook plugins; those of `events` that the driver subscribes to are also sent to it."""
+    def hooks(self, part: Literal["trainer", "maker"]) -> HookRelay:
+        """The run's hook plugins; events of `part` that the driver subscribes to are also sent to it."""
         relay = HookRelay()
-        load_hook_plugins(relay, self.resolved.run.hooks.disable)
-        register_listed(relay, self.resolved, Path(self.spec.folder))
-        own = {name.removeprefix(PREFIX) for name in vars(events) if name.startswith(PREFIX)}
-        relay.tap(self.sender.event, own & self.spec.listened)
+        register_all(relay, self.resolved, Path(self.spec.folder))
+        relay.tap(self.sender.event, self.spec.listened, part)
         return relay
 
     def _forward_log(self) -> None:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_core.errors import DeadlineError
-from rlhf_core.rollout import EvaluationRow, RolloutCoordinator, Sampler
+from rlhf_core.rollout import EvaluationRow, Sampler
 from rlhf_core.types import PhaseTimes
 
 from .coordinator_parts import EvaluationJobs, MakerRegistry, MakerStates, TrainerRegistry, Waiters
 from .event_relay import EventInbox
+from .leases import LeasedCoordinator
 from .messages import (
     EvaluationWork,
     Event,
@@ -59,7 +60,7 @@ class Coordinator:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
-        self._prompts: RolloutCoordinator[StoredGroup] = RolloutCoordinator(
+        self._prompts: LeasedCoordinator[StoredGroup] = LeasedCoordinator(
             num_episodes=settings.num_episodes,
             prompts_per_episode=settings.prompts_per_episode,
             max_staleness=settings.max_staleness,
@@ -356,7 +357,7 @@ class Coordinator:
         evaluation = self._evaluation.take(maker)
         if evaluation is not None:
             return evaluation
-        leases = self._prompts.lease(maker, self._lease_size())
+        leases = self._prompts.lease_to(maker, self._lease_size())
         if not leases:
             self._makers.waits(maker, self._prompts.why_closed() or "nothing to do")
             return None

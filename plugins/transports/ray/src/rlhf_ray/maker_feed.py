@@ -21,7 +21,6 @@ import ray
 
 from rlhf_core.errors import DataError, SyncError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.hookspecs import MakerHooks
 from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.types import GenerationRequest, PhaseTimes, Prompt, RolloutGroup, SamplingParams
 from rlhf_seed import BatchReader
@@ -228,7 +227,7 @@ class RunFeed(MakerFeed):
         config = context.config
         parts = build_maker(
             context.resolved,
-            context.hooks(MakerHooks),
+            context.hooks("maker"),
             num_lanes=config.num_lanes(context.resolved.run.train.prompts_per_episode),
             sync_timeout_seconds=config.sync_timeout_seconds,
             cache_folder=context.cache_folder,

@@ -23,8 +23,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from rlhf_core import Column, Columns
-from rlhf_core.rollout import SamplesLost, group_from_tree, group_to_tree, summary_of
+from rlhf_core.rollout import SamplesLost
 from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
+
+from .groups import group_from_tree, group_to_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +96,7 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
             position=group.position,
             is_empty=group.is_empty,
             owner=owner,
-            summaries=pickle.dumps([_values(summary_of(item)) for item in group.items]),
+            summaries=pickle.dumps([_values(ItemSummary.of(item)) for item in group.items]),
             parts=tuple(parts[place]),
             text=text,
             text_place=place,

@@ -14,17 +14,10 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.hookspecs import Action, Moment, TrainerHooks, hookimpl
+from rlhf_core.hookspecs import Action, Moment, hookimpl
 from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
-from rlhf_core.rollout import (
-    EvaluationSet,
-    NoReceiver,
-    coordinator_from_tree,
-    coordinator_to_tree,
-    evaluation_metrics,
-    with_groups,
-)
+from rlhf_core.rollout import EvaluationSet, NoReceiver, evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
@@ -33,6 +26,7 @@ from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
 
 from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import ask, node_address
+from .groups import group_from_tree, group_to_tree, with_groups
 from .maker_parts import trained_names
 from .messages import TakenEpisode
 from .ray_sync import RunSync
@@ -73,7 +67,7 @@ class TrainerActor:
             if strategy.is_main:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
-            hooks = self._context.hooks(TrainerHooks) if strategy.is_main else HookRelay()
+            hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
             if strategy.is_main:
                 hooks.register(DrainingCheckpoints(self._coordinator), name="ray draining")
             folder = RunFolder(Path(self._context.spec.folder))
@@ -155,7 +149,8 @@ class RayChannel:
         if not self._strategy.is_main:
             return {}
         state = ask(self._coordinator, "state")
-        return coordinator_to_tree({**state, "open": {key: self._fetched(each) for key, each in state["open"].items()}})
+        fetched = {key: self._fetched(each) for key, each in state["open"].items()}
+        return with_groups({**state, "open": fetched}, group_to_tree)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._strategy.is_main:
@@ -163,7 +158,7 @@ class RayChannel:
             def stored(group: RolloutGroup) -> StoredGroup:
                 return store_groups([group], "trainer-0", texts=self._keeps_samples)[0]
 
-            ask(self._coordinator, "load", with_groups(coordinator_from_tree(state), stored))
+            ask(self._coordinator, "load", with_groups(state, lambda tree: stored(group_from_tree(tree))))
 
     def _fetched(self, episode: Mapping[str, Any]) -> dict[str, Any]:
         """An open episode with its groups as a checkpoint holds them; those that are lost are made again."""

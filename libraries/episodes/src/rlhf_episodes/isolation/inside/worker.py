@@ -1,4 +1,4 @@
-"""The process of isolated environments: `python -m rlhf_episodes.isolation.inside.worker FD PARENT SLOTS`.
+"""The process of isolated environments: `python -m rlhf_episodes.isolation.inside.worker SOCKET PARENT`.
 
 It imports what it is told to make, then plays episodes until the other side is gone.
 """
@@ -38,21 +38,19 @@ from ..messages import (
     Ready,
     to_host,
 )
-from ..slots import EPISODE, MarkedWorkers, Slots, mark_tasks
 from .policy import RemoteEpisode
 
 
-def main(descriptor: int, parent: int, slots: int) -> None:
+def main(descriptor: int, parent: int) -> None:
     """Serve the connection behind `descriptor`. Ends when it closes or when the parent process is gone."""
     killed_with_parent(parent)
-    Worker(slots).serve(socket.socket(fileno=descriptor))
+    Worker().serve(socket.socket(fileno=descriptor))
 
 
 class Worker(asyncio.Protocol):
     """The episodes of this process, on its one event loop."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots_descriptor = slots
+    def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._waits))
         self._frames = Frames(None)
         self._transport: asyncio.WriteTransport | None = None
@@ -100,17 +98,13 @@ class Worker(asyncio.Protocol):
         except BaseException as error:  # a stranger's module may raise anything
             told = PluginError(f"its process cannot import it: it {said(error)}"[:MAX_TEXT_CHARS])
             return self._tell(Ready(error=ErrorTold.of(told)))
-        slots = Slots(self._slots_descriptor, num_threads + 1)
-        mark_tasks(self._loop, slots)
-        self._workers = MarkedWorkers(self._loop, num_threads, slots)
+        self._workers = Workers(self._loop, num_threads, "environment")
         self._make = partial(new_environment, build)
         self._tell(Ready())
 
     def _start(self, number: int, task: Task, opening: Opening) -> None:
         episode = self._episodes[number] = RemoteEpisode(number, task, opening, self._tell)
-        EPISODE.set(number)
         playing = self._loop.create_task(self._play(episode))
-        EPISODE.set(0)
         self._tasks.add(playing)
         playing.add_done_callback(self._tasks.discard)
 

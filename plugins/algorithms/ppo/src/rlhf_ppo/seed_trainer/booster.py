@@ -17,12 +17,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlhf_core.distributed import ProcessGroup
 from rlhf_core.errors import UserInputError
 from rlhf_core.strategy import Trained
 from rlhf_core.util import load_tree, save_tree
 from rlhf_forward import innermost
-from rlhf_strategies import GroupStrategy, LossScale, diverged, group_into_shards, state_dict_shards_of, torch_step
+from rlhf_strategies import (
+    GroupStrategy,
+    LossScale,
+    ProcessGroup,
+    diverged,
+    group_into_shards,
+    state_dict_shards_of,
+    torch_step,
+)
 
 _METHODS = ("backward", "no_sync", "save_model", "load_model", "save_optimizer", "load_optimizer")
 _SHARDING = frozenset({"GeminiPlugin"})

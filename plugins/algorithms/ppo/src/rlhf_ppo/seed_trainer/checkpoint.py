@@ -53,19 +53,12 @@ class TrainerCheckpoints:
 
     def save(self, state: RunState, progress: Mapping[str, Any]) -> Path:
         """Write `step-<state.step>`; `progress` is the position of the loaders. Returns the folder."""
-        partial = self._folder / f".partial-step-{state.step}"
-        self._strategy.run_on_main(lambda: _discard(self._store.begin(state.step)))
-        try:
+        with self._store.writing(state.step, self._strategy) as partial:
             save_run_state(partial, state, progress, self._trained, self._strategy)
             if self._is_lora:
                 save_actor(self._strategy, self._policy, partial / "policy")
             self._strategy.run_on_main(lambda: self._complete_policy(partial / "policy"))
-        except BaseException:
-            if self._strategy.is_main:
-                self._store.abandon(state.step)
-            raise
-        self._strategy.run_on_main(lambda: _discard(self._store.commit(state.step)))
-        return self._folder / f"step-{state.step}"
+        return self._store.path(state.step)
 
     def load(self, path: Path | None) -> tuple[RunState, dict[str, Any]]:
         """Restore models, optimizers and schedulers from `path`, or from the newest complete checkpoint. Raises
@@ -85,10 +78,6 @@ class TrainerCheckpoints:
         self._tokenizer.save_pretrained(folder)
 
 
-def _discard(_: object) -> None:
-    """Callback that ignores its argument."""
-
-
 def open_record(
     log_dir: str | Path | None, *, use_wandb: bool, is_main: bool, step: int, hooks: HookRelay, stack: ExitStack
 ) -> EpisodeRecord:
@@ -100,7 +89,7 @@ def open_record(
     if log_dir is None and use_wandb:
         raise UserInputError("use_wandb needs a log_dir", where="PPOTrainer.fit", hint='log_dir="./logs"')
     if log_dir is None or not is_main:
-        return EpisodeRecord(None, None, stack)
+        return EpisodeRecord(None)
     folder = _folder(Path(log_dir), step)
     folder.mkdir(parents=True, exist_ok=True)
     context = LoggerContext(run_folder=folder, run={})
@@ -119,7 +108,7 @@ def open_record(
     else:
         metrics = MetricsWriter(path, step=step, on_line=on_line)
     stack.enter_context(metrics)
-    return EpisodeRecord(metrics, None, stack)
+    return EpisodeRecord(metrics)
 
 
 def _folder(log_dir: Path, step: int) -> Path:

@@ -12,7 +12,7 @@ import time
 import pytest
 from running import PATIENCE_SECONDS
 
-from rlhf_core.distributed.rank_watch import RankWatch
+from rlhf_strategies.rank_watch import RankWatch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watch reads /proc")
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watch reads
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
     """Two processes that would sleep for ever, started as the launcher starts them."""
-    monkeypatch.setattr("rlhf_core.distributed.rank_watch._GRACE_SECONDS", 0.0)
-    monkeypatch.setattr("rlhf_core.distributed.rank_watch._AFTER_SUCCESS_SECONDS", 600.0)
+    monkeypatch.setattr("rlhf_strategies.rank_watch._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("rlhf_strategies.rank_watch._AFTER_SUCCESS_SECONDS", 600.0)
     request = tmp_path / "request.json"
     code = "import time; print(flush=True); time.sleep(600)"
     started = [

@@ -1,4 +1,4 @@
-"""One sample of a run's players with a made-up answer: their errors appear before weights are loaded."""
+"""One turn of an environment with a made-up answer: its errors appear before weights are loaded."""
 
 from __future__ import annotations
 
@@ -8,30 +8,35 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, cast
 
-from ..config.resolve import ResolvedRun
-from ..protocols import RolloutEngine
-from ..types import Completion, GenerationRequest, SamplingParams
-from ..wiring.inputs import RunInputs
-from ..wiring.players import build_player
+from rlhf_core.protocols import RolloutEngine
+from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+from rlhf_core.wiring.inputs import RunInputs
+from rlhf_core.wiring.players import build_player
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .section import EnvironmentConfig
+
 _ANSWER_TOKENS = 8
 
 
-def play_one_turn(resolved: ResolvedRun, inputs: RunInputs) -> None:
-    """Play the first prompt, in an environment until its first turn is answered, as the run would: with deadlines.
+def play_one_turn(inputs: RunInputs, config: EnvironmentConfig) -> None:
+    """Play the first prompt until its first turn is answered, as the run would: with deadlines.
 
-    Does nothing for a run in which no section brings a player. Raises `EpisodeError`, or what else the run would raise.
+    config: the section of the run. Raises `EpisodeError`, or another error that the run would raise.
     """
-    shortened = {name: replace(each, config=each.config.for_rehearsal()) for name, each in resolved.sections.items()}
+    resolved = inputs.resolved
+    one_turn = config.model_copy(update={"max_turns": 1})
+    shortened = {
+        name: replace(each, config=one_turn) if each.config is config else each
+        for name, each in resolved.sections.items()
+    }
     resolved = replace(resolved, sections=shortened)
     options = getattr(resolved.engine.config, "request_options", {})
     answering = cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer, options))
     with closing(build_player(resolved, answering, inputs.tokenizer)) as player:
-        if player.sections and resolved.rolls_out:
-            list(player.play([(inputs.prompts.prompt(0), 0)]))
+        list(player.play([(inputs.prompts.prompt(0), 0)]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from ..columns import Column, Columns
-from ..types import BufferItem, Rollout, RolloutGroup, Turn
+from rlhf_core import Column, Columns
+from rlhf_core.types import BufferItem, Rollout, RolloutGroup, Turn
 
 
 def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
@@ -34,18 +34,8 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
     )
 
 
-def coordinator_to_tree(state: Mapping[str, Any]) -> dict[str, Any]:
-    """`RolloutCoordinator.state_dict()` with its groups as trees."""
-    return with_groups(state, group_to_tree)
-
-
-def coordinator_from_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The state that `coordinator_to_tree` wrote."""
-    return with_groups(tree, group_from_tree)
-
-
 def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A coordinator's state with `change` applied to every group."""
+    """`RolloutCoordinator.state_dict()` with `change` applied to every group: `group_to_tree`, `group_from_tree`."""
     opened = {
         index: {**saved, "accepted": [change(group) for group in saved["accepted"]]}
         for index, saved in state["open"].items()

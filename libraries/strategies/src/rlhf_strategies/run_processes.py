@@ -7,14 +7,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..config.resolve import ResolvedRun
-from ..distributed.launch import launch
-from ..distributed.launch_env import read_launch_env
-from ..distributed.launched import report_lost
-from ..distributed.process_group import LostRankError
-from ..hookspecs import hookimpl
-from ..runfolder.folder import RunFolder
-from .train import prepare, run_rank
+from rlhf_core.config.resolve import ResolvedRun
+from rlhf_core.distributed.launch_env import read_launch_env
+from rlhf_core.entry.train import prepare, run_rank
+from rlhf_core.errors import LostRankError
+from rlhf_core.hookspecs import hookimpl
+from rlhf_core.runfolder.folder import RunFolder
+
+from .launched import report_lost
+from .launching import launch
 
 _TIMEOUT_SECONDS = 600.0
 """How long processes wait for one another under a strategy that has no option for it."""

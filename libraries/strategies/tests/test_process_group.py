@@ -13,14 +13,14 @@ import torch.distributed as dist
 from running import PATIENCE_SECONDS, free_port
 
 from rlhf_core.distributed.launch_env import LaunchEnv
-from rlhf_core.distributed.process_group import ProcessGroup
 from rlhf_core.errors import DeadlineError
+from rlhf_strategies.process_group import ProcessGroup
 
 CHILD = """
     import os, sys
     import torch
     from rlhf_core.errors import RlhfError
-    from rlhf_core.distributed.process_group import ProcessGroup
+    from rlhf_strategies.process_group import ProcessGroup
 
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=300)
     group.join()
@@ -40,8 +40,8 @@ STOPS = """
     from datetime import timedelta
     import torch
     import torch.distributed
-    from rlhf_core.distributed import process_group
-    from rlhf_core.distributed.process_group import LostRankError, ProcessGroup
+    from rlhf_strategies import process_group
+    from rlhf_strategies.process_group import LostRankError, ProcessGroup
 
     process_group._LEAVE_SECONDS = 600.0  # nobody may be waited for after a loss
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=2)
@@ -61,7 +61,7 @@ ENDS = """
     import sys, time
     import torch
     import torch.distributed as dist
-    from rlhf_core.distributed.process_group import ProcessGroup
+    from rlhf_strategies.process_group import ProcessGroup
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=20)

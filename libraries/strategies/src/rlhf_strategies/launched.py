@@ -1,4 +1,4 @@
-"""One of the processes that `launch` starts: `python -m rlhf_core.distributed.launched REQUEST`."""
+"""One of the processes that `launch` starts: `python -m rlhf_strategies.launched REQUEST`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
-from ..errors import InterruptedRun, RlhfError, full_disk
-from ..util.jsonl import write_json
-from ..util.printable import printable
-from ..util.redact import redact_text
-from .interrupts import INTERRUPT_FILE
+from rlhf_core.distributed.interrupts import INTERRUPT_FILE
+from rlhf_core.distributed.parent_watch import killed_with_parent
+from rlhf_core.errors import InterruptedRun, LostRankError, RlhfError, full_disk
+from rlhf_core.util.jsonl import write_json
+from rlhf_core.util.printable import printable
+from rlhf_core.util.redact import redact_text
+
 from .loopback import HOST, keep_to_loopback
-from .parent_watch import killed_with_parent
-from .process_group import LostRankError
 
 
 def _main(path: str) -> int:

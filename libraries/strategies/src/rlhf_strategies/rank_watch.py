@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..util.bounded_thread import BoundedThread
+from rlhf_core.util.bounded_thread import BoundedThread
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 1.0

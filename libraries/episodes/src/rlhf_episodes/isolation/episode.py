@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 from rlhf_core.errors import EpisodeError, RlhfError
 from rlhf_core.util.printable import printable
@@ -29,18 +29,22 @@ from .messages import (
 )
 from .process import EnvironmentProcess
 
-if TYPE_CHECKING:
-    from .host import Sitting
-
 MAX_BRANCHES = 10_000
 """An environment that forks more often has run wild."""
 
 
-class Flight:
+class IsolatedEpisode:
     """An environment in the form that core drives, which plays its episode in another process."""
 
-    def __init__(self, sitting: Sitting, clock: Clock) -> None:
-        self._sitting = sitting
+    def __init__(
+        self,
+        process_for: Callable[[int], AbstractAsyncContextManager[EnvironmentProcess]],
+        suspect: Callable[[int], None],
+        clock: Clock,
+    ) -> None:
+        """process_for: gives the process for a sample. suspect: has a sample played by itself from now on."""
+        self._process_for = process_for
+        self._suspect = suspect
         self.clock = clock
         self._process: EnvironmentProcess
         self._number: int
@@ -60,67 +64,61 @@ class Flight:
         self.clock.stop()
         self._sample_id = task.sample_id
         self._branches[0] = policy
-        async with self._sitting.seat(task.sample_id) as self._process:
-            self._number = next(self._process.numbers)
+        async with self._process_for(task.sample_id) as self._process:
             return await self._play(task, policy)
 
     async def _play(self, task: Task, policy: EpisodePolicy) -> Outcome:
         if self._process.is_over:  # it ended while this one was on its way to it
             raise EpisodeLost
+        self._number = self._process.add(self)
         opening = Opening(policy.remaining_turns, policy.max_new_tokens, policy.left, policy.room)
         try:
             self._process.send("play", self._number, task, opening)
         except Exception as error:  # pickling a stranger's metadata may raise anything
+            self._process.episodes.pop(self._number)
             raise EpisodeError(
                 f"its task cannot be sent to the environment's process: {error}",
                 where=f"prompt {task.prompt.position}",
                 hint="give plain values in the prompts' records, or say environment.isolate: false",
             ) from error
-        self._process.passengers[self._number] = self
         self.clock.judge = self._judge
         self.clock.doing = "its constructor"
         self.clock.start()
         try:
             return await self._outcome
         finally:
-            if self._process.passengers.pop(self._number, None) is not None:
-                self._process.num_left += 1
+            self._process.episodes.pop(self._number, None)
             for turn in self._turns.values():
                 turn.cancel()
 
     async def _judge(self) -> bool:
-        """Whether the deadline that passed is this episode's fault; its process is ended where that is known.
+        """Whether the deadline that passed is this episode's fault; if so, its process is ended.
 
-        A process that goes on has a call in it that takes too long. In one that does not, whatever runs may hold
-        Python's lock: where that is this episode's call alone, it is to blame; where it is others', they have their
-        deadlines, and this one gets more time.
+        In a process that still answers, its call takes too long. In one that does not, any call that runs may hold
+        Python's lock: each such episode is played again in its own process.
         """
         process = self._process
-        is_alone = len(process.passengers) == 1
+        is_alone = process.is_alone
         can_go_on = not is_alone and await process.can_go_on()
         if self._outcome.done() or process.is_over:
             return False
-        running = process.running()
-        if is_alone or can_go_on or running == {self._number}:
-            self._sitting.suspect(self._sample_id)
-            process.passengers.pop(self._number, None)  # it hears of this from whoever asked
-            process.end_for(self._number)
-            return True
-        if running and self._number not in running:
-            self.clock.start()
-        else:
+        if not (is_alone or can_go_on):
             process.fail("does not go on")
-        return False
+            return False
+        self._suspect(self._sample_id)
+        process.episodes.pop(self._number, None)  # its caller reports this fault
+        process.end_without_suspects()
+        return True
 
     def blame(self, what: str) -> None:
         """The process is gone, by the fault of this episode."""
-        self._sitting.suspect(self._sample_id)
+        self._suspect(self._sample_id)
         self._end(EnvironmentFault(what))
 
     def lose(self, *, suspect: bool) -> None:
         """The process is gone; suspect: it may have been this episode's fault, or another's."""
         if suspect:
-            self._sitting.suspect(self._sample_id)
+            self._suspect(self._sample_id)
         self._end(EpisodeLost())
 
     def _end(self, how: Outcome | Exception) -> None:

@@ -15,10 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeadlineError, first_line
-from ..util.bounded_thread import BoundedThread
-from .launch_env import LaunchEnv, read_launch_env
-from .loopback import is_loopback, keep_to_loopback, loopback_store
+from rlhf_core.distributed.launch_env import LaunchEnv, read_launch_env
+from rlhf_core.distributed.loopback import is_loopback
+from rlhf_core.errors import LostRankError, first_line
+from rlhf_core.plugins.errors_of import is_lost_peer
+from rlhf_core.util.bounded_thread import BoundedThread
+
+from .loopback import keep_to_loopback, loopback_store
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.distributed_c10d import Store
 
-    from ..place import ReduceOp
+    from rlhf_core.place import ReduceOp
 
 _ROLL_CALL_SECONDS = 1.0
 """How long the remaining processes wait for one another to respond after an error."""
@@ -38,14 +41,6 @@ _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 2.0
 """How long to wait for gloo's threads at the end."""
 _GLOO_THREAD = "(pt_gloo_runloop)"
-_LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", "broken pipe", "recv", "socket")
-
-
-class LostRankError(DeadlineError):
-    """Other processes of the group did not respond within the deadline."""
-
-    ranks: tuple[int, ...] = ()
-    """The lost ranks; empty where they cannot be determined."""
 
 
 _groups_joined = itertools.count()
@@ -235,13 +230,3 @@ def _gloo_is_busy() -> bool:
             if name and state.split()[0] != "S":
                 return True
     return False
-
-
-def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective operation failed because another process is gone."""
-    import torch.distributed as dist
-
-    text = str(error).lower()
-    if isinstance(error, dist.DistError):
-        return True
-    return any(mark in text for mark in _LOST_MARKS) and ("gloo" in text or "nccl" in text or "store" in text)

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.rollout.coordinator import RolloutCoordinator
-from rlhf_core.rollout.groups import coordinator_from_tree, coordinator_to_tree
 from rlhf_core.types import RolloutGroup
+from rlhf_ray.groups import group_from_tree, group_to_tree, with_groups
+from rlhf_ray.leases import LeasedCoordinator
 from rlhf_testing.samples import make_group
 
 
@@ -25,7 +25,7 @@ def empty(position):
 
 def coordinator(episodes=4, prompts=3, **options):
     clock = options.pop("clock", Clock())
-    return RolloutCoordinator(num_episodes=episodes, prompts_per_episode=prompts, clock=clock, **options)
+    return LeasedCoordinator(num_episodes=episodes, prompts_per_episode=prompts, clock=clock, **options)
 
 
 def positions(leases):
@@ -33,7 +33,7 @@ def positions(leases):
 
 
 def finish(owner, episode):
-    for lease in owner.lease("m", 1 << 20):
+    for lease in owner.lease_to("m", 1 << 20):
         owner.submit(empty(lease.position))
     taken = owner.take(episode)
     owner.publish(episode + 1)
@@ -43,33 +43,33 @@ def finish(owner, episode):
 class TestLeases:
     def test_positions_are_leased_once_lowest_first(self):
         owner = coordinator()
-        assert positions(owner.lease("a", 2)) == [0, 1]
-        assert positions(owner.lease("b", 5)) == [2]
-        assert owner.lease("c", 1) == []
+        assert positions(owner.lease_to("a", 2)) == [0, 1]
+        assert positions(owner.lease_to("b", 5)) == [2]
+        assert owner.lease_to("c", 1) == []
 
     def test_an_expired_lease_is_given_again_with_its_attempt_counted(self):
         clock = Clock()
         owner = coordinator(clock=clock, lease_seconds=10)
-        assert [lease.attempt for lease in owner.lease("a", 3)] == [1, 1, 1]
+        assert [lease.attempt for lease in owner.lease_to("a", 3)] == [1, 1, 1]
         clock.now = 9.9
-        assert owner.lease("b", 3) == []
+        assert owner.lease_to("b", 3) == []
         clock.now = 10
-        again = owner.lease("b", 2)
+        again = owner.lease_to("b", 2)
         assert [(lease.position, lease.attempt) for lease in again] == [(0, 2), (1, 2)]
 
     def test_release_ends_only_the_leases_of_the_maker_that_is_gone(self):
         owner = coordinator()
-        owner.lease("a", 1), owner.lease("b", 2)
+        owner.lease_to("a", 1), owner.lease_to("b", 2)
         assert owner.release("b") == 2
         assert owner.release("b") == 0
-        assert positions(owner.lease("c", 9)) == [1, 2]
+        assert positions(owner.lease_to("c", 9)) == [1, 2]
 
     def test_a_late_group_of_an_expired_lease_counts_and_the_second_is_refused(self):
         clock = Clock()
         owner = coordinator(prompts=1, clock=clock, lease_seconds=1)
-        owner.lease("slow", 1)
+        owner.lease_to("slow", 1)
         clock.now = 2
-        assert positions(owner.lease("fast", 1)) == [0]
+        assert positions(owner.lease_to("fast", 1)) == [0]
         assert owner.submit(empty(0)) is True
         assert owner.submit(empty(0)) is False
         assert len(owner.take(0)) == 1
@@ -77,7 +77,7 @@ class TestLeases:
 
     def test_a_position_nobody_asked_for_is_refused(self):
         owner = coordinator()
-        owner.lease("a", 1)
+        owner.lease_to("a", 1)
         assert owner.submit(empty(77)) is False
 
 
@@ -85,13 +85,13 @@ class TestAdmission:
     @pytest.mark.parametrize("max_staleness", [0, 1, 3])
     def test_prompts_start_when_their_episode_is_near_enough(self, max_staleness):
         owner = coordinator(episodes=9, prompts=2, max_staleness=max_staleness)
-        assert positions(owner.lease("a", 99)) == list(range(2 * (max_staleness + 1)))
+        assert positions(owner.lease_to("a", 99)) == list(range(2 * (max_staleness + 1)))
         owner.publish(2)
-        assert positions(owner.lease("a", 99)) == list(range(2 * (max_staleness + 1), 2 * (max_staleness + 3)))
+        assert positions(owner.lease_to("a", 99)) == list(range(2 * (max_staleness + 1), 2 * (max_staleness + 3)))
 
     def test_nothing_starts_after_the_last_episode(self):
         owner = coordinator(episodes=2, prompts=2, max_staleness=5)
-        assert positions(owner.lease("a", 99)) == [0, 1, 2, 3]
+        assert positions(owner.lease_to("a", 99)) == [0, 1, 2, 3]
         assert not owner.finished
 
     def test_versions_never_go_back(self):
@@ -108,7 +108,7 @@ class TestAdmission:
 
     def test_episodes_are_taken_once_and_in_order(self):
         owner = coordinator(prompts=1, max_staleness=2)
-        for lease in owner.lease("a", 3):
+        for lease in owner.lease_to("a", 3):
             owner.submit(empty(lease.position))
         with pytest.raises(RlhfError, match="episode 1 cannot be taken"):
             owner.take(1)
@@ -118,7 +118,7 @@ class TestAdmission:
 
     def test_progress_says_what_is_missing(self):
         owner = coordinator(prompts=2)
-        owner.lease("maker-7", 2)
+        owner.lease_to("maker-7", 2)
         owner.submit(empty(0))
         assert owner.progress(0) == "1 of 2 groups are in; in the making: 1 at maker-7"
         assert "not open" in owner.progress(1)
@@ -127,25 +127,25 @@ class TestAdmission:
 class TestDynamicSampling:
     def test_refused_groups_are_replaced_only_when_the_whole_wave_is_in(self):
         owner = coordinator(prompts=3)
-        owner.lease("a", 3)
+        owner.lease_to("a", 3)
         owner.submit(empty(0), keep=False)
-        assert owner.lease("a", 9) == []
+        assert owner.lease_to("a", 9) == []
         owner.submit(empty(2))
         owner.submit(empty(1), keep=False)
-        assert positions(owner.lease("a", 9)) == [3, 4]
+        assert positions(owner.lease_to("a", 9)) == [3, 4]
         owner.submit(empty(4))
         owner.submit(empty(3))
         assert [group.position for group in owner.take(0)] == [2, 3, 4]
         owner.publish(1)
-        assert positions(owner.lease("a", 9)) == [5, 6, 7]
+        assert positions(owner.lease_to("a", 9)) == [5, 6, 7]
 
     @given(order=st.permutations(range(4)), refused=st.sets(st.integers(0, 3)))
     def test_what_is_drawn_does_not_depend_on_who_was_first(self, order, refused):
         owner = coordinator(prompts=4)
-        owner.lease("a", 4)
+        owner.lease_to("a", 4)
         for position in order:
             owner.submit(empty(position), keep=position not in refused)
-        assert positions(owner.lease("a", 9)) == list(range(4, 4 + len(refused)))
+        assert positions(owner.lease_to("a", 9)) == list(range(4, 4 + len(refused)))
 
     @pytest.mark.parametrize(
         ("make", "said"),
@@ -158,32 +158,32 @@ class TestDynamicSampling:
         owner = coordinator(prompts=2, max_refill_factor=3)
         with pytest.raises(RlhfError, match=said):
             for _ in range(20):
-                for lease in owner.lease("a", 9):
+                for lease in owner.lease_to("a", 9):
                     owner.submit(make(lease.position), keep=False)
 
 
 class TestState:
     def test_finished_groups_survive_and_prompts_in_flight_are_made_again(self):
         owner = coordinator(prompts=2, max_staleness=1)
-        owner.lease("a", 4)
+        owner.lease_to("a", 4)
         owner.submit(make_group(0, 2))
         owner.submit(make_group(3, 2), keep=False)
-        tree = coordinator_to_tree(owner.state_dict())
+        tree = with_groups(owner.state_dict(), group_to_tree)
         again = coordinator(prompts=2, max_staleness=1)
-        again.load_state_dict(coordinator_from_tree(tree))
+        again.load_state_dict(with_groups(tree, group_from_tree))
         assert again.version == owner.version
-        assert positions(again.lease("b", 9)) == [1, 2]
+        assert positions(again.lease_to("b", 9)) == [1, 2]
         assert again.submit(make_group(0, 2)) is False
         again.submit(make_group(1, 2))
         kept = again.take(0)
         assert [group.position for group in kept] == [0, 1]
         assert [item.sample_id for group in kept for item in group.items] == [0, 1, 2, 3]
         again.submit(make_group(2, 2))
-        assert positions(again.lease("b", 9)) == [4]
+        assert positions(again.lease_to("b", 9)) == [4]
 
     def test_a_state_is_a_snapshot(self):
         owner = coordinator(prompts=2)
-        owner.lease("a", 2)
+        owner.lease_to("a", 2)
         state = owner.state_dict()
         owner.submit(make_group(0))
         assert state["open"]["0"]["outstanding"] == [0, 1]
@@ -240,7 +240,7 @@ class World:
 
     def act(self, kind, maker, number):
         if kind == "lease":
-            for lease in self.owner.lease(maker, number):
+            for lease in self.owner.lease_to(maker, number):
                 assert lease.episode <= self.owner.version + self.max_staleness
                 self.holding[maker].append(lease.position)
         elif kind in ("submit", "refuse", "twice") and self.holding[maker]:
@@ -261,9 +261,9 @@ class World:
         elif kind == "lose taken":
             self.lose_taken(number)
         elif kind == "resume":
-            state = coordinator_to_tree(self.owner.state_dict())
+            state = with_groups(self.owner.state_dict(), group_to_tree)
             self.owner = self.new()
-            self.owner.load_state_dict(coordinator_from_tree(state))
+            self.owner.load_state_dict(with_groups(state, group_from_tree))
 
     def submit(self, position, *, keep):
         if self.owner.submit(make_group(position), keep=keep) and not keep:
@@ -289,7 +289,7 @@ class World:
             if self.owner.finished:
                 return
             self.clock.now += 25
-            for lease in self.owner.lease("a", 100):
+            for lease in self.owner.lease_to("a", 100):
                 self.submit(lease.position, keep=True)
             self.train()
         raise AssertionError(f"stuck: {self.owner.progress(len(self.trained))}")
@@ -330,19 +330,19 @@ class Recorder:
 class TestSampler:
     def test_leases_name_the_record_that_was_drawn_also_when_made_again(self):
         owner = coordinator(sampler=Recorder())
-        assert [(each.position, each.record) for each in owner.lease("a", 3)] == [(0, 100), (1, 101), (2, 102)]
+        assert [(each.position, each.record) for each in owner.lease_to("a", 3)] == [(0, 100), (1, 101), (2, 102)]
         owner.release("a")
-        assert [(each.position, each.record) for each in owner.lease("b", 1)] == [(0, 100)]
+        assert [(each.position, each.record) for each in owner.lease_to("b", 1)] == [(0, 100)]
 
     def test_it_learns_a_wave_at_a_time_in_order_refused_ones_included(self):
         sampler = Recorder()
         owner = coordinator(sampler=sampler)
-        owner.lease("a", 3)
+        owner.lease_to("a", 3)
         for position, keep in ((2, True), (0, False), (1, True)):
             assert sampler.learnt == []
             owner.submit(make_group(position), keep=keep, success=position / 2)
         assert sampler.learnt == [(100, 0.0), (101, 0.5), (102, 1.0)]
-        assert [(each.position, each.record) for each in owner.lease("a", 9)] == [(3, 103)]
+        assert [(each.position, each.record) for each in owner.lease_to("a", 9)] == [(3, 103)]
         owner.submit(make_group(3), success=None)
         owner.take(0)
         assert len(sampler.learnt) == 3 and sampler.episodes == [0, 0]
@@ -350,13 +350,13 @@ class TestSampler:
 
     def test_a_resume_in_the_middle_of_a_wave_forgets_nothing(self):
         first = coordinator(sampler=Recorder(), max_staleness=1)
-        first.lease("a", 6)
+        first.lease_to("a", 6)
         for position in (4, 0, 1):
             first.submit(make_group(position), success=position / 10)
         sampler = Recorder()
         second = coordinator(sampler=sampler, max_staleness=1)
-        second.load_state_dict(coordinator_from_tree(coordinator_to_tree(first.state_dict())))
-        leases = second.lease("b", 9)
+        second.load_state_dict(with_groups(with_groups(first.state_dict(), group_to_tree), group_from_tree))
+        leases = second.lease_to("b", 9)
         assert [(each.position, each.record) for each in leases] == [(2, 102), (3, 103), (5, 105)]
         second.submit(make_group(2), success=0.2)
         assert sampler.learnt == [(100, 0.0), (101, 0.1), (102, 0.2)]

@@ -1,6 +1,6 @@
 """Several processes on this machine that work together, started and watched by torch elastic.
 
-Each process runs `python -m rlhf_core.distributed.launched REQUEST`, which calls the target as one rank.
+Each process runs `python -m rlhf_strategies.launched REQUEST`, which calls the target as one rank.
 What goes wrong in one of them is written down by it and raised here, with its rank.
 """
 
@@ -20,9 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..errors import RlhfError, UserInputError
-from ..util.held_signals import held_signals
-from .interrupts import INTERRUPT_FILE, interrupts_kept, stop_signals
+from rlhf_core.distributed.interrupts import INTERRUPT_FILE, interrupts_kept, stop_signals
+from rlhf_core.errors import RlhfError, UserInputError
+from rlhf_core.util.held_signals import held_signals
+
 from .loopback import loopback_store
 from .rank_watch import watched_ranks
 
@@ -109,7 +110,7 @@ def _run_ranks(request: Path, num_processes: int, timeout_seconds: float, *, ask
         _quiet_elastic(),
     ):
         try:
-            elastic_launch(config, sys.executable)("-m", "rlhf_core.distributed.launched", str(request))
+            elastic_launch(config, sys.executable)("-m", "rlhf_strategies.launched", str(request))
         except SignalException as error:
             raise KeyboardInterrupt from error
         except ChildFailedError as error:
