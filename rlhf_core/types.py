@@ -75,14 +75,8 @@ class Turn:
     def to_mapping(self) -> dict[str, Any]:
         """The turn as JSON values, for files and messages."""
         calls = [{"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in self.tool_calls]
-        return {
-            "role": self.role,
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "logprobs": list(self.logprobs),
-            "reward": self.reward,
-            "tool_calls": calls,
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "token_ids": list(self.token_ids), "logprobs": list(self.logprobs), "tool_calls": calls}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Turn:
@@ -279,12 +273,6 @@ class RolloutGroup:
         return not self.items
 
 
-def sum_by_key(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sum of the mappings' values per key, keys in order of first appearance."""
-    keys = dict.fromkeys(key for each in counts for key in each)
-    return {key: sum(each.get(key, 0.0) for each in counts) for key in keys}
-
-
 @dataclass(slots=True)
 class PhaseTimes:
     """Seconds spent on making experience, and the amounts made."""
@@ -302,7 +290,8 @@ class PhaseTimes:
     def add(self, other: PhaseTimes) -> None:
         for each in fields(self)[:-1]:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        self.reward_calls = sum_by_key([self.reward_calls, other.reward_calls])
+        for key, value in other.reward_calls.items():
+            self.reward_calls[key] = self.reward_calls.get(key, 0.0) + value
 
     def take(self) -> PhaseTimes:
         """Return a copy, and start again from zero."""
@@ -329,18 +318,9 @@ class ItemSummary:
     @classmethod
     def of(cls, item: BufferItem) -> ItemSummary:
         """The summary of an item."""
-        return cls(
-            sample_id=item.sample_id,
-            group_id=item.group_id,
-            policy_version=item.policy_version,
-            num_tokens=item.num_tokens,
-            num_sampled_tokens=item.num_sampled_tokens,
-            rewards=item.rewards,
-            truncated=item.truncated,
-            branch=item.branch,
-            columns=dict(item.columns.only(lambda name, kind: kind.per == "metrics")),
-            mixed=item.policy_versions is not None,
-        )
+        same: dict[str, Any] = {each.name: getattr(item, each.name) for each in fields(cls)[:-2]}
+        columns = dict(item.columns.only(lambda name, kind: kind.per == "metrics"))
+        return cls(**same, columns=columns, mixed=item.policy_versions is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder
 from ..runfolder.metrics import MetricsWriter, PhaseTimer
 from ..runfolder.samples import Keep, SampleRecord, SampleWriter, choose
-from ..types import MadeEpisode, sum_by_key
+from ..types import MadeEpisode
 from ..util.host_memory import peak_resident_bytes
 from .estimates import Estimated
 from .updater import GAP_KEY
@@ -172,7 +172,7 @@ class EpisodeRecord:
             values["memory/prompt_reused_fraction"] = reused / prompts
         if train_s := times.get("time/train_s"):
             values["tokens_per_second/train"] = self._train_tokens / train_s
-        values |= sum_by_key(place.all_gather_objects(self._reward_calls))
+        values |= _sum_by_key(place.all_gather_objects(self._reward_calls))
         if self._metrics is not None:
             self._metrics.end_episode(values)
         return {**self.values, **values}
@@ -215,3 +215,9 @@ def peak_memory_bytes(device: Any) -> float:
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     return float(peak_resident_bytes())
+
+
+def _sum_by_key(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sum of the mappings' values per key, keys in order of first appearance."""
+    keys = dict.fromkeys(key for each in counts for key in each)
+    return {key: sum(each.get(key, 0.0) for each in counts) for key in keys}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
@@ -11,7 +11,6 @@ from typing import Any
 
 from rlhf_core.errors import DataError
 from rlhf_core.prompts import RecordRules, Records
-from rlhf_core.types import sum_by_key
 
 from .order import Turns
 
@@ -116,8 +115,10 @@ class MixedRecords(Records):
         self._parts = [records for _, records in parts]
         self._turns = Turns(seed, [weight for weight, _ in parts])
         self.digest = sha256("".join(part.digest for part in self._parts).encode()).hexdigest()
-        counts = sum_by_key([part.counts for part in self._parts])
-        self.counts = {reason: int(count) for reason, count in counts.items()}
+        counts: Counter[str] = Counter()
+        for part in self._parts:
+            counts.update(part.counts)
+        self.counts = dict(counts)
 
     def at(self, position: int) -> tuple[Record, str]:
         part, turn = self._turns.at(position)
