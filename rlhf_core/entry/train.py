@@ -236,7 +236,7 @@ def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -
     named = [hook for hook in prepared.hooks if isinstance(hook, str)]
     launch = prepared.resolved.strategy.component.launch
     assert launch is not None  # checked by `prepare`
-    resolve_name(launch)(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
+    resolve_name(launch).run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
 
 
 def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], trust: FileTrust | bool) -> FileTrust:
