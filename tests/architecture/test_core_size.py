@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 12305
-PUBLIC_NAMES = 180
+CODE_LINES = 12319
+PUBLIC_NAMES = 181
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
