@@ -16,12 +16,12 @@ from rlhf_core.wiring.players import build_player
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rlhf_core.config.section import Section
+    from .options import EnvironmentOptions
 
 _ANSWER_TOKENS = 8
 
 
-def play_one_turn(inputs: RunInputs, config: Section) -> None:
+def play_one_turn(inputs: RunInputs, config: EnvironmentOptions) -> None:
     """Play the first prompt until its first turn is answered, as the run would: with deadlines.
 
     config: the section of the run. Raises `EpisodeError`, or another error that the run would raise.
