@@ -36,7 +36,7 @@ def expanded(text: str) -> set[str]:
 
 
 def test_every_hook_is_on_its_page() -> None:
-    hooks = {name for spec in SPECS for name in vars(spec) if name.startswith("rlhf_")}
+    hooks = {name for spec in SPECS.values() for name in vars(spec) if name.startswith("rlhf_")}
     documented = {name for name in expanded(page("hooks.md")) if name.startswith("rlhf_") and "/" not in name}
     assert hooks == documented
 

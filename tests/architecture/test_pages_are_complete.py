@@ -89,7 +89,7 @@ def test_every_error_has_its_row(lists: ModuleType) -> None:
 
 
 def test_every_hook_has_its_part(lists: ModuleType) -> None:
-    hooks = {name for spec in lists.SPECS for name in vars(spec) if name.startswith("rlhf_")}
+    hooks = {name for spec in lists.SPECS.values() for name in vars(spec) if name.startswith("rlhf_")}
     missing = hooks - names_on(DOCS / "reference" / "hook-events.md")
     assert hooks and not missing, f"docs/reference/hook-events.md lacks {sorted(missing)}: run make docs"
 
