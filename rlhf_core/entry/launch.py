@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pkgutil import resolve_name
+from importlib import import_module
 from typing import Any
 
+from ..components import Component
 from ..errors import PluginError
 from ..plugins.discovery import discover, load
 
@@ -31,10 +32,18 @@ def launch(target: str | Callable[..., Any], num_processes: int, **options: Any)
     Example:
         launch("my_module:train_shard", 2, arguments=["data.jsonl"])
     """
-    for ref in discover("strategies").values():
+    launcher().launch(target, num_processes, **options)
+
+
+def launcher(strategy: Component | None = None) -> Any:
+    """The module that starts processes: that of the strategy, or else of any installed one (see `Component.launch`).
+
+    Raises `PluginError` if there is none.
+    """
+    found = None if strategy is None else strategy.launch
+    for ref in discover("strategies").values() if found is None else ():
         with suppress(PluginError):  # a broken one has no launcher
-            if (found := load(ref.kind, ref.name).component.launch) is not None:
-                break
-    else:
+            found = found or load(ref.kind, ref.name).component.launch
+    if found is None:
         raise PluginError("no installed strategy starts processes", where="launch", hint="pip install rlhf-torch")
-    resolve_name(found).launch(target, num_processes, **options)
+    return import_module(found)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
@@ -31,6 +30,7 @@ from ..training.request import FitResult, RunRequest, Transport
 from ..util.host_memory import set_up_host_memory
 from ..util.jsonl import read_lines
 from ..wiring.inputs import RunInputs
+from .launch import launcher
 from .ledger import RunLedger, TrainingAccount
 from .resume import begun_resume, find_checkpoint, resume_changes, resumed_folder
 from .run_record import RunPlan, already_done, begin_record, refuse_output, register_run_hooks, tell_resume
@@ -160,12 +160,8 @@ def prepare(
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
-    if num_processes > 1 and resolved.strategy.component.launch is None:
-        raise ConfigError(
-            f"the strategy {resolved.strategy.name} starts no processes",
-            where=f"--num-processes {num_processes}",
-            hint=f"start them by a launcher: torchrun --nproc-per-node {num_processes} … --output DIR",
-        )
+    if num_processes > 1:
+        launcher(resolved.strategy.component)  # raises if nothing starts processes
     check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
@@ -234,9 +230,8 @@ def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -
             hint='give hooks as "module:attr", or install them as a hook plugin',
         )
     named = [hook for hook in prepared.hooks if isinstance(hook, str)]
-    launch = prepared.resolved.strategy.component.launch
-    assert launch is not None  # checked by `prepare`
-    resolve_name(launch).run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
+    found = launcher(prepared.resolved.strategy.component)
+    found.run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
 
 
 def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], trust: FileTrust | bool) -> FileTrust:
