@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from ..components import Component
 from ..errors import PluginError
 from ..plugins.discovery import discover, load
 
 
-def launch(target: str | Callable[..., Any], num_processes: int, **options: Any) -> None:
+def launch(
+    target: str | Callable[..., Any],
+    num_processes: int,
+    *,
+    arguments: Sequence[Any] = (),
+    timeout_seconds: float = 600.0,
+    stops_by_itself: bool = False,
+) -> None:
     """Call a function as each of `num_processes` ranks on this machine, and wait until all of them return.
 
     The launcher is that of `rlhf train --num-processes`, which an installed strategy names (`Component.launch`).
@@ -20,8 +26,11 @@ def launch(target: str | Callable[..., Any], num_processes: int, **options: Any)
     Args:
         target: `module:attr`, or a function of a module. The ranks import it, with the `sys.path` of this process.
         num_processes: number of ranks.
-        options: of the launcher; that of our strategies takes `arguments` (JSON values), `timeout_seconds` and
-            `stops_by_itself` (see `rlhf_strategies.launch`).
+        arguments: positional arguments, which are JSON values; every rank gets the same.
+        timeout_seconds: the longest that one rank waits for another. After the first rank has ended, the others are
+            killed when this has passed.
+        stops_by_itself: whether the target ends soon after the first Ctrl-C, which it reads from an `InterruptFlag`.
+            Otherwise that stops the ranks at once. Call from the main thread: signals are handled meanwhile.
 
     Raises:
         RlhfError: what the first failed rank raised, with the rank in `where`.
@@ -32,18 +41,19 @@ def launch(target: str | Callable[..., Any], num_processes: int, **options: Any)
     Example:
         launch("my_module:train_shard", 2, arguments=["data.jsonl"])
     """
-    launcher().launch(target, num_processes, **options)
+    launcher().launch(
+        target, num_processes, arguments=arguments, timeout_seconds=timeout_seconds, stops_by_itself=stops_by_itself
+    )
 
 
-def launcher(strategy: Component | None = None) -> Any:
-    """The module that starts processes: that of the strategy, or else of any installed one (see `Component.launch`).
+def launcher(module: str | None = None) -> Any:
+    """The module that starts processes (see `Component.launch`); None: that of any installed strategy.
 
     Raises `PluginError` if there is none.
     """
-    found = None if strategy is None else strategy.launch
-    for ref in discover("strategies").values() if found is None else ():
+    for ref in discover("strategies").values() if module is None else ():
         with suppress(PluginError):  # a broken one has no launcher
-            found = found or load(ref.kind, ref.name).component.launch
-    if found is None:
+            module = module or load(ref.kind, ref.name).component.launch
+    if module is None:
         raise PluginError("no installed strategy starts processes", where="launch", hint="pip install rlhf-torch")
-    return import_module(found)
+    return import_module(module)

@@ -137,11 +137,10 @@ class TrainingAccount:
 
     def write_end(self, error: BaseException | None) -> dict[str, Any] | None:
         """Record how the run ended (None: it is done) and return the summary; None if its folder has vanished."""
-        if not self._watch.has_folder:
-            return None
-        with held_signals(), nullcontext() if error is None else _errors_logged(self._folder):
-            wall_s = self._wall_before + time.perf_counter() - self._started
-            return _write_end(self._folder, error, self._result, wall_s)
+        if self._watch.has_folder:
+            with held_signals(), nullcontext() if error is None else _errors_logged(self._folder):
+                wall_s = self._wall_before + time.perf_counter() - self._started
+                return _write_end(self._folder, error, self._result, wall_s)
         return None
 
 

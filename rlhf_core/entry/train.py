@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
@@ -149,7 +149,7 @@ def prepare(
     set_up_host_memory()
     relay = HookRelay()
     for hook in hooks:
-        relay.register(_made(hook))
+        relay.register(resolve_name(hook)() if isinstance(hook, str) else hook)
     resolved = _resolved(run, overrides, relay, _trusted(run, overrides, trust), rewards)
     if rewards and (num_processes > 1 or resolved.transport.name != "local"):
         raise UserInputError(
@@ -161,7 +161,7 @@ def prepare(
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
     if num_processes > 1:
-        launcher(resolved.strategy.component)  # raises if nothing starts processes
+        launcher(resolved.strategy.component.launch)  # raises if nothing starts processes
     check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
@@ -215,13 +215,6 @@ def _planned(
     return replace(plan, is_resumed=True, checkpoint=checkpoint, changes=changes)
 
 
-def _made(hook: object | str) -> object:
-    if not isinstance(hook, str):
-        return hook
-    module, _, attribute = hook.partition(":")
-    return getattr(import_module(module), attribute)()
-
-
 def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -> None:
     if unnamed := [hook for hook in prepared.hooks if not isinstance(hook, str)]:
         raise UserInputError(
@@ -230,7 +223,7 @@ def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -
             hint='give hooks as "module:attr", or install them as a hook plugin',
         )
     named = [hook for hook in prepared.hooks if isinstance(hook, str)]
-    found = launcher(prepared.resolved.strategy.component)
+    found = launcher(prepared.resolved.strategy.component.launch)
     found.run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
 
 

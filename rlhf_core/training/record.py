@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +97,8 @@ class EpisodeRecord:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._samples is not None:
-            self._samples.close()
-        if self._metrics is not None:
-            self._metrics.close()
+        with self._metrics or nullcontext(), self._samples or nullcontext():
+            pass  # the end of each closes its file, even if that of the other fails
 
     def texts(self, num_rows: int) -> Sequence[int]:
         """The rows, of `num_rows` in an episode, whose rollouts `rollouts` needs."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 12303
+CODE_LINES = 12302
 PUBLIC_NAMES = 181
 _NO_CODE = {
     tokenize.COMMENT,

@@ -72,6 +72,3 @@ class EnvironmentOptions(Section):
         if isinstance(plugin.function, type):
             check_shape(plugin.function, plugin.label)
         return self if self.isolate is not None else self.model_copy(update={"isolate": plugin.component.isolate})
-
-    def for_rehearsal(self) -> Self:
-        return self.model_copy(update={"max_turns": 1})

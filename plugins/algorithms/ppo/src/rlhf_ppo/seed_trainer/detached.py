@@ -251,7 +251,8 @@ def _performance_hook() -> object:
     """The hook plugin `performance` of `rlhf-plan`, which prints what it logs."""
     shown = logging.getLogger("rlhf.performance")
     shown.setLevel(logging.INFO)
-    shown.addHandler(logging.StreamHandler(sys.stdout))
+    if not shown.handlers:  # an earlier trainer of this process has added it
+        shown.addHandler(logging.StreamHandler(sys.stdout))
     selected = load("hooks", "performance")
     hook: object = resolve_build(selected)(selected.component.config(), HookContext(run_folder=Path()))
     return hook
