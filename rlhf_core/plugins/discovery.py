@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, wraps
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
@@ -161,6 +161,13 @@ def _modified(folder: str) -> int | None:
         return None
 
 
+@lru_cache(maxsize=512)
+def _name_and_version(distribution: Distribution) -> tuple[str, str]:
+    """Name and version. Cached, because `Distribution` parses its metadata file each time either is read."""
+    about = distribution.metadata
+    return about["Name"], about["Version"]
+
+
 @lru_cache(maxsize=1)
 def _read(path: tuple[str, ...], modified: tuple[int | None, ...]) -> dict[str, dict[str, PluginRef]]:
     """path, modified: the cache key."""
@@ -168,11 +175,12 @@ def _read(path: tuple[str, ...], modified: tuple[int | None, ...]) -> dict[str, 
     installed = entry_points()
     groups = [group for group in installed.groups if group.startswith(_PREFIX)]
     for entry in (entry for group in groups for entry in installed.select(group=group)):
+        distribution, version = _name_and_version(entry.dist) if entry.dist else ("unknown distribution", "?")
         ref = PluginRef(
             kind=entry.group.removeprefix(_PREFIX),
             name=entry.name,
-            distribution=entry.dist.name if entry.dist else "unknown distribution",
-            version=entry.dist.version if entry.dist else "?",
+            distribution=distribution,
+            version=version,
             target=f"{entry.module}:{entry.attr}" if entry.attr else entry.module,
             missing=not_installed([extra.replace("-", "_") for extra in entry.extras]),
             entry_point=entry,

@@ -31,6 +31,8 @@ def _wrong_versions(selected: Selected) -> dict[str, str]:
     The versions are those that the plugin's distribution accepts in its metadata, in any of its extras; a module whose
     distribution has another name is not checked.
     """
+    if not selected.component.requires:
+        return {}
     from packaging.requirements import Requirement
 
     try:

@@ -10,7 +10,6 @@ hf = Component(
     summary="Rollouts by transformers, with continuous batching; any causal language model.",
     config=HfEngineConfig,
     build="rlhf_hf.engine:build",
-    requires=("torch", "transformers"),
     in_flight=True,
     model_inputs=True,
 )
