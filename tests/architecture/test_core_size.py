@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CODE_LINES = 12302
-PUBLIC_NAMES = 181
+PUBLIC_NAMES = 180
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

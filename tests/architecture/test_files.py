@@ -13,6 +13,7 @@ MATHEMATICS = ("libraries/forward/src/*", "libraries/objective/src/*/functional"
 # Each pattern is written so that it does not match itself.
 MACHINE_PATHS = re.compile(r"/(?:work|root|home/\w+|Users/\w+)/|(?<![\w.])/tm[p]/\w")
 REGISTRY_HOSTS = re.compile(r"pypi\.or[g]|pythonhosted\.or[g]|download\.pytorch\.or[g]|--index-ur[l]|--find-link[s]")
+CONFLICT_MARKERS = re.compile(r"^(<{7}|>{7})( |$)")
 TEXT_SUFFIXES = {"", ".cfg", ".html", ".json", ".jsonl", ".md", ".py", ".toml", ".txt", ".yaml", ".yml"}
 
 
@@ -53,6 +54,10 @@ def test_the_mathematics_is_in_short_files(root: Path) -> None:
 def test_functions_fit_a_screen(python_files: list[Path]) -> None:
     long = [entry for path in python_files for entry in too_long_functions(path)]
     assert not long, f"over {MAX_FUNCTION_LINES} lines: {long}"
+
+
+def test_no_merge_is_half_done(root: Path, files: list[Path]) -> None:
+    assert not (found := lines_with(CONFLICT_MARKERS, files, root)), "\n".join(found)
 
 
 def test_no_machine_paths(root: Path, files: list[Path]) -> None:
