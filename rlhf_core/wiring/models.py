@@ -9,8 +9,8 @@ from ..algorithm import RolloutAlgorithm
 from ..components import StrategyContext
 from ..config.resolve import ResolvedRun
 from ..config.sections import TrainConfig
+from ..models.forward_passes import passes_of
 from ..models.loading import disable_dropout, load_policy
-from ..models.training_noise import disable_training_noise
 from ..optimizers.making import make_optimizer, make_scheduler
 from ..place import Place, resolve_device
 from ..plugins.discovery import resolve_build
@@ -54,7 +54,7 @@ def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dic
             kind=algorithm.model_kind,
         )
         if trains:
-            disable_training_noise(policy)
+            passes_of(place).disable_noise(policy)
         models: dict[Role, nn.Module] = {"policy": policy}
         if "critic" in algorithm.roles:
             models["critic"] = algorithm.build_critic(policy)
