@@ -38,7 +38,7 @@ TEMPLATES: Mapping[str, Template] = {
     "transports": Template("transport"),
     "prompts": Template("prompts"),
     "environments": Template("environment", "environment:{{Camel}}", needs=("rlhf-episodes",)),
-    "advantages": Template("advantage", "advantage:{{snake}}"),
+    "advantages": Template("advantage", "advantage:{{snake}}", needs=("rlhf-core", "rlhf-objective")),
     "policy_losses": Template("policy-loss", "policy_loss:{{snake}}", needs=("rlhf-core", "rlhf-objective")),
     "hooks": Template("hooks", "hooks:{{Camel}}"),
     "loggers": Template("logger"),
