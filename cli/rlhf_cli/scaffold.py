@@ -167,7 +167,7 @@ def _template(kind: str) -> Template:
 
 def _check_name(kind: str, name: str) -> None:
     from rlhf_core.plugins.discovery import discover
-    from rlhf_core.plugins.known import KNOWN
+    from rlhf_core.plugins.names import KNOWN
     from rlhf_core.util.did_you_mean import fold
 
     where = f'plugins new: name "{name}"'

@@ -15,7 +15,6 @@ from ..contexts import algorithm_context, prompts_context
 from ..errors import ConfigError
 from ..models.kinds import kind_for
 from ..models.loading import load_tokenizer
-from ..plugins.discovery import resolve_build
 from ..plugins.functions import function_of_file
 from ..prompts.records import Check
 from ..prompts.stream import PromptStream
@@ -52,7 +51,7 @@ class RunInputs:
             weights=resolved.reward_weights,
             clip=resolved.run.reward_scaling.clip,
         )
-        return cast("Algorithm[Any, Any]", resolve_build(resolved.algorithm)(resolved.algorithm.config, context))
+        return cast("Algorithm[Any, Any]", resolved.algorithm.build(resolved.algorithm.config, context))
 
     @cached_property
     def prompts(self) -> PromptStream:
@@ -92,7 +91,7 @@ class RunInputs:
         limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
         context = prompts_context(seed=resolved.run.train.seed, tokenizer=self.tokenizer)
         return PromptStream(
-            resolve_build(selected)(selected.config, context),
+            selected.build(selected.config, context),
             self.tokenizer,
             seed=resolved.run.train.seed,
             max_prompt_tokens=limits.max_prompt_tokens,

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.contexts import algorithm_context
-from rlhf_core.plugins.discovery import Selected, resolve_build
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.types import Experience, RolloutGroup, SamplingParams
 
@@ -48,7 +48,7 @@ class AlgorithmContract(LossContract):
             samples_per_prompt=cls.samples_per_prompt,
             weights={"it": 1.0},
         )
-        build = resolve_build(selected)
+        build = selected.build
 
         def make() -> RolloutAlgorithm:
             algorithm = build(config, context)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.contexts import reward_context
-from rlhf_core.plugins.discovery import Selected
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.rewards.scorer import RewardScorer, reward_spec
 from rlhf_core.types import Rollout
 
