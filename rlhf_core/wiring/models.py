@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, cast
 
 from ..algorithm import RolloutAlgorithm
+from ..components import StrategyContext
 from ..config.resolve import ResolvedRun
 from ..config.sections import TrainConfig
-from ..contexts import strategy_context
 from ..models.forward_passes import passes_of
 from ..models.loading import disable_dropout, load_policy
 from ..optimizers.making import make_optimizer, make_scheduler
-from ..place import Place
+from ..place import Place, resolve_device
 from ..strategy import Strategy, Trained
 from ..types import Role
 from .inputs import RunInputs
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def build_strategy(resolved: ResolvedRun) -> Strategy:
     """The strategy of the run; its process group is not joined yet."""
-    context = strategy_context(resolved.run.model.device)
+    context = StrategyContext(str(resolve_device(resolved.run.model.device)))
     return cast(Strategy, resolved.strategy.build(resolved.strategy.config, context))
 
 
