@@ -87,7 +87,7 @@ def new_plugin(kind: str, name: str, output: Path | None = None) -> Scaffold:
 
 def _check_name(kind: str, name: str) -> None:
     from rlhf_core.plugins.discovery import discover
-    from rlhf_core.plugins.known import KNOWN
+    from rlhf_core.plugins.names import KNOWN
     from rlhf_core.util.did_you_mean import fold
 
     where = f'plugins new: name "{name}"'

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..errors import ConfigError, PluginError
-from ..plugins.discovery import find, load
+from ..plugins.discovery import find
 from ..plugins.requirements import missing_modules
+from ..plugins.selected import load
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_core.components import PromptsContext
 from rlhf_core.errors import ConfigError, DataError
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins import load
 from rlhf_core.prompts import IndexedRecords, RecordRules, Records
 from rlhf_core.protocols import OrderedPromptSource, PromptSource
 
@@ -117,7 +117,7 @@ def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | Orde
 
 def _build(entry: MixtureEntry, context: PromptsContext) -> PromptSource | Iterable[Mapping[str, Any]]:
     selected = load("prompts", entry.name)
-    built: Any = resolve_build(selected)(selected.component.config.model_validate(entry.options), context)
+    built: Any = selected.build(selected.component.config.model_validate(entry.options), context)
     if isinstance(built, PromptSource | Iterable):
         return built
     raise ConfigError(
