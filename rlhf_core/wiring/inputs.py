@@ -89,7 +89,7 @@ class RunInputs:
         """The endless stream of prompts of `source`, or of the run's own, with `held_out` records kept apart."""
         resolved = self.resolved
         selected = source or resolved.prompts
-        limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
+        limits = selected.typed(PromptsConfig)
         context = prompts_context(seed=resolved.run.train.seed, tokenizer=self.tokenizer)
         return PromptStream(
             resolve_build(selected)(selected.config, context),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..algorithm import RolloutAlgorithm
 from ..config.resolve import ResolvedRun
-from ..config.sections import TrainConfig
+from ..config.sections import OptimizerConfig, TrainConfig
 from ..contexts import strategy_context
 from ..models.loading import disable_dropout, load_policy
 from ..models.training_noise import disable_training_noise
@@ -67,7 +67,7 @@ def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dic
 def prepare(resolved: ResolvedRun, role: Role, model: nn.Module, strategy: Strategy) -> Trained:
     """The model with its optimizer and schedule, as the strategy trains it."""
     model.train()
-    options, train = resolved.run.optimizer, resolved.run.train
+    options, train = resolved.optimizer.typed(OptimizerConfig), resolved.run.train
     optimizer = make_optimizer(resolved, role, model, strategy)
     per_episode = updates_per_episode(train)
     scheduler = make_scheduler(

@@ -50,8 +50,7 @@ class PolicyLossSection(Section):
     def adapt(self, run: ResolvedRun) -> Self:
         """Set `importance_cap` for samples from older weights, unless the run file sets it."""
         adapted = super().adapt(run)
-        assert isinstance(run.transport.config, TransportConfig)
-        if "importance_cap" in self.model_fields_set or not run.transport.config.staleness_bound():
+        if "importance_cap" in self.model_fields_set or not run.transport.typed(TransportConfig).staleness_bound():
             return adapted
         return adapted.model_copy(update={"importance_cap": LATE_SAMPLES_CAP})
 

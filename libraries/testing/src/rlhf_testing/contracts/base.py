@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from rlhf_core.components import Component, Kind
-from rlhf_core.config.select import check_options
+from rlhf_core.config.select import checked_plugin
 from rlhf_core.plugins.discovery import Selected, discover, find, load
 from rlhf_core.plugins.requirements import unmet
 from rlhf_core.plugins.trust import is_file_reference
@@ -90,7 +90,7 @@ class ComponentContract:
             pytest.fail(f"{selected.label}: {UNKNOWN_UNSEEN}")
 
     def test_options_leave_cores_names_alone(self, selected: Selected) -> None:
-        check_options(selected)
+        checked_plugin(selected)
 
     def test_options_are_described(self, selected: Selected) -> None:
         for problem in undescribed(selected):
