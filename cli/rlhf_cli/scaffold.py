@@ -84,6 +84,7 @@ TEMPLATES: Mapping[str, Template] = {
         "algorithm: {name: grpo, advantage: {name: {{name}}, max_advantage: 1.0}}",
         "The estimator is the function in `src/{{package}}/advantage.py`; its keyword-only parameters are its options.",
         module="advantage",
+        needs=("rlhf-core", "rlhf-objective"),
     ),
     "policy_losses": Template(
         "policy-loss",

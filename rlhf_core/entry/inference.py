@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from ..components import EngineContext
 from ..config.sections import ModelConfig
-from ..contexts import own_device
 from ..models.loading import check_model, load_policy, load_tokenizer
+from ..place import resolve_device
 from ..plugins.discovery import load, resolve_build
 from ..protocols import RolloutEngine
 from ..util.weight_files import load_weights
@@ -48,7 +48,7 @@ def load_for_inference(
 
     check_model(config)
     tokenizer = load_tokenizer(config)
-    place = own_device(config.device)
+    place = resolve_device(config.device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
     policy = load_policy(config, dtype=dtype, seed=seed, tokenizer=tokenizer)
     if weights is not None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
+from ..components import AlgorithmContext, PromptsContext
 from ..config.fitting import named_code
 from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
 from ..config.sections import PromptsConfig
-from ..contexts import algorithm_context, prompts_context
 from ..errors import ConfigError
 from ..models.kinds import kind_for
 from ..models.loading import load_tokenizer
@@ -19,6 +19,7 @@ from ..plugins.discovery import resolve_build
 from ..plugins.functions import function_of_file
 from ..prompts.records import Check
 from ..prompts.stream import PromptStream
+from ..rewards.combiner import combined_score
 from ..rollout.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -45,12 +46,11 @@ class RunInputs:
     def algorithm(self) -> Algorithm[Any, Any]:
         """The algorithm, which knows how rollouts are sampled."""
         resolved = self.resolved
-        context = algorithm_context(
+        context = AlgorithmContext(
+            resolved.sampling,
+            resolved.run.train.samples_per_prompt,
             self.tokenizer,
-            sampling=resolved.sampling,
-            samples_per_prompt=resolved.run.train.samples_per_prompt,
-            weights=resolved.reward_weights,
-            clip=resolved.run.reward_scaling.clip,
+            score=partial(combined_score, resolved.reward_weights, resolved.run.reward_scaling.clip),
         )
         return cast("Algorithm[Any, Any]", resolve_build(resolved.algorithm)(resolved.algorithm.config, context))
 
@@ -90,7 +90,8 @@ class RunInputs:
         resolved = self.resolved
         selected = source or resolved.prompts
         limits = selected.typed(PromptsConfig)
-        context = prompts_context(seed=resolved.run.train.seed, tokenizer=self.tokenizer)
+        has_template = bool(getattr(self.tokenizer, "chat_template", None))
+        context = PromptsContext(resolved.run.train.seed, has_chat_template=has_template)
         return PromptStream(
             resolve_build(selected)(selected.config, context),
             self.tokenizer,

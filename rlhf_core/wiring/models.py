@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, cast
 
 from ..algorithm import RolloutAlgorithm
+from ..components import StrategyContext
 from ..config.resolve import ResolvedRun
 from ..config.sections import OptimizerConfig, TrainConfig
-from ..contexts import strategy_context
+from ..models.forward_passes import passes_of
 from ..models.loading import disable_dropout, load_policy
-from ..models.training_noise import disable_training_noise
 from ..optimizers.making import make_optimizer, make_scheduler
-from ..place import Place
+from ..place import Place, resolve_device
 from ..plugins.discovery import resolve_build
 from ..strategy import Strategy, Trained
 from ..types import Role
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 def build_strategy(resolved: ResolvedRun) -> Strategy:
     """The strategy of the run; its process group is not joined yet."""
-    build = resolve_build(resolved.strategy)
-    return cast(Strategy, build(resolved.strategy.config, strategy_context(resolved.run.model.device)))
+    context = StrategyContext(str(resolve_device(resolved.run.model.device)))
+    return cast(Strategy, resolve_build(resolved.strategy)(resolved.strategy.config, context))
 
 
 def model_dtype(resolved: ResolvedRun, place: Place) -> torch.dtype:
@@ -54,7 +54,7 @@ def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dic
             kind=algorithm.model_kind,
         )
         if trains:
-            disable_training_noise(policy)
+            passes_of(place).disable_noise(policy)
         models: dict[Role, nn.Module] = {"policy": policy}
         if "critic" in algorithm.roles:
             models["critic"] = algorithm.build_critic(policy)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import RolloutAlgorithm
-from ..components import EngineContext
+from ..components import EngineContext, RewardContext
 from ..config.resolved import SelectedReward
-from ..contexts import reward_context
 from ..hooks.relay import HookRelay
 from ..models.batched_forward import Reference
 from ..models.frozen import place_frozen
@@ -94,7 +93,7 @@ class RunParts:
 
     def _scorer_of(self, rewards: Sequence[SelectedReward], cache_folder: Path | None = None) -> RewardScorer:
         run = self.resolved.run
-        context = reward_context(self.place.device, seed=run.train.seed, model_path=run.model.path, folder=cache_folder)
+        context = RewardContext(str(self.place.device), run.train.seed, run.model.path, cache_folder)
         specs = [
             reward_spec(
                 r.selected,

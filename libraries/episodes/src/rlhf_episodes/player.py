@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.contexts import environment_context
 from rlhf_core.plugins.discovery import resolve_build
 from rlhf_core.plugins.recipe import Recipe
 from rlhf_core.protocols import RolloutEngine
@@ -58,7 +57,7 @@ def build_environment_player(
     the working folder. times: shared with other players of a run.
     """
     return EnvironmentPlayer(
-        _environments(environment, environment_context(seed=seed, base_folder=base_folder)),
+        _environments(environment, EnvironmentContext(seed, base_folder or Path.cwd())),
         Rules(
             options=environment.options,
             tokenizer=tokenizer,

@@ -24,6 +24,7 @@ def test_what_is_trained_beside_a_frozen_rest_has_names() -> None:
     assert trained_names(module) == {"bias"}
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writ")  # as `settle` has it in an actor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
 def test_tensors_come_back_from_arrays(dtype: torch.dtype) -> None:
     tensor = torch.tensor([[0.0, 1.0], [2.0, -3.0]]).to(dtype)

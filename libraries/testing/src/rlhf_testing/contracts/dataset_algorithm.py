@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf_core.algorithm import DatasetAlgorithm
-from rlhf_core.contexts import algorithm_context
+from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
 from rlhf_core.plugins.discovery import Selected, resolve_build
 from rlhf_core.types import SamplingParams
@@ -35,7 +35,7 @@ class DatasetAlgorithmContract(LossContract):
     @classmethod
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> DatasetBench:
         tokenizer = contract_tokenizer()
-        context = algorithm_context(tokenizer, sampling=SamplingParams(), samples_per_prompt=1, weights={})
+        context = AlgorithmContext(SamplingParams(), 1, tokenizer)
         build = resolve_build(selected)
 
         def make() -> DatasetAlgorithm[Any, Any]:
