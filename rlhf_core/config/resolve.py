@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError, PluginError
-from ..plugins.discovery import PluginRef, discover, find, load
+from ..plugins.discovery import PluginRef, discover, find
 from ..plugins.requirements import missing_modules
+from ..plugins.selected import load
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections

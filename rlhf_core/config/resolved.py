@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from ..columns import Column, columns_of
-from ..plugins.discovery import Selected
+from ..plugins.selected import Selected
 from ..plugins.trust import EVERY_FILE, FileTrust
 from ..types import SamplingParams
 from .load import OWN_REWARD, PLUGIN_SECTIONS

@@ -11,8 +11,9 @@ from typing import Any, cast
 from pydantic import BaseModel, create_model
 
 from ..errors import PluginError
-from ..plugins.discovery import PluginRef, Selected, check_clash, discover, find, load, load_ref
-from ..plugins.functions import function_component
+from ..plugins.discovery import PluginRef, check_clash, discover, find
+from ..plugins.functions import component_of
+from ..plugins.selected import Selected, load, load_ref
 from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, referenced_files
 from ..util.did_you_mean import suggestion
 from .load import OWN_REWARD, PLUGIN_SECTIONS
@@ -186,7 +187,7 @@ class Selector:
         name = getattr(function, "__name__", type(function).__name__)
         module = getattr(function, "__module__", type(function).__module__)
         try:
-            component = function_component(function, where=f'reward "{name}"')
+            component = component_of(function, "rewards", where=f'reward "{name}"')
         except PluginError as error:
             self.problems.add_error(path, error)
             return None

@@ -22,7 +22,6 @@ from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
 from ..models.loading import check_model
-from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
@@ -264,7 +263,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     check_model(resolved.run.model)
     for selected in resolved.selected:
         if selected.unread is None and selected.kind != "sections":
-            resolve_build(selected)
+            selected.import_build()
     inputs = RunInputs(resolved, checks_records=True, measured=_MEASURED if is_check else None)
     tokenizer = inputs.tokenizer
     for name, section in resolved.sections.items():
@@ -348,7 +347,7 @@ def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
 def _run(request: RunRequest, interrupted: InterruptFlag) -> FitResult:
     selected = request.resolved.transport
     with interrupted.unswallowed():
-        return cast(Transport, resolve_build(selected)(selected.config, None)).run(request)
+        return cast(Transport, selected.build(selected.config, None)).run(request)
 
 
 def read_result(folder: Path) -> TrainResult:

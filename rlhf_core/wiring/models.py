@@ -13,7 +13,6 @@ from ..models.forward_passes import passes_of
 from ..models.loading import disable_dropout, load_policy
 from ..optimizers.making import make_optimizer, make_scheduler
 from ..place import Place, resolve_device
-from ..plugins.discovery import resolve_build
 from ..strategy import Strategy, Trained
 from ..types import Role
 from .inputs import RunInputs
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 def build_strategy(resolved: ResolvedRun) -> Strategy:
     """The strategy of the run; its process group is not joined yet."""
     context = StrategyContext(str(resolve_device(resolved.run.model.device)))
-    return cast(Strategy, resolve_build(resolved.strategy)(resolved.strategy.config, context))
+    return cast(Strategy, resolved.strategy.build(resolved.strategy.config, context))
 
 
 def model_dtype(resolved: ResolvedRun, place: Place) -> torch.dtype:

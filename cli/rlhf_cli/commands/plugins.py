@@ -87,8 +87,9 @@ def show(plugin: str, as_json: bool) -> None:
     """
     from rlhf_core.components import KINDS
     from rlhf_core.config.select import shared_options
-    from rlhf_core.plugins.discovery import as_kind, find, has_options, load
+    from rlhf_core.plugins.discovery import as_kind, find
     from rlhf_core.plugins.requirements import missing_modules, unmet
+    from rlhf_core.plugins.selected import has_options, load
 
     kind_name, slash, name = plugin.partition("/")
     kind, name = (as_kind(kind_name), name) if slash and name else (_kind_of(plugin), plugin)
@@ -97,7 +98,7 @@ def show(plugin: str, as_json: bool) -> None:
         _show_other(ref, as_json)
         return
     selected = load(kind, name, check_requires=False)
-    lack = unmet(selected)
+    lack = unmet(selected.component, selected.distribution)
     about = {
         "kind": kind,
         "name": selected.name,
@@ -136,7 +137,7 @@ def _kind_of(name: str) -> str:
     """The one kind that has a plugin of this name. Raises `PluginError` for none or several."""
     from rlhf_core.errors import PluginError
     from rlhf_core.plugins.discovery import discover_all
-    from rlhf_core.plugins.known import KNOWN
+    from rlhf_core.plugins.names import KNOWN
     from rlhf_core.util.did_you_mean import fold, suggestion
 
     installed = discover_all()

@@ -4,7 +4,8 @@ import pytest
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import PromptsConfig
-from rlhf_core.plugins.discovery import discover, load
+from rlhf_core.plugins.discovery import discover
+from rlhf_core.plugins.selected import load
 from rlhf_core.wiring.inputs import RunInputs
 from rlhf_testing.models import tiny_tokenizer
 
