@@ -11,7 +11,7 @@ from functools import partial
 
 from rlhf_containment.processes.pool import ProcessPool
 from rlhf_core.errors import ConfigError
-from rlhf_core.plugins.recipe import Recipe
+from rlhf_core.plugins.selected import Recipe
 
 from ..attempt import Caller
 from ..clock import Clock
