@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from rlhf_core.plugins.moved import moved_names
+from rlhf_core.plugins.names import moved_names
 
 BEGIN = "<!-- The table of moved names is written by docs/generate_reference.py. -->"
 END = "<!-- End of the table. -->"

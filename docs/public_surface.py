@@ -28,7 +28,6 @@ CONTRACT = (
     "whole",
 )
 BUILDING: dict[str, tuple[str, ...]] = {
-    "contexts": ("reward_context",),
     "entry.inference": ("open_engine",),
     "entry.resume": ("own_config",),
 }
@@ -48,7 +47,7 @@ PolicyEvaluator PolicyExperienceMaker PolicyPublisher PrintableFormatter RewardC
 RewardSpec RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost SessionParts
 SingleAnswers TrainBatch Trainer TrainerParts TrainerSession Transport Updater WeightSync build_engine_beside
 build_rollout_source build_strategy evaluation_metrics load_channel_state
-load_models load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder reward_context
+load_models load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder
 reward_spec save_adapter save_run_state set_up_host_memory verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())

@@ -11,7 +11,9 @@ from rlhf_core.config.load import PLUGIN_SECTIONS
 from rlhf_core.config.sections import EvalSetOptions, PromptsConfig, RewardEntry, RunConfig
 from rlhf_core.config.select import DEFAULT_PLUGINS, shared_options
 from rlhf_core.errors import PluginError
-from rlhf_core.plugins.discovery import FROM_FILES, Selected, check_clash, discover, has_options, load_ref
+from rlhf_core.plugins.discovery import check_clash, discover
+from rlhf_core.plugins.functions import PLAIN
+from rlhf_core.plugins.selected import Selected, has_options, load_ref
 
 Schema = dict[str, Any]
 
@@ -26,7 +28,7 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
         plugins = _installed(kind, left_out)
         shared = shared_options(kind)
         properties[section] = _choice(
-            plugins, shared, definitions, default=DEFAULT_PLUGINS.get(section), any_name=kind in FROM_FILES
+            plugins, shared, definitions, default=DEFAULT_PLUGINS.get(section), any_name=kind in PLAIN
         )
     schedules = _choice(_installed("schedules", left_out), None, definitions, default="constant")
     for choice in properties["optimizer"]["anyOf"][1:]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
 from ..hooks.relay import HookRelay
 from ..place import Place
 from ..rollout.episode_metrics import ENVIRONMENT
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder
+from ..runfolder.lines import RunLines
 from ..runfolder.metrics import MetricsWriter, PhaseTimer
-from ..runfolder.samples import Keep, SampleRecord, SampleWriter, choose
+from ..runfolder.samples import Keep, choose, sample_line
 from ..types import MadeEpisode
 from ..util.host_memory import peak_resident_bytes
 from .estimates import Estimated
@@ -27,20 +26,17 @@ class EpisodeRecord:
     def __init__(
         self,
         metrics: MetricsWriter | None,
-        samples: SampleWriter | None = None,
+        samples: RunLines | None = None,
         *,
         watch: FileWatch | None = None,
         keep_samples: Keep = "all",
         sample_tokens: bool = False,
-        num_samples: int = 0,
     ) -> None:
         self._metrics = metrics
         self._samples = samples
         self._watch = watch
         self._keep_samples = keep_samples
         self._sample_tokens = sample_tokens
-        self.num_samples = num_samples
-        """Lines of `samples.jsonl`."""
         self._is_first_update = True
         self._response_tokens = 0
         self._train_tokens = 0
@@ -77,21 +73,18 @@ class EpisodeRecord:
             hooks.fire("metrics", line=line)
 
         with ExitStack() as opened:
-            metrics = opened.enter_context(MetricsWriter.resume(folder.metrics, step=step, on_line=on_line))
-            samples = opened.enter_context(SampleWriter.resume(folder.samples, episode=episode, keep=keep_samples))
-            _check_count(folder.metrics, step, hint="put the missing lines back, or start anew with another --output")
-            if num_samples is not None and keep_samples != "none":
-                hint = "put the missing lines back, or write no more of them: --set logging.samples=none"
-                _check_count(folder.samples, num_samples, hint=hint)
+            metrics = opened.enter_context(MetricsWriter(folder.metrics, step=step, count=step, on_line=on_line))
+            count = None if keep_samples == "none" else num_samples
+            instead = "write no more of them: --set logging.samples=none"
+            samples = opened.enter_context(RunLines(folder.samples, "episode", episode, count=count, instead=instead))
             opened.pop_all()
-        return cls(
-            metrics,
-            samples,
-            watch=FileWatch(folder),
-            keep_samples=keep_samples,
-            sample_tokens=sample_tokens,
-            num_samples=_count_lines(folder.samples),
-        )
+        watch = FileWatch(folder)
+        return cls(metrics, samples, watch=watch, keep_samples=keep_samples, sample_tokens=sample_tokens)
+
+    @property
+    def num_samples(self) -> int:
+        """Lines of `samples.jsonl`."""
+        return 0 if self._samples is None else self._samples.num_lines
 
     def __enter__(self) -> EpisodeRecord:
         return self
@@ -117,8 +110,8 @@ class EpisodeRecord:
         if self._samples is None:
             return
         chosen = self.texts(len(made.rows))
-        records = [
-            SampleRecord.of(
+        lines = [
+            sample_line(
                 rollout,
                 episode=episode,
                 rewards=row.rewards,
@@ -129,8 +122,7 @@ class EpisodeRecord:
             for rollout, index in zip(estimated.rollouts, chosen, strict=True)
             for row, score in [(made.rows[index], estimated.scores[index])]
         ]
-        self._samples.write(records)
-        self.num_samples += len(records)
+        self._samples.append(lines)
 
     def items(self, episode: int, items: Sequence[Any]) -> None:
         """Record a dataset episode's items before training on them."""
@@ -172,13 +164,13 @@ class EpisodeRecord:
             values["tokens_per_second/train"] = self._train_tokens / train_s
         values |= _sum_by_key(place.all_gather_objects(self._reward_calls))
         if self._metrics is not None:
-            self._metrics.end_episode(values)
+            self._metrics.add_to_last(values)
         return {**self.values, **values}
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         """Put held-out scores on the episode's last line, if it has one: guards may have skipped all updates."""
-        if self._metrics is not None and self._metrics.holds_line:
-            self._metrics.evaluation(metrics)
+        if self._metrics is not None:
+            self._metrics.add_to_last(metrics)
 
     def flush(self, *, durable: bool = False) -> None:
         """Write the last line of the episode; `durable` before a checkpoint that depends on it.
@@ -190,20 +182,7 @@ class EpisodeRecord:
         if self._metrics is not None:
             self._metrics.flush(sync=durable)
         if durable and self._samples is not None:
-            self._samples.flush()
-
-
-def _check_count(path: Path, expected: int, *, hint: str) -> None:
-    found = _count_lines(path)
-    if found != expected:
-        raise CheckpointError(
-            f"holds {found} lines up to the checkpoint, which counts {expected}", where=str(path), hint=hint
-        )
-
-
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
+            self._samples.sync()
 
 
 def peak_memory_bytes(device: Any) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
 from ..batching import default_tokens, fills_host_memory
+from ..config.sections import OptimizerConfig
 from ..errors import CheckpointError, DivergenceError, InterruptedRun
 from ..hooks.relay import HookRelay
 from ..hookspecs import FitInfo, Moment
@@ -67,7 +68,7 @@ class TrainerSession:
             config=resolved.run.checkpoint,
             plugins=PluginState(hooks, parts.states, strategy),
         )
-        self._live_options = LiveOptions(resolved.run.optimizer, run.trained, algorithm)
+        self._live_options = LiveOptions(resolved.optimizer.typed(OptimizerConfig), run.trained, algorithm)
         self._decisions = Decisions(strategy, hooks, resolved, folder, self._live_options.setters, parts.interrupted)
         self._num_parameters = {
             role: sum(p.numel() for p in strategy.unwrap(each.model).parameters()) for role, each in run.trained.items()

@@ -21,7 +21,7 @@ from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.resume import check_owners
 from rlhf_core.errors import ConfigError, UserInputError
-from rlhf_core.plugins.known import KNOWN
+from rlhf_core.plugins.names import KNOWN
 from rlhf_core.runfolder.folder import RunFolder
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "sections.md"

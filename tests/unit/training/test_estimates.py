@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlhf_core.algorithm import EpisodeOutput
 from rlhf_core.columns import Column, Columns
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.rollout import made_episode
 from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS
@@ -50,7 +50,7 @@ def make(name: str, options: Mapping[str, Any]) -> Any:
     context = AlgorithmContext(
         sampling=SamplingParams(max_new_tokens=8), samples_per_prompt=2, tokenizer=tiny_tokenizer()
     )
-    return resolve_build(selected)(selected.component.config.model_validate(dict(options)), context)
+    return selected.build(selected.component.config.model_validate(dict(options)), context)
 
 
 def of_groups(rows: AdvantageInput) -> torch.Tensor:

@@ -1,3 +1,7 @@
+from .declarations import marks as marks
+from .declarations import needs as needs
+from .declarations import needs_greedy_answer as needs_greedy_answer
+from .declarations import needs_of as needs_of
 from .estimate import check_groups as check_groups
 from .estimate import estimated as estimated
 from .flat_groups import FlatGroups as FlatGroups
@@ -42,5 +46,4 @@ from .penalties import KL_PENALTY as KL_PENALTY
 from .penalties import LENGTH_PENALTY as LENGTH_PENALTY
 from .policy import PolicyObjective as PolicyObjective
 from .policy import PolicyTerms as PolicyTerms
-from .section import PolicyLossSection as PolicyLossSection
 from .section import PolicyObjectiveSection as PolicyObjectiveSection

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rlhf_core.errors import ConfigError, EpisodeError, RlhfError
-from rlhf_core.plugins.recipe import Recipe
+from rlhf_core.plugins.selected import Recipe
 from rlhf_core.util.printable import printable
 
 from ..attempt import Caller, EnvironmentFault, EpisodeLost

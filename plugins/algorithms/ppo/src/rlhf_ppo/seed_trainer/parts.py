@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import GroupPasses, PassModels, adapter_off, is_lora
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
@@ -152,7 +152,7 @@ def _engine(context: TrainerContext) -> tuple[RolloutEngine, WeightSync]:
         engine_context = EngineContext(
             model=model, tokenizer=context.tokenizer, device=strategy.device, seed=context.rollouts.seed
         )
-        return cast(RolloutEngine, resolve_build(selected)(selected.component.config(), engine_context))
+        return cast(RolloutEngine, selected.build(selected.component.config(), engine_context))
 
     return build_engine_beside(strategy, actor, build=build, copy=lambda: _empty_copy(strategy.unwrap(actor)))
 
