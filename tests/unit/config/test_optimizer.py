@@ -107,11 +107,17 @@ def test_plan_counts_the_optimizers_own_bytes(run):
 
 def test_the_schema_has_the_options_of_optimizers_and_schedules(run):
     schema, _ = run_schema()
-    options = {choice.get("title"): choice for choice in schema["properties"]["optimizer"]["anyOf"]}
+    options = choices(schema, schema["properties"]["optimizer"])
     assert {"lr", "momentum", "schedule"} <= options["acme-sgd"]["properties"].keys()
     assert "betas" not in options["acme-sgd"]["properties"]
-    schedules = {choice.get("title") for choice in options["adamw"]["properties"]["schedule"]["anyOf"]}
-    assert {"constant", "linear", "cosine", "fall"} <= schedules
+    schedules = choices(schema, options["adamw"]["properties"]["schedule"])
+    assert {"constant", "linear", "cosine", "fall"} <= schedules.keys()
+
+
+def choices(schema, section):
+    """Title -> each mapping that a section may be."""
+    found = [schema["$defs"][each["$ref"].rpartition("/")[2]] for each in section["anyOf"] if "$ref" in each]
+    return {each["title"]: each for each in found}
 
 
 def test_a_run_folder_from_before_optimizers_had_names_is_not_changed(run):

@@ -283,11 +283,12 @@ def test_more_processes_than_work_is_explained(fake_run, key):
 def test_the_schema_holds_every_installed_plugin(install):
     install("acme", {"rlhf.algorithms": {"acme-broken": "acme_absent:thing"}})
     document, left_out = run_schema()
-    titles = [each.get("title") for each in document["properties"]["algorithm"]["anyOf"]]
-    assert {"fake-learn", "fake-offline"} <= set(titles)
+    definitions = {f"#/$defs/{name}": each for name, each in document["$defs"].items()}
+    chosen = [definitions.get(each.get("$ref"), each) for each in document["properties"]["algorithm"]["anyOf"]]
+    assert {"fake-learn", "fake-offline"} <= {each.get("title") for each in chosen}
     assert any("acme_absent" in error.message for error in left_out)
     rewards = document["properties"]["rewards"]["items"]["anyOf"]
-    reward = next(each for each in rewards if each.get("title") == "fake-shout")
+    reward = definitions[next(each["$ref"] for each in rewards if each.get("$ref", "").endswith("/fake-shout"))]
     assert {"name", "weight", "timeout_seconds", "loudness"} <= set(reward["properties"])
     assert document["required"] == ["model"]  # an environment may stand in for prompts
     text = str(document)
