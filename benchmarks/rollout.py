@@ -5,7 +5,7 @@ are about geometric, with a queue of 4x the batch; `generate` takes the queue ba
 same model and prompts at temperature 1; tokens after an answer's end are not counted for any.
 
     python benchmarks/rollout.py --models S M --repeats 5 --threads 2 --engines hf vllm
-    python benchmarks/rollout.py --device cuda --dtype bfloat16 --models 0.5B --engines hf hf-graphs hf-compile-graphs
+    python benchmarks/rollout.py --device cuda --dtype bfloat16 --models 0.5B --engines hf
 
 With `--model DIR` a model folder writes groups instead: 8 answers to each of 8 prompts, of 24 and of 64 tokens, at
 top_p 1 and 0.95. The column `different prompts` is `hf` with 64 prompts of the same lengths, which share no prefix.
@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from rlhf_core.components import EngineContext
 from rlhf_core.models.builtin import build_character_tokenizer
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams
 
@@ -55,9 +55,6 @@ ENGINES: dict[str, tuple[str, dict[str, object]]] = {
     "hf": ("hf", {}),
     "vllm": ("vllm", {}),
     "vllm-in-process": ("vllm", {"in_process": True}),
-    "hf-compile": ("hf", {"compile": True}),
-    "hf-graphs": ("hf", {"cuda_graphs": True}),
-    "hf-compile-graphs": ("hf", {"compile": True, "cuda_graphs": True}),
 }
 """Column -> engine and options."""
 
@@ -150,7 +147,7 @@ def build_engine(
     tokenizer.eos_token = None
     context = EngineContext(model=model, tokenizer=tokenizer, device=model.device, seed=0)
     config = selected.component.config.model_validate({"max_batch_size": batch, **options})
-    return resolve_build(selected)(config, context)
+    return selected.build(config, context)
 
 
 def compare(size: str, case: str, dtype: torch.dtype, device: str, engines: Sequence[str], repeats: int) -> None:

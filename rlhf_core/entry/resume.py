@@ -11,8 +11,9 @@ from ..config.changes import Change, config_changes
 from ..config.load import apply_override
 from ..config.resolve import ResolvedRun, without_removed
 from ..errors import UserInputError
-from ..plugins.discovery import SINGULAR, discover, load
-from ..plugins.known import KNOWN
+from ..plugins.discovery import SINGULAR, discover
+from ..plugins.names import KNOWN
+from ..plugins.selected import load
 from ..prompts.stream import PromptStream
 from ..runfolder.checkpoints import CheckpointStore, find_damage
 from ..runfolder.folder import RunFolder, find_newest

@@ -15,13 +15,13 @@ from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
+from ..config.sections import OptimizerConfig
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
 from ..models.loading import check_model
-from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
@@ -263,7 +263,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     check_model(resolved.run.model)
     for selected in resolved.selected:
         if selected.unread is None and selected.kind != "sections":
-            resolve_build(selected)
+            selected.import_build()
     inputs = RunInputs(resolved, checks_records=True, measured=_MEASURED if is_check else None)
     tokenizer = inputs.tokenizer
     for name, section in resolved.sections.items():
@@ -290,7 +290,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:
     """Raise `ConfigError` for options that mean nothing to the run's algorithm."""
     name = resolved.algorithm.name
-    if resolved.run.optimizer.critic_lr is not None and "critic" not in algorithm.roles:
+    if resolved.optimizer.typed(OptimizerConfig).critic_lr is not None and "critic" not in algorithm.roles:
         raise ConfigError(
             f"{name} has no critic, so no learning rate of one", where="optimizer.critic_lr", hint="remove it"
         )
@@ -347,7 +347,7 @@ def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
 def _run(request: RunRequest, interrupted: InterruptFlag) -> FitResult:
     selected = request.resolved.transport
     with interrupted.unswallowed():
-        return cast(Transport, resolve_build(selected)(selected.config, None)).run(request)
+        return cast(Transport, selected.build(selected.config, None)).run(request)
 
 
 def read_result(folder: Path) -> TrainResult:

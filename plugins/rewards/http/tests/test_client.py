@@ -17,7 +17,7 @@ from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_reward
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import ConfigError, RewardError, UserInputError
-from rlhf_core.plugins.discovery import load
+from rlhf_core.plugins.selected import load
 from rlhf_core.rewards.scorer import RewardScorer, reward_spec
 from rlhf_reward_http.client import HttpReward, build
 from rlhf_reward_http.config import HttpRewardConfig

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rlhf_core import train
 from rlhf_core.components import RewardContext
 from rlhf_core.errors import UserInputError
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_reward_judge.remote import JudgeError
 from rlhf_testing.rollouts import make_rollout
 from rlhf_testing.runs import tiny_run
@@ -27,7 +27,7 @@ def make(server: Any, folder: Path | None = None, **options: Any) -> Any:
     selected = load("rewards", "judge")
     where = {} if "model_path" in options else {"url": server.url, "model": "wise"}
     config = selected.component.config.model_validate({"rubric": "be right", **where, **options})
-    return resolve_build(selected)(config, RewardContext(device="cpu", seed=0, folder=folder))
+    return selected.build(config, RewardContext(device="cpu", seed=0, folder=folder))
 
 
 def score(reward: Any, *texts: str, close: bool = True) -> list[float]:

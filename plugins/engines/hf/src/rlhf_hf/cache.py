@@ -184,11 +184,6 @@ class SlotCache(Cache):
         self.reserve(longest)
         self._step.set(lengths, longest)
 
-    @property
-    def step_tokens(self) -> int:
-        """Keys that this step attends to, in the longest row."""
-        return self._step.longest
-
     def reserve(self, num_tokens: int) -> None:
         """Make room for `num_tokens` per slot."""
         if num_tokens <= self.capacity:

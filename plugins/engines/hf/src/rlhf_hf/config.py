@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlhf_core.config import EngineConfig
 
@@ -15,6 +15,10 @@ class HfEngineConfig(EngineConfig):
 
     request_options: ClassVar[Mapping[str, str]] = {
         "temperature": "softmax temperature of this request's tokens, above 0, in place of engine.temperature"
+    }
+    removed: ClassVar[Mapping[str, str]] = {
+        "compile": "decoding steps run as they are; remove it",
+        "cuda_graphs": "decoding steps run as they are; remove it, and use the engine vllm for CUDA graphs",
     }
 
     max_batch_size: int = Field(64, ge=1, le=4096, description="Rows decoded at once (slots of the key-value cache).")
@@ -33,16 +37,6 @@ class HfEngineConfig(EngineConfig):
         description="Tokens of earlier turns whose keys and values are kept until an episode's next turn, beside those "
         "of max_cache_tokens; 0 computes them again.",
     )
-    cuda_graphs: bool = Field(
-        False,
-        description="On a GPU, capture decoding steps as CUDA graphs and replay them: starts all kernels of a step at "
-        "once, over the whole capacity of the cache.",
-    )
-    compile: bool = Field(
-        False,
-        description="Run decoding steps through torch.compile, in a few fixed shapes of some seconds each at the start."
-        " On a CPU it gains for small models, whose weights prepack leaves as they are, and needs a C++ compiler.",
-    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto",
         description="Arithmetic over float32 weights: auto is that of the trainer's forward; fp32 leaves the weights "
@@ -53,9 +47,3 @@ class HfEngineConfig(EngineConfig):
         description="Copy Linear weights into oneDNN's layout while generating on a CPU: auto does it where it is "
         "faster, on everywhere it works. Costs the packed weights' memory during generation.",
     )
-
-    @model_validator(mode="after")
-    def _compiles_plain_weights(self) -> HfEngineConfig:
-        if self.compile and self.prepack == "on":
-            raise ValueError("compile and prepack: on exclude each other: the compiler knows no packed weights")
-        return self

@@ -20,7 +20,6 @@ from .cache import round_down, round_up
 from .config import HfEngineConfig
 from .flight import Flight
 from .forward import ModelForward, generating
-from .graphs import Replay, capture_graph, compile_step
 from .lockstep import LockstepBatch, LockstepModel
 from .paths import Path, choose_path
 from .prefixes import PrefixStore
@@ -149,16 +148,9 @@ class HfEngine:
             room = config.max_cache_tokens // round_up(longest) - num_slots
             spare = min(num_slots // 2, room if goes_on else min(len(rows) - num_slots, room))
             most_tokens = round_down(config.max_cache_tokens // (num_slots + spare))
-            model = SlotModel(self._forward, num_slots, longest, self._capture(), spare, most_tokens)
+            model = SlotModel(self._forward, num_slots, longest, spare, most_tokens)
             return SlotBatch(model, rows, config.prefill_batch_tokens, self._prefixes)
         return LockstepBatch(LockstepModel(self._forward, name), rows, num_slots)
-
-    def _capture(self) -> Callable[[Replay], Replay] | None:
-        """How to capture a decoding step of fixed shape (CUDA graph, compile or both); None for variable shapes."""
-        compiles, captures = self._config.compile, self._config.cuda_graphs and self._forward.device.type == "cuda"
-        if not compiles:
-            return capture_graph if captures else None
-        return (lambda run: capture_graph(compile_step(run))) if captures else compile_step
 
     def _completions(self, batch: SlotBatch | LockstepBatch) -> Iterator[Completion]:
         version = self._policy_version
@@ -186,10 +178,11 @@ class HfEngine:
     def _generating(self) -> Iterator[None]:
         with generating(self._module):
             if self._packed is None:
-                # The compiler does not support packed weights; it fuses the operations around plain ones.
-                mode = "off" if self._config.compile else self._config.prepack
                 self._packed = PackedLinears(
-                    self._module, num_rows=self._config.max_batch_size, mode=mode, dtype=self._dtype
+                    self._module,
+                    num_rows=self._config.max_batch_size,
+                    mode=self._config.prepack,
+                    dtype=self._dtype,
                 )
             try:
                 with self._packed.applied(), self._arithmetic():
@@ -204,7 +197,7 @@ class HfEngine:
     def _arithmetic(self) -> AbstractContextManager[Any]:
         if self._dtype is None:
             return nullcontext()
-        # No cache of casts: the linear weights have their copies, and a captured graph must not see one.
+        # No cache of casts: the linear weights have their copies.
         return torch.autocast(self._forward.device.type, dtype=self._dtype, cache_enabled=False)
 
     def weights_updated(self, version: int) -> None:

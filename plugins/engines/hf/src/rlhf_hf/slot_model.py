@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from transformers import DynamicCache
 
 from .cache import SlotCache
 from .forward import ModelForward
-from .graphs import FixedShapes, Replay
 from .grouped import grouped_attention
 from .prefixes import Prefix
 
@@ -24,27 +23,16 @@ class SlotModel:
         forward: ModelForward,
         num_slots: int,
         max_tokens: int,
-        capture: Callable[[Replay], Replay] | None = None,
         num_spare: int = 0,
         most_tokens: int | None = None,
     ) -> None:
-        """`capture`: decode in a few fixed shapes, each captured by it (`graphs.capture_graph`) and replayed.
-
-        `num_spare`: slots behind those that decode, for prompts that wait. `most_tokens`: what a slot may be made to
+        """`num_spare`: slots behind those that decode, for prompts that wait. `most_tokens`: what a slot may be made to
         hold; None is `max_tokens`.
         """
         self._forward = forward
         self.num_slots = num_slots
         self.num_spare = num_spare
         self.cache = SlotCache(num_slots + num_spare, max_tokens, most_tokens)
-        self._fixed = (
-            None if capture is None else FixedShapes(self._pass, self.cache, num_slots, forward.device, capture)
-        )
-
-    def weights_changed(self) -> None:
-        """Forget captured steps: they may read copies of the old weights."""
-        if self._fixed is not None:
-            self._fixed.forget()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, DynamicCache]:
         """Next-token logits [B, V] of each prompt, and the keys and values of all.
@@ -106,32 +94,21 @@ class SlotModel:
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Feed one token per row to the first n slots, whose rows hold `lengths` tokens; logits [n, V]."""
+        longest, device = max(lengths) + 1, self._forward.device
+        positions = torch.tensor(lengths, device=device)
+        self.cache.begin_step(positions, longest)
+        seen = torch.arange(longest, device=device) <= positions[:, None]
         with grouped_attention(self._forward.config):
-            return self._decode(token_ids, lengths)
-
-    def _decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
-        if self._fixed is not None:
-            return self._fixed.decode(token_ids, lengths)
-        positions = torch.tensor(lengths, device=self._forward.device)
-        self.cache.begin_step(positions, max(lengths) + 1)
-        return self._pass(torch.tensor(token_ids, device=self._forward.device), positions)
-
-    def _pass(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Logits [n, V] of one token per row ([n]), at the `positions` [n] given to the cache."""
-        logits, _ = self._forward(
-            token_ids[:, None],
-            position_ids=positions[:, None],
-            attention_mask=self._mask(positions, self.cache.step_tokens),
-            cache=self.cache,
-            use_cache=True,
-        )
+            logits, _ = self._forward(
+                torch.tensor(token_ids, device=device)[:, None],
+                position_ids=positions[:, None],
+                attention_mask=self._additive(seen)[:, None, None, :],
+                cache=self.cache,
+                use_cache=True,
+            )
         return logits[:, -1]
 
-    def _mask(self, positions: Tensor, longest: int) -> Tensor:
-        """[n, 1, 1, longest], additive: 0 up to and including the token being fed, far below elsewhere."""
-        seen = torch.arange(longest, device=positions.device) <= positions[:, None]
-        return self._additive(seen)[:, None, None, :]
-
     def _additive(self, seen: Tensor) -> Tensor:
+        """A mask to add to attention scores: 0 where a token is seen, far below elsewhere."""
         mask = torch.zeros(seen.shape, dtype=self._forward.dtype, device=seen.device)
         return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)

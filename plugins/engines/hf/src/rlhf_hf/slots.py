@@ -84,7 +84,6 @@ class SlotBatch:
         self._first_logits.clear()
         self._ahead.clear()
         self._computed.clear()
-        self._model.weights_changed()
 
     def step(self) -> list[Row]:
         """Run one pass; return the rows that it finished."""

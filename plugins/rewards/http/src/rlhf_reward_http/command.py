@@ -100,9 +100,10 @@ def _token(variable: str | None, host: str) -> str | None:
 
 
 def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) -> RewardScorer:
+    from rlhf_core.components import RewardContext
     from rlhf_core.config import Problems, resolve_reward
-    from rlhf_core.contexts import reward_context
     from rlhf_core.errors import ConfigError
+    from rlhf_core.place import resolve_device
     from rlhf_core.rewards import RewardScorer, reward_spec
 
     entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, options)), "name": name}
@@ -114,7 +115,7 @@ def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) ->
         raise ConfigError(
             "a server keeps no cache", where="--option cache", hint="say cache: true in the entry of the run that asks"
         )
-    context = reward_context(device, seed=0, model_path=None)
+    context = RewardContext(str(resolve_device(device)), seed=0)
     return RewardScorer([reward_spec(reward.selected, reward.config, context, reward.call_options, name=reward.name)])
 
 
