@@ -28,8 +28,8 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import ModelConfig
-from rlhf_core.contexts import strategy_context
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.models.loading import load_policy
 from rlhf_testing.tiny_training import token_loss
@@ -82,7 +82,7 @@ def work(rank: int, processes: int, port: int, options: dict[str, Any], updates:
     torch.set_num_threads(1)
     place = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    strategy = build(FsdpConfig(**options), strategy_context("cpu"))
+    strategy = build(FsdpConfig(**options), StrategyContext("cpu"))
     strategy.setup()
     memory = PeakMemory()
     libraries = memory.read()

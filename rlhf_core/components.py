@@ -87,10 +87,6 @@ class Component:
     `rlhf train --environment NAME` needs none."""
 
 
-def _sum_of_rewards(rewards: Mapping[str, float]) -> float:
-    return math.fsum(rewards.values())
-
-
 @dataclass(frozen=True, slots=True)
 class AlgorithmContext:
     """For `rlhf.algorithms`: build returns an `Algorithm`."""
@@ -103,7 +99,7 @@ class AlgorithmContext:
     """The policy's."""
     max_sequence_tokens: int | None = None
     """Longest prompt + response, where known."""
-    score: Callable[[Mapping[str, float]], float] = _sum_of_rewards
+    score: Callable[[Mapping[str, float]], float] = lambda rewards: math.fsum(rewards.values())
     """Raw rewards of one sample, by name -> its score: weighted and clipped as in the run, not normalised."""
 
 
@@ -181,7 +177,7 @@ class PromptsContext:
 
     seed: int
     """The run's seed."""
-    base_folder: Path
+    base_folder: Path = field(default_factory=Path.cwd)
     """Relative paths in the options start here."""
     has_chat_template: bool = False
     """Whether the model's tokenizer has one: a source may then give chat messages."""
@@ -193,7 +189,7 @@ class EnvironmentContext:
 
     seed: int
     """Seed of the run; an episode should depend on its task's `seed` and `sample_seed` instead."""
-    base_folder: Path
+    base_folder: Path = field(default_factory=Path.cwd)
     """Relative paths in the options start here."""
 
 

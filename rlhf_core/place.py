@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from .distributed.launch_env import read_launch_env
 from .errors import UserInputError
 
 if TYPE_CHECKING:
@@ -178,10 +179,14 @@ class LocalPlace(Place):
         return model
 
 
-def resolve_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto`, `cpu`, `cuda` (this process's own GPU) or `cuda:N` as a device. Raises `UserInputError`."""
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device of this process, alone or under a launcher.
+
+    Raises `UserInputError` where there is no such GPU.
+    """
     import torch
 
+    local_rank = read_launch_env().local_rank
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from rlhf_core.algorithm import needs
+from rlhf_objective import needs
 
 if TYPE_CHECKING:  # a check of a run file reads the options alone
     from torch import Tensor

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 from ..components import EngineContext
 from ..config.sections import ModelConfig
-from ..contexts import own_device
 from ..models.loading import check_model, load_policy, load_tokenizer
-from ..plugins.discovery import load, resolve_build
+from ..place import resolve_device
+from ..plugins.selected import load
 from ..protocols import RolloutEngine
 from ..util.weight_files import load_weights
 
@@ -36,7 +36,7 @@ def open_engine(
         model_path=config.path,
         in_flight=in_flight and selected.component.in_flight,
     )
-    built = resolve_build(selected)(selected.component.config(), context)
+    built = selected.build(selected.component.config(), context)
     return cast(RolloutEngine, built), tokenizer
 
 
@@ -48,7 +48,7 @@ def load_for_inference(
 
     check_model(config)
     tokenizer = load_tokenizer(config)
-    place = own_device(config.device)
+    place = resolve_device(config.device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
     policy = load_policy(config, dtype=dtype, seed=seed, tokenizer=tokenizer)
     if weights is not None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
+from ..components import AlgorithmContext, PromptsContext
 from ..config.fitting import named_code
 from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
 from ..config.sections import PromptsConfig
-from ..contexts import algorithm_context, prompts_context
 from ..errors import ConfigError
 from ..models.kinds import kind_for
 from ..models.loading import load_tokenizer
-from ..plugins.discovery import resolve_build
 from ..plugins.functions import function_of_file
 from ..prompts.records import Check
 from ..prompts.stream import PromptStream
+from ..rewards.combiner import combined_score
 from ..rollout.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -45,14 +45,13 @@ class RunInputs:
     def algorithm(self) -> Algorithm[Any, Any]:
         """The algorithm, which knows how rollouts are sampled."""
         resolved = self.resolved
-        context = algorithm_context(
+        context = AlgorithmContext(
+            resolved.sampling,
+            resolved.run.train.samples_per_prompt,
             self.tokenizer,
-            sampling=resolved.sampling,
-            samples_per_prompt=resolved.run.train.samples_per_prompt,
-            weights=resolved.reward_weights,
-            clip=resolved.run.reward_scaling.clip,
+            score=partial(combined_score, resolved.reward_weights, resolved.run.reward_scaling.clip),
         )
-        return cast("Algorithm[Any, Any]", resolve_build(resolved.algorithm)(resolved.algorithm.config, context))
+        return cast("Algorithm[Any, Any]", resolved.algorithm.build(resolved.algorithm.config, context))
 
     @cached_property
     def prompts(self) -> PromptStream:
@@ -89,10 +88,11 @@ class RunInputs:
         """The endless stream of prompts of `source`, or of the run's own, with `held_out` records kept apart."""
         resolved = self.resolved
         selected = source or resolved.prompts
-        limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
-        context = prompts_context(seed=resolved.run.train.seed, tokenizer=self.tokenizer)
+        limits = selected.typed(PromptsConfig)
+        has_template = bool(getattr(self.tokenizer, "chat_template", None))
+        context = PromptsContext(resolved.run.train.seed, has_chat_template=has_template)
         return PromptStream(
-            resolve_build(selected)(selected.config, context),
+            selected.build(selected.config, context),
             self.tokenizer,
             seed=resolved.run.train.seed,
             max_prompt_tokens=limits.max_prompt_tokens,

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import RolloutAlgorithm
-from ..components import EngineContext
+from ..components import EngineContext, RewardContext
 from ..config.resolved import SelectedReward
-from ..contexts import reward_context
 from ..hooks.relay import HookRelay
 from ..models.batched_forward import Reference
 from ..models.frozen import place_frozen
 from ..models.loading import adapter_off, is_lora
 from ..models.passes import GroupPasses, PassModels
 from ..place import Place
-from ..plugins.discovery import resolve_build
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator
@@ -85,7 +83,7 @@ class RunParts:
             compute_dtype=self.place.compute_dtype,
             in_flight=resolved.updates_in_flight,
         )
-        return cast(RolloutEngine, resolve_build(resolved.engine)(resolved.engine.config, context))
+        return cast(RolloutEngine, resolved.engine.build(resolved.engine.config, context))
 
     @cached_property
     def scorer(self) -> RewardScorer:
@@ -94,7 +92,7 @@ class RunParts:
 
     def _scorer_of(self, rewards: Sequence[SelectedReward], cache_folder: Path | None = None) -> RewardScorer:
         run = self.resolved.run
-        context = reward_context(self.place.device, seed=run.train.seed, model_path=run.model.path, folder=cache_folder)
+        context = RewardContext(str(self.place.device), run.train.seed, run.model.path, cache_folder)
         specs = [
             reward_spec(
                 r.selected,

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from rlhf_core.algorithm import needs
 from rlhf_core.whole import EpisodeScalars
-from rlhf_objective import FlatGroups
+from rlhf_objective import FlatGroups, needs
 
 FLAT = {"exact-match": [0.0, 0.0, 0.0, 0.0], "brevity": [1.0, 1.0, 1.0, 1.0]}
 

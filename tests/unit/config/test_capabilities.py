@@ -13,7 +13,7 @@ ACME = """
 from pydantic import Field
 from rlhf_core import Component, Section
 from rlhf_core.config import OwnProcesses, TransportConfig
-from rlhf_objective import PolicyLossSection
+from rlhf_objective import PolicyObjectiveSection
 from rlhf_torch.config import SingleConfig
 
 class Fleet(TransportConfig):
@@ -37,7 +37,7 @@ class Nothing(Section):
 class Near(TransportConfig):
     pass
 
-class Learns(PolicyLossSection):
+class Learns(PolicyObjectiveSection):
     speed: int = 1
 
 fleet = Component("Everywhere.", Fleet, "acme_build:build")

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.contexts import environment_context
-from rlhf_core.plugins.discovery import resolve_build
-from rlhf_core.plugins.recipe import Recipe
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import PlayerContext
 from rlhf_core.types import PhaseTimes, SamplingParams
@@ -58,7 +55,7 @@ def build_environment_player(
     the working folder. times: shared with other players of a run.
     """
     return EnvironmentPlayer(
-        _environments(environment, environment_context(seed=seed, base_folder=base_folder)),
+        _environments(environment, EnvironmentContext(seed, base_folder or Path.cwd())),
         Rules(
             options=environment.options,
             tokenizer=tokenizer,
@@ -78,9 +75,9 @@ def _environments(environment: SelectedEnvironment, context: EnvironmentContext)
     """Made in this process, or in a separate one."""
     selected = environment.selected
     if not environment.isolate:
-        return partial(new_environment, partial(resolve_build(selected), selected.config, context))
+        return partial(new_environment, partial(selected.build, selected.config, context))
     return IsolatedEnvironments(
-        Recipe.of("environments", selected, selected.config, context),
+        selected.recipe(selected.config, context),
         name=environment.name,
         concurrency=environment.options.concurrency,
         memory_limit_bytes=environment.options.memory_limit_bytes,

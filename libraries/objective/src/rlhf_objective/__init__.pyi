@@ -1,3 +1,7 @@
+from .declarations import marks as marks
+from .declarations import needs as needs
+from .declarations import needs_greedy_answer as needs_greedy_answer
+from .declarations import needs_of as needs_of
 from .estimate import check_groups as check_groups
 from .estimate import estimated as estimated
 from .flat_groups import FlatGroups as FlatGroups
@@ -12,8 +16,6 @@ from .functional.groups import GroupSpread as GroupSpread
 from .functional.groups import group_normalised as group_normalised
 from .functional.groups import group_spread as group_spread
 from .functional.groups import leave_one_out as leave_one_out
-from .functional.kl import AdaptiveKLController as AdaptiveKLController
-from .functional.kl import FixedKLController as FixedKLController
 from .functional.kl import KLController as KLController
 from .functional.kl import KLEstimator as KLEstimator
 from .functional.kl import clamp_log_ratio as clamp_log_ratio
@@ -42,5 +44,4 @@ from .penalties import KL_PENALTY as KL_PENALTY
 from .penalties import LENGTH_PENALTY as LENGTH_PENALTY
 from .policy import PolicyObjective as PolicyObjective
 from .policy import PolicyTerms as PolicyTerms
-from .section import PolicyLossSection as PolicyLossSection
 from .section import PolicyObjectiveSection as PolicyObjectiveSection

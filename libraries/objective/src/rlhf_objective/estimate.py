@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import rlhf_forward
 import rlhf_objective as objective
-from rlhf_core.algorithm import needs_greedy_answer, needs_of
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.whole import Whole
 from rlhf_forward.masking import turn_ids
 
+from .declarations import needs_greedy_answer, needs_of
 from .penalties import KL_PENALTY, LENGTH_PENALTY
 
 if TYPE_CHECKING:

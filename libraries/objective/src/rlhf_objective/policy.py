@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.algorithm import LossTerm, Metric
+from rlhf_core.algorithm import GroupPass, LossOutput, LossTerm, Metric, Needs, PassContext, RolloutAlgorithm
 from rlhf_core.columns import Column
-from rlhf_core.types import Experience
+from rlhf_core.types import Experience, Role
 from rlhf_core.whole import EpisodeScalars, Whole
-from rlhf_forward import aggregate_count, aggregate_sum, mean_over_ranks, policy_forward
+from rlhf_forward import aggregate_count, aggregate_sum, mean_over_ranks, model_passes, policy_forward
 from rlhf_forward.masking import sum_and_mean_over_ranks
 
 from . import EntropyController, PolicyLoss, PolicyLossInput, bind_use, kl_estimate, overlong_penalty, policy_metrics
 from .correction import importance_weights
-from .estimate import ShapedScores, check_overlong
+from .declarations import needs_greedy_answer, needs_of
+from .estimate import ShapedScores, check_overlong, estimated
+from .flat_groups import FlatGroups
 from .functional.advantages import sums_of_samples
-from .marks import COLUMNS, MARKS, with_marks
+from .marked_tokens import COLUMNS, MARKS, with_marks
 from .section import PolicyObjectiveSection
 
 if TYPE_CHECKING:
@@ -38,12 +40,10 @@ class PolicyTerms:
     loss: PolicyLoss
 
 
-class PolicyObjective:
-    """The options of a `PolicyObjectiveSection` at work: an algorithm has one, and adds what is its own.
+class PolicyObjective(RolloutAlgorithm):
+    """Base of algorithms whose options are a `PolicyObjectiveSection`; a subclass adds `advantages`.
 
-    `policy_log_probs()` calls `log_probs`; `advantages()` calls `shaped`, `kl` and `corrected`; `loss()` calls
-    `terms_of`; `end_episode()`, `state_dict()` and `load_state_dict()` call the same of it; its `columns` are the
-    algorithm's.
+    `advantages()` calls `shaped`, `kl`, `estimate` and `corrected`, in this order.
     """
 
     columns: Mapping[str, Column] = COLUMNS
@@ -55,14 +55,17 @@ class PolicyObjective:
         """
         check_overlong(config, max_new_tokens)
         functions = {key: bind_use(use, where=f"algorithm.{key}") for key, use in config.functions().items()}
-        self.config = config
+        self.config: Any = config
         self.functions: Mapping[str, Callable[..., Any]] = functions
         """Option -> the function it names, bound; those of the section's subclass, too."""
+        self.estimator = functions.get("advantage")
+        """Turns what it needs of an episode into advantages, [B] or [B, A]; None where the section names none."""
         own_kl: Any = config.own_kl
         self._kl = functions["kl_estimator"] if own_kl is None else partial(kl_estimate, estimator=own_kl)
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
         self._norm_length = config.norm_length or max_new_tokens
+        self._flat_groups = FlatGroups(self.estimator)
         self._entropy: EntropyController | None = None
         if config.entropy_target is not None:
             self._entropy = EntropyController(
@@ -70,14 +73,38 @@ class PolicyObjective:
             )
 
     @property
-    def has_reference(self) -> bool:
-        return self.config.kl_coef > 0
+    def roles(self) -> frozenset[Role]:
+        return frozenset({"policy", "reference"} if self.config.kl_coef > 0 else {"policy"})
 
-    def set_kl_coef(self, value: float) -> None:
-        """Change the coefficient of a running run."""
-        self.config = self.config.model_copy(update={"kl_coef": value})
+    @property
+    def needs(self) -> Needs:
+        return "row" if self.estimator is None else needs_of(self.estimator)
 
-    def terms(self, share: float = 1.0) -> dict[str, LossTerm]:
+    @property
+    def needs_greedy_answer(self) -> bool:
+        return needs_greedy_answer(self.estimator)
+
+    @property
+    def needs_trainer_log_probs(self) -> bool:
+        return bool(self.config.corrects_off_policy)
+
+    def policy_log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
+        return policy_forward(policy, batch, self._temperature).log_probs
+
+    def passes(self, context: PassContext) -> Sequence[GroupPass]:
+        return model_passes(context, self.roles)
+
+    def set_option(self, name: str, value: float) -> None:
+        """Change `kl_coef`, where there is a reference."""
+        if name != "kl_coef" or self.config.kl_coef == 0 or value == 0:
+            super().set_option(name, value)
+        self.config = self.config.model_copy(update={name: value})
+
+    @property
+    def terms(self) -> Mapping[str, LossTerm]:
+        return self.policy_terms()
+
+    def policy_terms(self, share: float = 1.0) -> dict[str, LossTerm]:
         """The loss terms of the policy, `share` of each."""
         config = self.config
         terms = {"policy": LossTerm("policy", share)}
@@ -91,9 +118,8 @@ class PolicyObjective:
     def _entropy_coef(self) -> float:
         return self.config.entropy_coef if self._entropy is None else self._entropy.value
 
-    def count(self, batch: Experience) -> float:
-        """The batch's part of what each of these terms is divided by."""
-        return aggregate_count(batch.action_mask, self.config.aggregation)
+    def counts(self, batch: Experience) -> Mapping[str, float]:
+        return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self.config.aggregation))
 
     def shaped(self, episode: EpisodeScalars) -> ShapedScores:
         """The scores less the penalty of long answers."""
@@ -114,6 +140,23 @@ class PolicyObjective:
         metrics["kl/mean"] = float(mean)
         metrics["kl/per_sample"] = float(total) / whole.scalars.num_samples
         return kl
+
+    def estimate(
+        self,
+        episode: Experience,
+        whole: Whole,
+        shaped: ShapedScores,
+        rewards: Tensor,
+        kl: Tensor | None,
+    ) -> Tensor:
+        """[R, A] advantages of `rewards` [R, A] by `estimator`; warns if no answers differ for long. Collective."""
+        assert self.estimator is not None
+        penalises_kl = kl is not None and self.config.kl_in == "reward"
+        advantages = estimated(
+            self.estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=penalises_kl
+        )
+        self._flat_groups.see(whole.scalars, advantages, scores=shaped.scores, penalises_kl=penalises_kl)
+        return advantages
 
     def corrected(self, episode: Experience, advantages: Tensor, whole: Whole, metrics: dict[str, float]) -> Experience:
         """The episode with these advantages [R, A] times importance weights, and with a mask of what counts.
@@ -154,14 +197,14 @@ class PolicyObjective:
         if self._entropy is not None and "entropy_coef" in state:
             self._entropy.coefficient = float(state["entropy_coef"])
 
-    def log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
-        """[B, A] log-probs of the sampled tokens: `RolloutAlgorithm.policy_log_probs`."""
-        return policy_forward(policy, batch, self._temperature).log_probs
+    def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
+        learnt = self.terms_of(models["policy"], batch)
+        return LossOutput(learnt.sums, learnt.metrics, learnt.output.log_probs.detach())
 
     def terms_of(self, policy: nn.Module, batch: Experience) -> PolicyTerms:
-        """Forward a micro-batch through the policy: the sums of `terms`."""
+        """Forward a micro-batch through the policy: the sums of `policy_terms`."""
         assert batch.advantages is not None
-        mask, terms = batch.action_mask, self.terms()
+        mask, terms = batch.action_mask, self.policy_terms()
         learns_entropy = self._entropy_coef > 0
         output = policy_forward(policy, batch, self._temperature, with_entropy=True, entropy_grad=learns_entropy)
         assert output.entropy is not None

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rlhf_core.config.processes import TransportConfig
-from rlhf_core.config.section import Section
 
 from .named_functions import KL_ESTIMATORS, FunctionChoice, FunctionUse, NamesFunctions
 
@@ -23,8 +22,16 @@ LATE_SAMPLES_CAP = 2.0
 """`importance_cap` of a run whose samples may come from older weights."""
 
 
-class PolicyLossSection(Section):
-    """Options common to all policy losses; base for algorithms that learn from sampled answers."""
+class PolicyObjectiveSection(NamesFunctions):
+    """A named policy loss, a named KL, entropy, and what is done about long, truncated and off-policy answers.
+
+    `rlhf_objective.PolicyObjective` does what it says; base for algorithms that learn from sampled answers.
+    """
+
+    adapt_reasons: ClassVar[Mapping[str, str]] = {
+        **NamesFunctions.adapt_reasons,
+        "importance_cap": "samples may come from older weights",
+    }
 
     aggregation: Literal[
         "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
@@ -34,8 +41,8 @@ class PolicyLossSection(Section):
     )
     entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
     kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = Field(
-        "k1", description="Estimator of the KL per token."
+    kl_estimator: FunctionChoice = Field(
+        "k1", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
     )
     kl_in: Literal["reward", "loss"] = Field("reward", description="Penalise the KL in the reward or in the loss.")
     importance_cap: float | None = Field(
@@ -44,26 +51,6 @@ class PolicyLossSection(Section):
         description="Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; "
         "null is off.",
     )
-
-    adapt_reasons: ClassVar[Mapping[str, str]] = {"importance_cap": "samples may come from older weights"}
-
-    def adapt(self, run: ResolvedRun) -> Self:
-        """Set `importance_cap` for samples from older weights, unless the run file sets it."""
-        adapted = super().adapt(run)
-        assert isinstance(run.transport.config, TransportConfig)
-        if "importance_cap" in self.model_fields_set or not run.transport.config.staleness_bound():
-            return adapted
-        return adapted.model_copy(update={"importance_cap": LATE_SAMPLES_CAP})
-
-
-class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
-    """A named policy loss, a named KL, and what is done about long, truncated and off-policy answers.
-
-    `rlhf_objective.PolicyObjective` does what it says.
-    """
-
-    adapt_reasons: ClassVar[Mapping[str, str]] = {**PolicyLossSection.adapt_reasons, **NamesFunctions.adapt_reasons}
-
     policy_loss: FunctionChoice = Field(
         "clip",
         description="Policy loss: clip, an installed one or FILE.py:NAME; {name: …, option: …} sets its options.",
@@ -73,9 +60,6 @@ class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
     )
     clip_eps_high: float | None = Field(
         None, gt=0, description="Ratio may rise to 1 + clip_eps_high (DAPO: clip-higher); null takes clip_eps."
-    )
-    kl_estimator: FunctionChoice = Field(  # type: ignore[assignment]  # it may be a file's
-        "k1", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
     )
     overlong_buffer_tokens: int | None = Field(
         None, ge=1, description="Penalise answers within so many tokens of engine.max_new_tokens (DAPO); null is off."
@@ -148,8 +132,12 @@ class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def adapt(self, run: ResolvedRun) -> Self:
-        """As `PolicyLossSection`, unless `importance_token_range` already weights and bounds the ratios."""
-        return super().adapt(run) if self.importance_token_range is None else NamesFunctions.adapt(self, run)
+        """Set `importance_cap` for samples from older weights, unless the run file sets it or a range bounds them."""
+        adapted = super().adapt(run)
+        is_set = "importance_cap" in self.model_fields_set or self.importance_token_range is not None
+        if is_set or not run.transport.typed(TransportConfig).staleness_bound():
+            return adapted
+        return adapted.model_copy(update={"importance_cap": LATE_SAMPLES_CAP})
 
     @property
     def corrects_off_policy(self) -> bool:

@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.components import RewardContext
 from rlhf_core.config.sections import RewardCallOptions
-from rlhf_core.contexts import reward_context
 from rlhf_core.errors import UserInputError
 from rlhf_core.models.loading import disable_dropout, is_lora
-from rlhf_core.plugins.discovery import load
+from rlhf_core.plugins.selected import load
 from rlhf_core.rewards.scorer import RewardSpec, reward_spec
 from rlhf_forward import last_token_scores
 
@@ -49,7 +49,7 @@ def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: in
     if isinstance(reward, str):
         selected = load("rewards", reward)
         config = selected.component.config.model_validate({})
-        return reward_spec(selected, config, reward_context(device, seed=seed, model_path=None), RewardCallOptions())
+        return reward_spec(selected, config, RewardContext(str(device), seed), RewardCallOptions())
     if isinstance(reward, nn.Module):
         policy = RewardCallOptions(timeout_seconds=_NEURAL_TIMEOUT_SECONDS)
         function = NeuralReward(reward, device, offload=offload, where=where)

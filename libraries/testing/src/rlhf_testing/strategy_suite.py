@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.contexts import strategy_context
+from rlhf_core.components import StrategyContext
 from rlhf_core.errors import DivergenceError
+from rlhf_core.place import resolve_device
 from rlhf_core.strategy import Strategy
 from rlhf_core.util.tensor_trees import load_tree, save_tree
 
@@ -43,7 +44,9 @@ class StrategyCase:
 
     def make(self) -> Strategy:
         """The strategy, in this process."""
-        strategy = _load(self.build)(_load(self.config)(**self.options), strategy_context(self.device))
+        strategy = _load(self.build)(
+            _load(self.config)(**self.options), StrategyContext(str(resolve_device(self.device)))
+        )
         assert isinstance(strategy, Strategy)
         return strategy
 

@@ -19,36 +19,27 @@ from pydantic import BaseModel, ValidationError
 
 from rlhf_core.components import (
     KINDS,
+    AlgorithmContext,
     EngineContext,
+    EnvironmentContext,
     HookContext,
     LoggerContext,
     OptimizerContext,
+    PromptsContext,
+    RewardContext,
     ScheduleContext,
+    StrategyContext,
 )
 from rlhf_core.config.resolved import Configured
 from rlhf_core.config.sections import ModelConfig
-from rlhf_core.config.select import check_options
-from rlhf_core.contexts import (
-    algorithm_context,
-    environment_context,
-    prompts_context,
-    reward_context,
-    strategy_context,
-)
+from rlhf_core.config.select import checked_plugin
 from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.models.kinds import ModelKind
 from rlhf_core.models.loading import load_policy, load_tokenizer
-from rlhf_core.plugins.discovery import (
-    PluginRef,
-    Selected,
-    check_clash,
-    find_build,
-    has_options,
-    import_target,
-    load_ref,
-)
+from rlhf_core.plugins.discovery import PluginRef, check_clash, import_target
 from rlhf_core.plugins.requirements import unmet
+from rlhf_core.plugins.selected import Selected, has_options, load_ref
 from rlhf_core.protocols import PromptSource
 from rlhf_core.rewards import RewardCaller
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
@@ -90,16 +81,16 @@ def try_plugin(ref: PluginRef) -> TrialOutcome:
 
 def _try_component(ref: PluginRef) -> TrialOutcome:
     selected = load_ref(ref)
-    check_options(selected)
+    checked_plugin(selected)
     selected.component.config.model_json_schema()
     for rule in broken_rules(selected):
         raise Wrong(rule)
-    if (lack := unmet(selected)) is not None:
+    if (lack := unmet(selected.component, ref.distribution)) is not None:
         return TrialOutcome("not installed", ": ".join(lack))
     summary = selected.component.summary
     if ref.kind == "sections":
         return TrialOutcome("ok", summary)  # there is nothing to build
-    build = _checked(selected, find_build(selected))  # a verdict stands beside the name
+    build = _checked(selected, selected.import_build())  # a verdict stands beside the name
     try:
         config = selected.component.config()
     except ValidationError as error:
@@ -118,10 +109,8 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
 def _checked(selected: Selected, build: Callable[..., Any]) -> Callable[..., Any]:
     def checked(config: BaseModel, context: object) -> Any:
         built = build(config, context)
-        try:
-            selected.check_built(built)
-        except PluginError as error:
-            raise Wrong(error.message) from error
+        if (wrong := selected.misses(built)) is not None:
+            raise Wrong(f"its build returned a {type(built).__name__}, which {wrong}")
         return built
 
     return checked
@@ -162,7 +151,7 @@ def _reward(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
     from .models import POLICY_PATH
     from .rollouts import make_rollout
 
-    reward = build(config, reward_context("cpu", seed=0, model_path=POLICY_PATH))
+    reward = build(config, RewardContext("cpu", 0, POLICY_PATH))
     rollouts = [make_rollout(text, prompt="2 + 2 = ", answer="4", sample_id=i) for i, text in enumerate(["4", "5", ""])]
     try:
         answer = reward(rollouts)
@@ -183,7 +172,7 @@ async def _awaited(answer: Any) -> Any:
 
 
 def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    source = build(config, prompts_context(seed=0))
+    source = build(config, PromptsContext(seed=0))
     if isinstance(source, PromptSource) and len(source) and "prompt" not in source[0]:
         raise Wrong(f"its first record has no `prompt`, only {sorted(source[0])}")
 
@@ -192,7 +181,7 @@ def _environment(selected: Selected, build: Callable[..., Any], config: BaseMode
     """Play episodes with random text. An error in `reset` may come from missing prompts; any other is `Wrong`."""
     from .episodes import episode_tokenizer, play_episodes
 
-    built = build(config, environment_context(seed=0))
+    built = build(config, EnvironmentContext(seed=0))
     if not callable(getattr(built, "run", None)) and not isinstance(getattr(built, "tools", None), Mapping):
         try:
             check_shape(type(built), selected.label)
@@ -216,12 +205,7 @@ def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel)
     from .benches import RECORDS, dataset_bench, rollout_bench
     from .tiny import contract_tokenizer
 
-    context = algorithm_context(
-        contract_tokenizer(),
-        sampling=SamplingParams(max_new_tokens=8),
-        samples_per_prompt=_SAMPLES_PER_PROMPT,
-        weights={"it": 1.0},
-    )
+    context = AlgorithmContext(SamplingParams(max_new_tokens=8), _SAMPLES_PER_PROMPT, contract_tokenizer())
     algorithm = build(config, context)
     untrained = {term.role for term in algorithm.terms.values()} - algorithm.roles
     if untrained:
@@ -238,7 +222,7 @@ def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel)
 
 
 def _strategy(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    build(config, strategy_context("cpu"))
+    build(config, StrategyContext("cpu"))
 
 
 def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.algorithm import needs_greedy_answer, needs_of
 from rlhf_core.whole import EpisodeScalars
-from rlhf_objective import KL_PENALTY, AdvantageInput
+from rlhf_objective import KL_PENALTY, AdvantageInput, needs_greedy_answer, needs_of
 from rlhf_objective.named_functions import bind_function
 
 

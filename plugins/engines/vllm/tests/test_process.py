@@ -66,7 +66,7 @@ def test_a_turns_seed_is_hashed_from_run_sample_branch_and_offset(module, engine
     places = itertools.product((7, 8), (0, 1), (0, 3))
     asked = [GenerationRequest(sample_id=s, prompt_ids=(5,), branch=b, offset=o) for s, b, o in places]
     jobs = []
-    monkeypatch.setattr(made._backend, "generate", lambda given, *rest: iter(jobs.extend(given) or ()))
+    monkeypatch.setattr(made, "_of_one_version", lambda given: iter(jobs.extend(given) or ()))
     for run_seed in (11, 12, 11):
         made._seed = run_seed
         assert not list(made.generate(asked, THREE))
@@ -140,10 +140,9 @@ def test_a_failure_in_the_middle_is_named(how, kind, message, module, engine, mo
 
 def test_a_process_that_hangs_is_a_passed_deadline(module, engine, monkeypatch, collect):
     monkeypatch.setenv("FAKE_VLLM", "hang")
-    monkeypatch.setattr("rlhf_vllm.process.END_SECONDS", 0.2)
     made = engine(module, answer_timeout_seconds=1.0)
     process = process_of(made)
-    with pytest.raises(DeadlineError, match="waited 1 s for the next completion"):
+    with pytest.raises(DeadlineError, match="waited 1 s for a step of vLLM"):
         collect(made, make_requests(2), THREE)
     made.close()
     assert not process.is_running()

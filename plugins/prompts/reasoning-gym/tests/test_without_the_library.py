@@ -7,14 +7,12 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.components import PromptsContext
-from rlhf_core.contexts import prompts_context
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins import load
 from rlhf_reasoning_gym.config import ReasoningGymPrompts, ReasoningGymReward
 from rlhf_reasoning_gym.library import _runs_text
 from rlhf_reasoning_gym.prompts import build
 from rlhf_reasoning_gym.reward import ReasoningGym
-from rlhf_testing.models import tiny_tokenizer
 
 
 def source(tmp_path, *, has_chat_template=False, task="sum", **options):
@@ -64,13 +62,6 @@ def test_chat_messages_where_the_model_has_a_template(fake_library, tmp_path):
     assert source(tmp_path, size=1, has_chat_template=True)[0]["prompt"] == messages
     assert source(tmp_path, size=1, chat=True)[0]["prompt"] == messages
     assert source(tmp_path, size=1, chat=False, has_chat_template=True)[0]["prompt"] == text
-
-
-def test_core_says_whether_there_is_a_template():
-    tokenizer = tiny_tokenizer()
-    assert not prompts_context(seed=0, tokenizer=tokenizer).has_chat_template
-    tokenizer.chat_template = "{{ messages[0].content }}"
-    assert prompts_context(seed=0, tokenizer=tokenizer).has_chat_template
 
 
 def test_an_unknown_task_is_told_with_the_known_ones(fake_library, tmp_path):

@@ -65,11 +65,3 @@ def same(ours, theirs):
     else:
         assert ours == theirs
         assert type(ours) is type(theirs)
-
-
-def test_turn_rewards_of_earlier_versions_are_the_environments():
-    tree = group_to_tree(make_group(0))
-    for item in tree["items"]:
-        item.update(rewards={"environment": 3.0, "form": 1.0}, turn_rewards=torch.tensor([0.0, 1.0, 0.0, 2.0]))
-    for item in group_from_tree(tree).items:
-        assert item.columns["turn_rewards"].tolist() == [[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [2.0, 0.0]]

@@ -11,21 +11,12 @@ from rlhf_ray.leases import LeasedCoordinator
 from rlhf_testing.samples import make_group
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 def empty(position):
     return RolloutGroup(position=position, rollouts=(), items=())
 
 
 def coordinator(episodes=4, prompts=3, **options):
-    clock = options.pop("clock", Clock())
-    return LeasedCoordinator(num_episodes=episodes, prompts_per_episode=prompts, clock=clock, **options)
+    return LeasedCoordinator(num_episodes=episodes, prompts_per_episode=prompts, **options)
 
 
 def positions(leases):
@@ -47,13 +38,11 @@ class TestLeases:
         assert positions(owner.lease_to("b", 5)) == [2]
         assert owner.lease_to("c", 1) == []
 
-    def test_an_expired_lease_is_given_again_with_its_attempt_counted(self):
-        clock = Clock()
-        owner = coordinator(clock=clock, lease_seconds=10)
+    def test_a_lease_that_ended_is_given_again_with_its_attempt_counted(self):
+        owner = coordinator()
         assert [lease.attempt for lease in owner.lease_to("a", 3)] == [1, 1, 1]
-        clock.now = 9.9
         assert owner.lease_to("b", 3) == []
-        clock.now = 10
+        owner.release("a")
         again = owner.lease_to("b", 2)
         assert [(lease.position, lease.attempt) for lease in again] == [(0, 2), (1, 2)]
 
@@ -64,11 +53,10 @@ class TestLeases:
         assert owner.release("b") == 0
         assert positions(owner.lease_to("c", 9)) == [1, 2]
 
-    def test_a_late_group_of_an_expired_lease_counts_and_the_second_is_refused(self):
-        clock = Clock()
-        owner = coordinator(prompts=1, clock=clock, lease_seconds=1)
+    def test_a_late_group_of_a_lease_that_ended_counts_and_the_second_is_refused(self):
+        owner = coordinator(prompts=1)
         owner.lease_to("slow", 1)
-        clock.now = 2
+        owner.release("slow")
         assert positions(owner.lease_to("fast", 1)) == [0]
         assert owner.submit(empty(0)) is True
         assert owner.submit(empty(0)) is False
@@ -197,7 +185,7 @@ EVENT = st.one_of(
     st.tuples(st.just("refuse"), st.sampled_from(MAKERS), st.integers(0, 7)),
     st.tuples(st.just("twice"), st.sampled_from(MAKERS), st.integers(0, 7)),
     st.tuples(st.just("die"), st.sampled_from(MAKERS), st.just(0)),
-    st.tuples(st.just("wait"), st.sampled_from(MAKERS), st.integers(1, 15)),
+    st.tuples(st.just("seem lost"), st.sampled_from(MAKERS), st.just(0)),
     st.tuples(st.just("train"), st.just("-"), st.just(0)),
     st.tuples(st.just("lose"), st.just("-"), st.integers(0, 2)),
     st.tuples(st.just("lose taken"), st.just("-"), st.integers(0, 2)),
@@ -222,7 +210,6 @@ class World:
     def __init__(self, max_staleness, prompts):
         self.max_staleness = max_staleness
         self.prompts = prompts
-        self.clock = Clock()
         self.owner = self.new()
         self.holding = {maker: [] for maker in MAKERS}
         self.refused = set()
@@ -233,8 +220,6 @@ class World:
             self.episodes,
             self.prompts,
             max_staleness=self.max_staleness,
-            lease_seconds=20,
-            clock=self.clock,
             max_refill_factor=1000,
         )
 
@@ -251,8 +236,8 @@ class World:
         elif kind == "die":
             self.owner.release(maker)
             self.holding[maker].clear()
-        elif kind == "wait":
-            self.clock.now += number
+        elif kind == "seem lost":
+            self.owner.release(maker)
         elif kind == "train":
             self.train()
         elif kind == "lose":
@@ -288,7 +273,8 @@ class World:
         for _ in range(200):
             if self.owner.finished:
                 return
-            self.clock.now += 25
+            for maker in MAKERS:
+                self.owner.release(maker)
             for lease in self.owner.lease_to("a", 100):
                 self.submit(lease.position, keep=True)
             self.train()

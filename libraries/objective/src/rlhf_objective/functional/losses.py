@@ -40,7 +40,7 @@ class PolicyLossInput:
     mask: Tensor
     """[B, A] bool, True = counts in the loss."""
     marked: Tensor | None = None
-    """[B, A] bool, the tokens that the loss has chosen over the whole episode (`rlhf_core.algorithm.marks`); None for a
+    """[B, A] bool, the tokens that the loss has chosen over the whole episode (`rlhf_objective.marks`); None for a
     loss that chooses none."""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import rlhf_objective as objective
-from rlhf_core.algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
+from rlhf_core.algorithm import EpisodeOutput, RolloutAlgorithm
 from rlhf_core.columns import Columns
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
@@ -83,7 +83,9 @@ class AdvantageContract(FunctionContract):
         ((alone, _),) = estimates_of_ranks(lambda: algorithm, RewardCombiner(WEIGHTS), items, 1)
         expected = {(item.sample_id, item.branch): item.advantages for item in alone if item.action_mask.any()}
         shares = estimates_of_ranks(lambda: algorithm, RewardCombiner(WEIGHTS), items, 3)
-        hint = f"is `needs` ({needs_of(function)!r}) enough, and is each sum over rows one through `all_reduce`?"
+        hint = (
+            f"is `needs` ({objective.needs_of(function)!r}) enough, and is each sum over rows one through `all_reduce`?"
+        )
         seen = set()
         for item in (item for share, _ in shares for item in share if item.action_mask.any()):
             place = (item.sample_id, item.branch)
@@ -112,7 +114,7 @@ def estimates_of_ranks(
     """What each of so many ranks computes of an episode: the items that it trains on, and the metrics."""
 
     def work(rank: int, place: Place) -> tuple[list[BufferItem], Mapping[str, float]]:
-        made = EpisodeEstimates(make(), combiner, place, complete=lambda mine, filler: list(mine))
+        made = EpisodeEstimates(make(), combiner, place)
         found = made.of(made_episode(items, PhaseTimes()), BatchPlan(5, 1, rank, num_ranks))
         return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
 
@@ -124,7 +126,7 @@ class _Estimating:
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
-        self.needs = needs_of(estimator)
+        self.needs = objective.needs_of(estimator)
 
     def masked(self, item: BufferItem) -> BufferItem:
         from rlhf_core.batching import masked

@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf_core.algorithm import RolloutAlgorithm
-from rlhf_core.contexts import algorithm_context
-from rlhf_core.plugins.discovery import Selected, resolve_build
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.types import Experience, RolloutGroup, SamplingParams
 
@@ -42,13 +42,8 @@ class AlgorithmContract(LossContract):
     @classmethod
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> RolloutBench:
         tokenizer = contract_tokenizer()
-        context = algorithm_context(
-            tokenizer,
-            sampling=SamplingParams(max_new_tokens=8),
-            samples_per_prompt=cls.samples_per_prompt,
-            weights={"it": 1.0},
-        )
-        build = resolve_build(selected)
+        context = AlgorithmContext(SamplingParams(max_new_tokens=8), cls.samples_per_prompt, tokenizer)
+        build = selected.build
 
         def make() -> RolloutAlgorithm:
             algorithm = build(config, context)

@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf_core.algorithm import DatasetAlgorithm
-from rlhf_core.contexts import algorithm_context
+from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
-from rlhf_core.plugins.discovery import Selected, resolve_build
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.types import SamplingParams
 
 from ..benches import RECORDS, DatasetBench, LossBench, dataset_bench
@@ -35,8 +35,8 @@ class DatasetAlgorithmContract(LossContract):
     @classmethod
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> DatasetBench:
         tokenizer = contract_tokenizer()
-        context = algorithm_context(tokenizer, sampling=SamplingParams(), samples_per_prompt=1, weights={})
-        build = resolve_build(selected)
+        context = AlgorithmContext(SamplingParams(), 1, tokenizer)
+        build = selected.build
 
         def make() -> DatasetAlgorithm[Any, Any]:
             algorithm = build(config, context)

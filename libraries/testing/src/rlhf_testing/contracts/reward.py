@@ -10,9 +10,10 @@ from typing import ClassVar
 import pytest
 from pydantic import BaseModel
 
+from rlhf_core.components import RewardContext
 from rlhf_core.config.sections import RewardCallOptions
-from rlhf_core.contexts import reward_context
-from rlhf_core.plugins.discovery import Selected
+from rlhf_core.place import resolve_device
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.rewards.scorer import RewardScorer, reward_spec
 from rlhf_core.types import Rollout
 
@@ -50,7 +51,7 @@ class RewardContract(ComponentContract):
     @classmethod
     def _scorer(cls, selected: Selected, config: BaseModel, device: str, *, isolate: bool) -> RewardScorer:
         policy = RewardCallOptions(timeout_seconds=cls.timeout_seconds, isolate=isolate)
-        context = reward_context(device, seed=0, model_path=POLICY_PATH)
+        context = RewardContext(str(resolve_device(device)), 0, POLICY_PATH)
         return RewardScorer([reward_spec(selected, config, context, policy, name="it")])
 
     def test_one_finite_number_for_every_answer(self, scorer: RewardScorer, rollouts: Sequence[Rollout]) -> None:

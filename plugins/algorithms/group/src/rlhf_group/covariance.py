@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 import rlhf_objective as objective  # loads torch when a loss is computed, not when its options are read
-from rlhf_core.algorithm import marks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +46,7 @@ def largest(tokens: EpisodeTokens, *, fraction: float) -> Tensor:
     return (here >= every.topk(number).values[-1]) & tokens.mask
 
 
-@marks(some_between)
+@objective.marks(some_between)
 def clip_cov(
     batch: PolicyLossInput,
     *,
@@ -71,7 +70,7 @@ def clip_cov(
     return replace(found, losses=torch.where(held, 0.0, found.losses), clipped=found.clipped | held)
 
 
-@marks(largest)
+@objective.marks(largest)
 def kl_cov(batch: PolicyLossInput, *, fraction: Fraction = 2e-3, coef: Positive = 1.0) -> PolicyLoss:
     """The ratio times A, and on the tokens of largest covariance a penalty coef |log ratio| (KL-Cov, Cui 2025)."""
     import torch

@@ -8,7 +8,6 @@ from pydantic import Field
 
 import rlhf_forward  # loads torch when it computes, not when options are read
 import rlhf_objective as objective
-from rlhf_core.algorithm import needs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from rlhf_objective import AdvantageInput
 
 
-@needs("scalars", compares_answers=True)
+@objective.needs("scalars", compares_answers=True)
 def group_normalised(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """(reward - mean of its group) / deviation of its group, on every token (Shao 2024; Liu 2025 does not divide)."""
     assert episode.totals is not None
@@ -30,13 +29,13 @@ def group_normalised(episode: EpisodeScalars, *, divide_by_std: bool = True, lea
     )
 
 
-@needs("scalars", compares_answers=True)
+@objective.needs("scalars", compares_answers=True)
 def leave_one_out(episode: EpisodeScalars) -> Tensor:
     """reward - mean of the others in its group, on every token (Ahmadian 2024)."""
     return group_normalised(episode, divide_by_std=False, leave_one_out=True)
 
 
-@needs("row")
+@objective.needs("row")
 def reward_to_go(rows: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> Tensor:
     """Sum of the rewards from each token on, whitened over all tokens of the episode (Hu 2025)."""
     return rlhf_forward.masked_whiten(
@@ -44,7 +43,7 @@ def reward_to_go(rows: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le
     )
 
 
-@needs("row", greedy_answer=True)
+@objective.needs("row", greedy_answer=True)
 def remax(rows: AdvantageInput) -> Tensor:
     """Sum of the rewards from each token on, less the score of the greedy answer to the prompt (ReMax, Li 2023).
 
@@ -54,13 +53,13 @@ def remax(rows: AdvantageInput) -> Tensor:
     return (objective.rewards_to_go(rows.rewards, rows.mask) - rows.greedy_scores.unsqueeze(-1)) * rows.mask
 
 
-@needs("scalars", compares_answers=True)
+@objective.needs("scalars", compares_answers=True)
 def group_whitened(episode: EpisodeScalars) -> Tensor:
     """reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""
     return rlhf_forward.whitened_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
 
 
-@needs("scalars", compares_answers=True)
+@objective.needs("scalars", compares_answers=True)
 def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """Each reward normalised in its group, then weighted, summed, and whitened over the episode (GDPO, Liu 2026).
 
@@ -82,7 +81,7 @@ def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: 
     return rlhf_forward.whitened_by_counts(total, episode.lengths)
 
 
-@needs("scalars", compares_answers=True)
+@objective.needs("scalars", compares_answers=True)
 def pass_at_k(episode: EpisodeScalars, *, divide_by_std: bool = True) -> Tensor:
     """The group's best reward less what the best of the others is: its gradient is that of max@k (Tang 2025).
 

@@ -6,36 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from rlhf_core.algorithm import (
-    EpisodeOutput,
-    GroupPass,
-    LossOutput,
-    LossTerm,
-    Mean,
-    Needs,
-    PassContext,
-    RolloutAlgorithm,
-    needs_greedy_answer,
-    needs_of,
-)
+from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Needs
 from rlhf_core.batching import pinned
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.types import BufferItem, Experience, Role
 from rlhf_core.whole import whole_of
-from rlhf_forward import aggregate_count, masked_whiten, model_passes
-from rlhf_objective import (
-    AdaptiveKLController,
-    FixedKLController,
-    FlatGroups,
-    KLController,
-    PolicyObjective,
-    check_groups,
-    estimated,
-    gae,
-    token_rewards,
-)
+from rlhf_forward import aggregate_count, masked_whiten
+from rlhf_objective import KLController, PolicyObjective, check_groups, gae, token_rewards
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
@@ -56,10 +35,8 @@ def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
     return made
 
 
-class PPO(RolloutAlgorithm):
-    """Clipped policy and value losses on advantages from GAE."""
-
-    columns = PolicyObjective.columns
+class PPO(PolicyObjective):
+    """Clipped policy and value losses on advantages from GAE, or from the estimator that `advantage` names."""
 
     def __init__(
         self,
@@ -71,11 +48,7 @@ class PPO(RolloutAlgorithm):
         pin_memory: bool = False,
     ) -> None:
         """`pin_memory`: collate into page-locked memory, from which a GPU copies while it computes."""
-        self._config = config
-        self._objective = PolicyObjective(config, temperature=temperature, max_new_tokens=max_new_tokens)
-        self.estimator = self._objective.functions.get("advantage")
-        """In place of GAE; None is GAE."""
-        self._flat_groups = FlatGroups(self.estimator)
+        super().__init__(config, temperature=temperature, max_new_tokens=max_new_tokens)
         self._pretraining = pretraining
         self._pin_memory = pin_memory
         self._controller = _controller(config)
@@ -87,45 +60,31 @@ class PPO(RolloutAlgorithm):
 
     @property
     def roles(self) -> frozenset[Role]:
-        return frozenset({"policy", "critic", *(["reference"] if self._objective.has_reference else [])})
+        return super().roles | {"critic"}
 
     @property
     def terms(self) -> Mapping[str, LossTerm]:
-        config = self._config
-        terms = {**self._objective.terms(1.0 - config.ptx_coef), "value": LossTerm("critic", config.vf_coef)}
+        config = self.config
+        terms = {**self.policy_terms(1.0 - config.ptx_coef), "value": LossTerm("critic", config.vf_coef)}
         if config.ptx_coef > 0:
             terms["ptx"] = LossTerm("policy", config.ptx_coef)
         return terms
-
-    @property
-    def needs_greedy_answer(self) -> bool:
-        return needs_greedy_answer(self.estimator)
-
-    @property
-    def needs_trainer_log_probs(self) -> bool:
-        return self._config.corrects_off_policy
-
-    def policy_log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
-        return self._objective.log_probs(policy, batch)
-
-    def passes(self, context: PassContext) -> Sequence[GroupPass]:
-        return model_passes(context, self.roles)
 
     def build_critic(self, policy: nn.Module) -> nn.Module:
         return Critic.from_pretrained(policy)
 
     @property
     def needs(self) -> Needs:
-        needed = "row" if self.estimator is None else needs_of(self.estimator)
+        needed = super().needs
         return "row" if needed == "scalars" else needed  # GAE makes the critic's targets from rows
 
     def advantages(self, episode: Experience) -> EpisodeOutput:
         """Compute per-token rewards (score on the last action, KL on each), GAE, and whiten over the episode."""
         assert episode.scores is not None and episode.values is not None
-        config, mask, whole = self._config, episode.action_mask, whole_of(episode)
-        shaped = self._objective.shaped(whole.scalars)
+        config, mask, whole = self.config, episode.action_mask, whole_of(episode)
+        shaped = self.shaped(whole.scalars)
         metrics = dict(shaped.metrics)
-        kl = self._objective.kl(episode, whole, metrics)
+        kl = self.kl(episode, whole, metrics)
         in_reward = kl if config.kl_in == "reward" else None
         coefficient = self._controller.value if episode.kl_coef is None else episode.kl_coef
         rewards = token_rewards(whole.here(shaped.scores), in_reward, coefficient, mask, turn_scores(episode, whole))
@@ -134,18 +93,14 @@ class PPO(RolloutAlgorithm):
         if config.critic_lam is not None and config.critic_lam != config.lam:
             returns = gae(rewards, episode.values, mask, config.gamma, config.critic_lam).returns
         if self.estimator is not None:
-            penalised = in_reward is not None
-            advantages = estimated(
-                self.estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=penalised
-            )
-            self._flat_groups.see(whole.scalars, advantages, scores=shaped.scores, penalises_kl=penalised)
+            advantages = self.estimate(episode, whole, shaped, rewards, kl)
         if config.whiten_advantages:
             advantages = masked_whiten(advantages, mask, all_reduce=whole.all_reduce)
         if kl is not None:
             self._last_kl = (metrics["kl/per_sample"], whole.scalars.num_samples)
             metrics["kl/coef"] = self._controller.value
         metrics |= critic_metrics(episode, whole, returns)
-        learnt = self._objective.corrected(episode, advantages, whole, metrics)
+        learnt = self.corrected(episode, advantages, whole, metrics)
         return EpisodeOutput(replace(learnt, returns=returns), metrics)
 
     def collate(self, items: Sequence[BufferItem]) -> Experience:
@@ -155,46 +110,41 @@ class PPO(RolloutAlgorithm):
         return pinned(batch) if self._pin_memory else batch
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
-        counts = dict.fromkeys(self.terms, self._objective.count(batch))
-        counts["value"] = aggregate_count(batch.action_mask, "token-mean")
+        counts = {**super().counts(batch), "value": aggregate_count(batch.action_mask, "token-mean")}
         if "ptx" in counts:
             counts["ptx"] = pretraining_count(batch)
         return counts
 
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
-        learnt = self._objective.terms_of(models["policy"], batch)
+        learnt = self.terms_of(models["policy"], batch)
         sums, metrics = learnt.sums, learnt.metrics
         if "ptx" in self.terms:
             sums["ptx"] = pretraining_loss(models["policy"], batch)
-        if self._config.dual_clip is not None:
+        if self.config.dual_clip is not None:
             metrics["policy/dual_clip_fraction"] = Mean(learnt.loss.dual_clipped.sum(), batch.action_mask.sum())
-        sums["value"], value_metrics = value_sum(models["critic"], batch, clip_eps=self._config.value_clip)
+        sums["value"], value_metrics = value_sum(models["critic"], batch, clip_eps=self.config.value_clip)
         return LossOutput(sums, {**metrics, **value_metrics}, learnt.output.log_probs.detach())
 
     def set_option(self, name: str, value: float) -> None:
         """Change `kl_coef`, where there is a reference; an adaptive controller continues from the new value."""
-        if name != "kl_coef" or self._config.kl_coef == 0 or value == 0:
-            super().set_option(name, value)
-        self._config = self._config.model_copy(update={name: value})
-        self._objective.set_kl_coef(value)
-        self._controller = _controller(self._config)
+        super().set_option(name, value)
+        self._controller = _controller(self.config)
 
     def end_episode(self) -> None:
         """Adapt coefficients to the KL and the entropy of the episode just trained on."""
         if self._last_kl is not None:
             self._controller.update(*self._last_kl)
             self._last_kl = None
-        self._objective.end_episode()
+        super().end_episode()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_controller": self._controller.state_dict(), **self._objective.state_dict()}
+        return {"kl_controller": self._controller.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._controller.load_state_dict(state["kl_controller"])
-        self._objective.load_state_dict(state)
+        super().load_state_dict(state)
 
 
 def _controller(config: PPOConfig) -> KLController:
-    if config.kl_controller == "fixed":
-        return FixedKLController(config.kl_coef)
-    return AdaptiveKLController(config.kl_coef, config.kl_target, config.kl_horizon_samples)
+    target = config.kl_target if config.kl_controller == "adaptive" else None
+    return KLController(config.kl_coef, target=target, horizon=config.kl_horizon_samples)

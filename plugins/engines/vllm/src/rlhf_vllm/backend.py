@@ -1,13 +1,13 @@
-"""vLLM in this process: samples, and takes new weights in place.
+"""vLLM in this process: samples step by step, and takes new weights in place between two steps.
 
-In flight, weights are identified by the number of loads so far. vLLM keeps the keys and values of running requests when
-weights change, and cannot drop cached prefixes meanwhile. A salt keeps those of older weights from later requests.
+Weights are identified by the number of loads so far. vLLM keeps the keys and values of running requests when weights
+change, and cannot drop cached prefixes meanwhile. A salt keeps those of older weights from later requests.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,27 @@ from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason, SamplingParams
 from rlhf_core.util import write_tensors
 
-from .jobs import Between, Job
 from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm, scratch_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer to sample."""
+
+    sample_id: int
+    branch: int
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    sampling: SamplingParams
+
+    @property
+    def name(self) -> str:
+        """Its name in vLLM."""
+        return f"{self.sample_id}-{self.branch}"
 
 
 class VllmBackend:
@@ -46,10 +62,12 @@ class VllmBackend:
                 ) from error
         self._asleep: tuple[str, ...] = ()
         """vLLM's tags of the memory that is given back."""
+        self._open: dict[str, _Growing] = {}
+        self._num_loads = 0
 
     @property
     def forgets_weights(self) -> bool:
-        """Whether weights are gone after each `generate`: they are then to come by `update` before the next."""
+        """Whether weights are gone after `rest`: they are then to come by `update` before the next answers."""
         return self._sleeps and self._sleep_level == 2
 
     @property
@@ -57,24 +75,34 @@ class VllmBackend:
         """Longest prompt and answer together."""
         return int(self._engine.model_config.max_model_len)
 
-    def generate(
-        self, jobs: Sequence[Job], sampling: SamplingParams, version: int
-    ) -> Generator[Completion, None, None]:
-        """Yield completions as they finish, labelled with policy `version`. Closing the iterator drops the rest."""
+    def add(self, jobs: Sequence[Job], *, in_flight: bool) -> None:
+        """Take up answers. in_flight: weights may change while they are made, by `update` between two steps."""
         self._wake()
-        waiting = {job.name: job for job in jobs}
-        try:
-            for name, job in waiting.items():
-                self._engine.add_request(
-                    name, {"prompt_token_ids": list(job.prompt_ids)}, self._sampling_params(job, sampling)
-                )
-            while waiting:
-                for output in self._engine.step():
-                    if output.finished:
-                        yield completion_of(waiting.pop(output.request_id), output, sampling, version)
-        finally:
-            self._engine.abort_request(list(waiting))
-            self._sleep()
+        for job in jobs:
+            prompt = {"prompt_token_ids": list(job.prompt_ids), "cache_salt": str(self._num_loads)}
+            self._engine.add_request(job.name, prompt, self._sampling_params(job, in_flight))
+            self._open[job.name] = _Growing(job)
+
+    def step(self) -> list[Completion]:
+        """One decoding step; returns what it completed. `policy_versions` are numbers of loads, one per token."""
+        completed = []
+        for output in self._engine.step():
+            growing = self._open[output.request_id]
+            growing.take(output, self._num_loads)
+            if output.finished:
+                completed.append(growing.completion())
+                del self._open[output.request_id]
+        return completed
+
+    def rest(self) -> None:
+        """Drop the answers that are open, and give memory back. Does nothing once closed."""
+        if self._engine is None:
+            return
+        self._engine.abort_request([*self._open])
+        self._open.clear()
+        if self._sleeps and "kv_cache" not in self._asleep:
+            self._engine.sleep(level=self._sleep_level)
+            self._asleep = ("weights", "kv_cache")
 
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
         """Load a whole version in place, under transformers' names, and drop everything derived from the old one.
@@ -88,6 +116,7 @@ class VllmBackend:
             with tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder()) as folder:
                 self._engine.collective_rpc(_reload_files, args=(_written(shards, Path(folder)),))
         self._engine.reset_prefix_cache()
+        self._num_loads += 1
 
     def close(self) -> None:
         """End vLLM and leave the process group it made."""
@@ -98,40 +127,8 @@ class VllmBackend:
 
             cleanup_dist_env_and_memory()
 
-    def generate_in_flight(self, between: Between) -> Iterator[Completion]:
-        """Answer what `between` returns before each step, until there is nothing. `update` may be called in `between`.
-
-        `policy_versions` of a completion are the numbers of loads, one per token.
-        """
-        growing: dict[str, _Growing] = {}
-        self._wake()
-        sleeps, self._sleeps = self._sleeps, False  # memory is given back only at the end
-        try:
-            while True:
-                joining, num_loads = between(bool(growing))
-                for job, sampling in joining:
-                    params = self._sampling_params(job, sampling)
-                    params.output_kind = self._vllm.sampling_params.RequestOutputKind.DELTA
-                    prompt = {"prompt_token_ids": list(job.prompt_ids), "cache_salt": str(num_loads)}
-                    self._engine.add_request(job.name, prompt, params)
-                    growing[job.name] = _Growing(job, sampling)
-                if not growing:
-                    return
-                for output in self._engine.step():
-                    each = growing[output.request_id]
-                    each.take(output, num_loads)
-                    if output.finished:
-                        del growing[output.request_id]
-                        yield completion_of(each.job, each, each.sampling, each.loads[0], tuple(each.loads))
-        finally:
-            self._engine.abort_request([*growing])
-            self._sleeps = sleeps
-            self._sleep()
-
-    def hold(self) -> None:
-        """Do nothing: nothing is computed between two steps, so `update` may be called in `between`."""
-
-    def _sampling_params(self, job: Job, sampling: SamplingParams) -> Any:
+    def _sampling_params(self, job: Job, in_flight: bool) -> Any:
+        sampling, kinds = job.sampling, self._vllm.sampling_params.RequestOutputKind
         chosen = {} if sampling.greedy else {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": job.seed}
         return self._vllm.SamplingParams(
             max_tokens=job.max_tokens,
@@ -143,7 +140,7 @@ class VllmBackend:
             include_stop_str_in_output=True,
             skip_special_tokens=False,
             detokenize=bool(sampling.stop),
-            output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+            output_kind=kinds.DELTA if in_flight else kinds.FINAL_ONLY,
             **chosen,
         )
 
@@ -153,27 +150,18 @@ class VllmBackend:
             self._engine.wake_up(wanted)
             self._asleep = tuple(tag for tag in self._asleep if tag not in wanted)
 
-    def _sleep(self) -> None:
-        if self._sleeps:
-            self._engine.sleep(level=self._sleep_level)
-            self._asleep = ("weights", "kv_cache")
-
 
 @dataclass(slots=True)
 class _Growing:
-    """An answer whose tokens come step by step; at its end it has the form of a request of vLLM and of its output."""
+    """An answer whose tokens come step by step, or all at its end."""
 
     job: Job
-    sampling: SamplingParams
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    """Of each token, what vLLM told of it and of the likeliest tokens at its place, by token."""
     loads: list[int] = field(default_factory=list)
-    finish_reason: Any = None
-    num_cached_tokens: int = 0
-
-    @property
-    def outputs(self) -> tuple[Any, ...]:
-        return (self,)
+    finish_reason: FinishReason | None = None
+    num_reused: int = 0
 
     def take(self, request: Any, num_loads: int) -> None:
         """Take what a step brought."""
@@ -182,7 +170,27 @@ class _Growing:
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs
         self.finish_reason = output.finish_reason
-        self.num_cached_tokens = request.num_cached_tokens or 0
+        self.num_reused = request.num_cached_tokens or 0
+
+    def completion(self) -> Completion:
+        """The whole answer."""
+        if self.finish_reason not in ("stop", "length"):
+            raise RlhfError(f"vLLM gave an answer up: {self.finish_reason}", where=WHERE)
+        support = None
+        if _num_logprobs(self.job.sampling):
+            # Truncated tokens have a log-prob of minus infinity.
+            support = tuple(sorted(t for t, told in each.items() if told.logprob > -1e30) for each in self.logprobs)
+        return Completion(
+            sample_id=self.job.sample_id,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(each[token].logprob for token, each in zip(self.token_ids, self.logprobs, strict=True)),
+            finish_reason=self.finish_reason,
+            policy_version=self.loads[0],
+            policy_versions=tuple(self.loads),
+            support_ids=support,
+            branch=self.job.branch,
+            num_reused=self.num_reused,
+        )
 
 
 def _named(shards: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -228,29 +236,3 @@ def _reload(worker: Any, named: Iterable[tuple[str, Tensor]]) -> None:
 def _num_logprobs(sampling: SamplingParams) -> int:
     """Number of top tokens whose log-probs vLLM returns, beside the sampled one."""
     return sampling.top_k + TIES if sampling.top_k and not sampling.greedy else 0
-
-
-def completion_of(
-    job: Job, request: Any, sampling: SamplingParams, version: int, versions: tuple[int, ...] = ()
-) -> Completion:
-    """A finished request of vLLM as a completion."""
-    (output,) = request.outputs
-    tokens = tuple(output.token_ids)
-    support = None
-    if _num_logprobs(sampling):
-        # Truncated tokens have a log-prob of minus infinity.
-        support = tuple(sorted(t for t, told in each.items() if told.logprob > -1e30) for each in output.logprobs)
-    reason: FinishReason = output.finish_reason
-    if reason not in ("stop", "length"):
-        raise RlhfError(f"vLLM gave an answer up: {reason}", where=WHERE)
-    return Completion(
-        sample_id=job.sample_id,
-        token_ids=tokens,
-        logprobs=tuple(each[token].logprob for token, each in zip(tokens, output.logprobs, strict=True)),
-        finish_reason=reason,
-        policy_version=version,
-        policy_versions=versions,
-        support_ids=support,
-        branch=job.branch,
-        num_reused=request.num_cached_tokens or 0,
-    )

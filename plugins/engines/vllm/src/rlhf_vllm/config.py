@@ -67,7 +67,10 @@ class VllmEngineConfig(EngineConfig):
         600.0, gt=0, le=86400, description="Longest wait for vLLM to start in its own process."
     )
     answer_timeout_seconds: float = Field(
-        600.0, gt=0, le=86400, description="Longest wait for the next completion, or for a piece of weights to load."
+        600.0,
+        gt=0,
+        le=86400,
+        description="Longest wait for a step of vLLM in its own process, or for a piece of weights to load.",
     )
 
     @model_validator(mode="after")

@@ -17,9 +17,8 @@ from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 from rlhf_strategies import group_into_shards
 
-from .backend import VllmBackend
+from .backend import Job, VllmBackend
 from .config import VllmEngineConfig, truncation_problem
-from .jobs import Job
 from .process import VllmProcess
 from .start import WHERE, Settings, described
 
@@ -79,32 +78,14 @@ class VllmEngine:
         `DeadlineError`, `DivergenceError` and, when weights arrive before the last completion, `SyncError`.
         """
         jobs = [self._job(request, sampling) for request in requests]
-        return self._completions(jobs, sampling) if jobs else iter(())
+        return self._of_one_version(jobs) if jobs else iter(())
 
     def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
         """Answer what `between` returns, which is called before each step (see `InFlightEngine`).
 
-        With vLLM in a process of its own it is called every now and then, and what it does takes effect between two
-        steps. Raises what `generate` raises, while iterating.
+        Raises what `generate` raises, while iterating.
         """
-
-        def joining(busy: bool) -> tuple[list[tuple[Job, SamplingParams]], int]:
-            asked = between()
-            return [(self._job(request, sampling), sampling) for request, sampling in asked], len(self._loaded)
-
-        if not self._has_weights:
-            self._load(self._policy_version)
-        try:
-            for completion in self._backend.generate_in_flight(joining):
-                versions = tuple(self._loaded[number - 1] for number in completion.policy_versions)
-                yield replace(
-                    _checked(completion),
-                    policy_version=min(versions),
-                    policy_versions=versions if len(set(versions)) > 1 else (),
-                )
-        finally:
-            if self._backend.forgets_weights:
-                self._has_weights = False
+        return self._completions(lambda: [self._job(*asked) for asked in between()], in_flight=True)
 
     def _job(self, request: GenerationRequest, sampling: SamplingParams) -> Job:
         """Raises as `generate` does."""
@@ -116,22 +97,53 @@ class VllmEngine:
             prompt_ids=request.prompt_ids,
             max_tokens=_limit(request, sampling, self._backend.max_model_tokens),
             seed=derive_seed(self._seed, "engine-vllm", *_noise_key(request)),
+            sampling=sampling,
         )
 
-    def _completions(self, jobs: Sequence[Job], sampling: SamplingParams) -> Iterator[Completion]:
-        if not self._has_weights:
-            self._load(self._policy_version)
+    def _of_one_version(self, jobs: Sequence[Job]) -> Iterator[Completion]:
         version = self._policy_version
-        if self._backend.forgets_weights:
-            self._has_weights = False
-        for completion in self._backend.generate(jobs, sampling, version):
+        batches = iter([jobs])
+        for completion in self._completions(lambda: next(batches, ()), in_flight=False):
             if version != self._policy_version:
                 raise SyncError(
                     f"weights of version {self._policy_version} arrived while version {version} was generating",
                     where=WHERE,
                     hint="take all completions of a generate call before publishing",
                 )
-            yield _checked(completion)
+            yield completion
+
+    def _completions(self, joining: Callable[[], Sequence[Job]], *, in_flight: bool) -> Iterator[Completion]:
+        """Answer what `joining` returns, which is called before each step, until nothing is open."""
+        if not self._has_weights:
+            self._load(self._policy_version)
+        num_open = 0
+        try:
+            while True:
+                if jobs := joining():
+                    self._backend.add(jobs, in_flight=in_flight)
+                    num_open += len(jobs)
+                if not num_open:
+                    return
+                for completion in self._backend.step():
+                    num_open -= 1
+                    yield self._checked(completion)
+        finally:
+            self._backend.rest()
+            if self._backend.forgets_weights:
+                self._has_weights = False
+
+    def _checked(self, completion: Completion) -> Completion:
+        """The completion with policy versions in place of numbers of loads. Raises `DivergenceError`."""
+        if not all(-1e30 < value < 1 for value in completion.logprobs):
+            raise DivergenceError(
+                f"a log-prob of sample {completion.sample_id} is not finite",
+                where=WHERE,
+                hint="the weights have diverged: lower optimizer.lr",
+            )
+        versions = tuple(self._loaded[number - 1] for number in completion.policy_versions)
+        return replace(
+            completion, policy_version=min(versions), policy_versions=versions if len(set(versions)) > 1 else ()
+        )
 
     def weights_updated(self, version: int) -> None:
         """The module has the weights of `version`: give them to vLLM, adapters merged.
@@ -143,7 +155,6 @@ class VllmEngine:
 
     def _load(self, version: int) -> None:
         try:
-            self._backend.hold()
             self._backend.update(plain_shards(self._module, self._config.max_shard_bytes))
         except Exception as error:  # vLLM may raise any class
             self.close()
@@ -181,16 +192,6 @@ def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, 
     others = ((name, tensor) for name, tensor in weights.items() if name not in increments)
     for shard in group_into_shards(others, max_shard_bytes):
         yield {name: tensor.detach() for name, tensor in merged_weights(module, shard | increments).items()}
-
-
-def _checked(completion: Completion) -> Completion:
-    if not all(-1e30 < value < 1 for value in completion.logprobs):
-        raise DivergenceError(
-            f"a log-prob of sample {completion.sample_id} is not finite",
-            where=WHERE,
-            hint="the weights have diverged: lower optimizer.lr",
-        )
-    return completion
 
 
 def _noise_key(request: GenerationRequest) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""vLLM in a separate process: the methods of `VllmBackend`, over a private socket pair.
+"""vLLM in a process of its own: the methods of `VllmBackend`, each asked for over a private socket pair.
 
 New weights are passed in shared-memory files, one shard at a time; nothing listens on a port.
 """
@@ -6,179 +6,100 @@ New weights are passed in shared-memory files, one shard at a time; nothing list
 from __future__ import annotations
 
 import os
+import pickle
+import sys
 import tempfile
-import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_containment.processes import ChildProcess
+from rlhf_containment.processes import AskedProcess, ProcessFault, TooSlow
 from rlhf_core.errors import ConfigError, DeadlineError, EngineLostError
-from rlhf_core.types import Completion, SamplingParams
+from rlhf_core.types import Completion
 from rlhf_core.util import write_tensors
 
-from .jobs import Between, Job
+from .backend import Job
 from .start import WHERE, Settings, scratch_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-END_SECONDS = 10.0
-"""How long the process may take to exit by itself."""
-_LOOK_SECONDS = 0.01
-"""How long the next completion is waited for before the caller is asked again what joins."""
-
 
 class VllmProcess:
     """Starts the process and waits until it is ready; `close` ends it, and it ends when this process does."""
 
-    max_model_tokens: int
-    """Longest prompt and answer together."""
-    forgets_weights: bool
-    """See `VllmBackend`."""
-
     def __init__(self, settings: Settings) -> None:
-        self._config = settings.config
-        self._in_flight = False
-        self._early: deque[Completion] = deque()
-        """Completions that came while it was held."""
+        self._answer_seconds = settings.config.answer_timeout_seconds
         environment = _environment(settings.device, settings.config.tensor_parallel_size)
-        self._process = ChildProcess("rlhf_vllm.serve", environment=environment)
-        self._connection = Connection(self._process.connection.detach())
+        self._process = AskedProcess("rlhf_vllm.serve", memory_limit_bytes=sys.maxsize, environment=environment)
+        self._is_closed = False
         self._scratch = tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder())
-        try:
-            self.send(settings)
-            kind, about = self.receive("vLLM to start", self._config.start_timeout_seconds)
-            assert kind == "ready"
-            self.max_model_tokens, self.forgets_weights = about
-        except BaseException:
-            self.close()
-            raise
+        about = self._ask("vLLM to start", settings, seconds=settings.config.start_timeout_seconds)
+        self.max_model_tokens, self.forgets_weights = about
+        """Longest prompt and answer together; see `VllmBackend`."""
 
-    def generate(self, jobs: Sequence[Job], sampling: SamplingParams, version: int) -> Iterator[Completion]:
-        """See `VllmBackend.generate`."""
-        self.send(("generate", jobs, sampling, version))
-        kind, seconds = "", self._config.answer_timeout_seconds
-        try:
-            while (received := self.receive("the next completion", seconds))[0] != "done":
-                yield received[1]
-        except GeneratorExit:
-            if not self._connection.closed:
-                self.send(("abort",))
-                while kind != "done":
-                    kind, _ = self.receive("the end of a generation", seconds)
-            raise
-        except BaseException:
-            self.close()  # otherwise leftover completions would be read as the next call's
-            raise
+    def add(self, jobs: Sequence[Job], *, in_flight: bool) -> None:
+        """See `VllmBackend`."""
+        self._ask("vLLM to take up answers", ("add", jobs, in_flight))
 
-    def generate_in_flight(self, between: Between) -> Iterator[Completion]:
-        """See `VllmBackend.generate_in_flight`; `hold` and `update` may be called in `between`.
+    def step(self) -> list[Completion]:
+        """See `VllmBackend`."""
+        completed: list[Completion] = self._ask("a step of vLLM", ("step",))
+        return completed
 
-        Raises what the process reports, `EngineLostError`, or `DeadlineError`.
-        """
-        self._in_flight, num_open, since = True, 0, 0.0
-        try:
-            self.send(("fly",))
-            while True:
-                joining, num_loads = between(num_open > 0)
-                if joining:
-                    since = since if num_open else time.monotonic()
-                    self.send(("add", joining, num_loads))
-                    num_open += len(joining)
-                if not num_open:
-                    break
-                if arrived := self._arrived(since):
-                    num_open, since = num_open - len(arrived), time.monotonic()
-                    yield from arrived
-            self.send(("land",))
-            self.receive("the end of a generation", self._config.answer_timeout_seconds)
-        except BaseException:
-            self.close()  # leftover messages would be read as the next call's
-            raise
-        finally:
-            self._in_flight = False
-
-    def hold(self) -> None:
-        """Have a generation in flight wait after its current step for a call of `update`, after which it continues."""
-        seconds = self._config.answer_timeout_seconds
-        if self._in_flight:
-            self.send(("hold",))
-            while (received := self.receive("vLLM to end a step", seconds))[0] != "held":
-                self._early.append(received[1])
-
-    def _arrived(self, since: float) -> list[Completion]:
-        """Completions that are here or come shortly. `since`: when the last one came, or the first request was sent."""
-        seconds = self._config.answer_timeout_seconds
-        if not self._early and self._connection.poll(_LOOK_SECONDS):
-            self._early.append(self.receive("the next completion", seconds)[1])
-        if not self._early and time.monotonic() - since > seconds:
-            raise DeadlineError(
-                f"waited {seconds:g} s for the next completion",
-                where=WHERE,
-                hint="raise engine.answer_timeout_seconds if it is only slow",
-            )
-        arrived = [*self._early]
-        self._early.clear()
-        return arrived
+    def rest(self) -> None:
+        """See `VllmBackend`."""
+        if not self._is_closed:
+            self._ask("vLLM to rest", ("rest",))
 
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
-        """See `VllmBackend.update`. Only one shard is in shared memory at a time; a failure ends the process."""
-        self.send(("update",))
+        """See `VllmBackend`. Only one shard is in shared memory at a time; a failure ends the process."""
+        self._ask("vLLM to ask for new weights", ("update",))
         try:
             for number, shard in enumerate(shards):
                 path = Path(self._scratch.name) / f"{number}.safetensors"
                 write_tensors(path, dict(shard))
-                self.send(path)
-                self.receive("vLLM to load new weights", self._config.answer_timeout_seconds)
-                path.unlink(missing_ok=True)
-            self.send(None)
-            self.receive("vLLM to take new weights", self._config.answer_timeout_seconds)
+                self._ask("vLLM to load new weights", path)
         except BaseException:
             self.close()  # it may hold mixed weights
             raise
+        self._ask("vLLM to take new weights", None)
 
     def close(self) -> None:
-        """End the process by closing the connection, and by force where that is not enough."""
-        self._connection.close()
-        self._process.wait(END_SECONDS)
+        """End the process."""
+        self._is_closed = True
         self._process.end()
         self._scratch.cleanup()
 
-    def send(self, message: Any) -> None:
-        """Send a message. Raises like `receive` where the process is gone."""
-        try:
-            self._connection.send(message)
-        except OSError:  # closed here, or by the process's end, whose last message gives the reason
-            self.receive("the last message of the vLLM process", END_SECONDS)
-            raise self._death() from None
+    def _ask(self, what: str, request: Any, *, seconds: float | None = None) -> Any:
+        """The answer to a request. Raises the error that the process reports, `EngineLostError` or `DeadlineError`.
 
-    def receive(self, what: str, seconds: float) -> tuple[str, Any]:
-        """The next message. Raises the error that the process reports, `EngineLostError` or `DeadlineError`."""
-        deadline = time.monotonic() + seconds
+        After an error the process is ended.
+        """
+        seconds = self._answer_seconds if seconds is None else seconds
         try:
-            while not self._connection.poll(max(0.0, deadline - time.monotonic())):
-                if time.monotonic() >= deadline:
-                    raise DeadlineError(
-                        f"waited {seconds:g} s for {what}",
-                        where=WHERE,
-                        hint="raise engine.start_timeout_seconds or engine.answer_timeout_seconds if it is only slow",
-                    )
-            kind, value = self._connection.recv()
-        except (EOFError, OSError):
-            raise self._death() from None
-        if kind == "failed":
-            raise value
-        return kind, value
-
-    def _death(self) -> EngineLostError:
-        return EngineLostError(
-            f"the vLLM process {self._process.death()}",
-            where=WHERE,
-            hint="its output is above; out of memory? lower engine.kv_cache_bytes; go on with --resume auto",
-        )
+            answer, error = pickle.loads(self._process.ask(pickle.dumps(request), seconds))  # noqa: S301 - our own code's
+        except TooSlow as fault:
+            self.close()
+            raise DeadlineError(
+                f"waited {seconds:g} s for {what}: it {fault}",
+                where=WHERE,
+                hint="raise engine.start_timeout_seconds or engine.answer_timeout_seconds if it is only slow",
+            ) from None
+        except ProcessFault as fault:
+            self.close()
+            raise EngineLostError(
+                f"the vLLM process {fault}",
+                where=WHERE,
+                hint="its output is above; out of memory? lower engine.kv_cache_bytes; go on with --resume auto",
+            ) from None
+        except BaseException:
+            self.close()  # its answer would be read as the next request's
+            raise
+        if error is not None:
+            self.close()
+            raise error
+        return answer
 
 
 def _environment(device: str, num_gpus: int) -> dict[str, str]:

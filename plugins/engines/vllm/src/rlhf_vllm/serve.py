@@ -1,6 +1,6 @@
 """The process vLLM runs in: `python -m rlhf_vllm.serve SOCKET PARENT`.
 
-`VllmProcess` starts it. It answers on the socket until the other side closes it.
+`VllmProcess` starts it. It answers each request with a result and None, or with None and an error, after which it ends.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,8 @@ from safetensors.torch import load_file
 
 from rlhf_core.distributed import end_with_parent
 from rlhf_core.errors import RlhfError
-from rlhf_core.types import SamplingParams
 
 from .backend import VllmBackend
-from .jobs import Job, Joining
 from .start import WHERE, described
 
 if TYPE_CHECKING:
@@ -36,15 +33,16 @@ def main(descriptor: int) -> None:
         os.environ.pop(name, None)  # vLLM has its own ranks, whatever started the parent
     connection = Connection(descriptor)
     try:
-        try:
-            backend = VllmBackend(connection.recv())
-            connection.send(("ready", (backend.max_model_tokens, backend.forgets_weights)))
-            while True:
-                _answer(backend, connection, connection.recv())
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            return  # the run is over
-        except Exception as error:  # told to the parent, which raises it
-            connection.send(("failed", _portable(error)))
+        backend = VllmBackend(connection.recv())
+        answer: Any = (backend.max_model_tokens, backend.forgets_weights)
+        while True:
+            connection.send((answer, None))
+            answer = _answer(backend, connection, *connection.recv())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the run is over
+    except Exception as error:  # told to the parent, which raises it
+        portable = RlhfError(f"vLLM failed: {described(error)}", where=WHERE, hint="its output is above")
+        connection.send((None, error if isinstance(error, RlhfError) else portable))
     finally:
         connection.close()
         # vLLM's threads and process group are no longer needed, and may not end by themselves.
@@ -52,63 +50,28 @@ def main(descriptor: int) -> None:
         os._exit(0)
 
 
-def _answer(backend: VllmBackend, connection: Connection, message: tuple[Any, ...]) -> None:
-    kind, *arguments = message
-    if kind == "generate":
-        with closing(backend.generate(*arguments)) as completions:
-            for completion in completions:
-                connection.send(("completion", completion))
-                if connection.poll():  # only an abort is sent before `done`
-                    connection.recv()
-                    break
-    elif kind == "fly":
-        for completion in backend.generate_in_flight(Joins(backend, connection)):
-            connection.send(("completion", completion))
-    elif kind == "update":
-        backend.update(_shards(connection))
-    # An abort that crossed the last completion comes after `done`: there is nothing left to stop.
-    if kind != "abort":
-        connection.send(("done", None))
-
-
-class Joins:
-    """Reads what `VllmProcess.generate_in_flight` sends between two steps."""
-
-    def __init__(self, backend: VllmBackend, connection: Connection) -> None:
-        self._backend = backend
-        self._connection = connection
-        self._num_loads = 0
-        self._over = False
-
-    def __call__(self, busy: bool) -> tuple[Joining, int]:
-        joining: list[tuple[Job, SamplingParams]] = []
-        while not self._over and (self._connection.poll() or not (busy or joining)):
-            kind, *arguments = self._connection.recv()
-            if kind == "add":
-                joining += arguments[0]
-                self._num_loads = arguments[1]
-            elif kind == "hold":
-                self._connection.send(("held", None))
-                _answer(self._backend, self._connection, self._connection.recv())
-                self._num_loads += 1
-            else:
-                assert kind == "land", kind
-                self._over = True
-        return joining, self._num_loads
+def _answer(backend: VllmBackend, connection: Connection, method: str, *arguments: Any) -> Any:
+    match method:
+        case "add":
+            jobs, in_flight = arguments
+            return backend.add(jobs, in_flight=in_flight)
+        case "step":
+            return backend.step()
+        case "rest":
+            return backend.rest()
+        case "update":
+            return backend.update(_shards(connection))
+    raise AssertionError(method)
 
 
 def _shards(connection: Connection) -> Iterator[dict[str, Tensor]]:
+    """Ask for one shard after the other, as vLLM loads them."""
+    connection.send((None, None))
     while (path := connection.recv()) is not None:
         shard = load_file(path)
         path.unlink()  # the pages live as long as the tensors; no file is left if either side is killed
         yield shard
-        connection.send(("loaded", None))  # vLLM no longer reads it
-
-
-def _portable(error: Exception) -> RlhfError:
-    if isinstance(error, RlhfError):
-        return error
-    return RlhfError(f"vLLM failed: {described(error)}", where=WHERE, hint="its output is above")
+        connection.send((None, None))  # vLLM no longer reads it
 
 
 if __name__ == "__main__":

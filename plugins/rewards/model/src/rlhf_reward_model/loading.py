@@ -13,7 +13,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError, first_line
 from rlhf_core.models import check_hub, quiet_progress
 from rlhf_core.place import resolve_device
@@ -24,7 +23,7 @@ WHERE = 'reward "model"'
 def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     """Device and dtype of the model. Raises `UserInputError` where there is no such device."""
     try:
-        chosen = resolve_device(device, read_launch_env().local_rank)
+        chosen = resolve_device(device)
     except UserInputError as error:
         raise UserInputError(error.message, where=f"{WHERE}: device", hint="say device: cpu in its entry") from None
     if dtype == "auto":

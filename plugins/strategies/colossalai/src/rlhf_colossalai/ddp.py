@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed import read_launch_env
 from rlhf_core.place import resolve_device
 from rlhf_strategies import resolve_precision
 
@@ -47,4 +46,4 @@ class DdpStrategy(BoosterStrategy):
 
 def build(config: DdpConfig, context: StrategyContext) -> DdpStrategy:
     """Make the strategy; processes meet in `setup`."""
-    return DdpStrategy(config, resolve_device(context.device, read_launch_env().local_rank))
+    return DdpStrategy(config, resolve_device(context.device))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed import read_launch_env
 from rlhf_core.place import resolve_device
 from rlhf_core.strategy import StateBytes, Trained
 from rlhf_strategies import Prepared, check_offload, resolve_precision, torch_dtype
@@ -151,7 +150,7 @@ class GeminiStrategy(ZeroStrategy):
 
 def build(config: GeminiConfig, context: StrategyContext) -> GeminiStrategy:
     """Make the strategy. Raises `ConfigError` where an option needs a GPU and there is none."""
-    device = resolve_device(context.device, read_launch_env().local_rank)
+    device = resolve_device(context.device)
     offloads = {name: getattr(config, name) > 0 for name in ("offload_optim_frac", "offload_param_frac")}
     check_offload(device, offloads)
     return GeminiStrategy(config, device)

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed import read_launch_env
 from rlhf_core.place import resolve_device
 from rlhf_core.strategy import StateBytes, Trained
 from rlhf_strategies import Prepared, check_offload, resolve_precision, torch_dtype
@@ -160,6 +159,6 @@ class LowLevelZeroStrategy(ZeroStrategy):
 
 def build(config: LowLevelZeroConfig, context: StrategyContext) -> LowLevelZeroStrategy:
     """Make the strategy. Raises `ConfigError` for offload without a GPU."""
-    device = resolve_device(context.device, read_launch_env().local_rank)
+    device = resolve_device(context.device)
     check_offload(device, {"cpu_offload": config.cpu_offload})
     return LowLevelZeroStrategy(config, device)

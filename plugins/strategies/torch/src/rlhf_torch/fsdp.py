@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError
 from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import StateBytes, Trained
@@ -249,6 +248,6 @@ def check_processes(num_processes: int, tensor_parallel: int) -> None:
 
 def build(config: FsdpConfig, context: StrategyContext) -> FsdpStrategy:
     """Make the strategy. Raises `ConfigError` for offload without a GPU."""
-    device = resolve_device(context.device, read_launch_env().local_rank)
+    device = resolve_device(context.device)
     check_offload(device, {"offload": config.offload})
     return FsdpStrategy(config, device)

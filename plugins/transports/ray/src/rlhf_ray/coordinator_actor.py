@@ -64,8 +64,6 @@ class Coordinator:
             num_episodes=settings.num_episodes,
             prompts_per_episode=settings.prompts_per_episode,
             max_staleness=settings.max_staleness,
-            # A maker whose lease expired is restarted, which releases the lease; this is a second safeguard.
-            lease_seconds=2 * settings.lease_seconds,
             sampler=settings.sampler,
         )
         self._waiters = Waiters()

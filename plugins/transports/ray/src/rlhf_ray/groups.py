@@ -26,8 +26,7 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
     return RolloutGroup(
         position=tree["position"],
         rollouts=tuple(
-            # Checkpoints before API 2 have no turns.
-            Rollout(**{**each, "turns": tuple(Turn.from_mapping(turn) for turn in each.get("turns", ()))})
+            Rollout(**{**each, "turns": tuple(Turn.from_mapping(turn) for turn in each["turns"])})
             for each in tree["rollouts"]
         ),
         items=tuple(_item(item) for item in tree["items"]),
@@ -43,35 +42,15 @@ def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
     return {**state, "open": opened}
 
 
-_FORMER = {
-    "greedy_rewards": Column(per="metrics"),
-    "teacher_log_probs": Column(),
-    "teacher_ids": Column(dtype="int32"),
-    "marks": Column(),
-    "turn_rewards": Column(),
-    "environment": Column(per="metrics"),
-}
-"""Fields of an item in checkpoints of plugin API 2, which are columns now."""
-
-
 def _columns(columns: Columns) -> dict[str, Any]:
     return {name: {**asdict(columns.kinds[name]), "value": value} for name, value in columns.items()}
 
 
 def _item(tree: Mapping[str, Any]) -> BufferItem:
-    saved = {name: dict(column) for name, column in tree.get("columns", {}).items()}
+    saved = {name: dict(column) for name, column in tree["columns"].items()}
     values = {name: column.pop("value") for name, column in saved.items()}
     kinds = {name: Column(**column) for name, column in saved.items()}
-    former = {name: tree[name] for name in _FORMER if tree.get(name) is not None}
-    turns = former.get("turn_rewards")
-    if turns is None:
-        former.pop("environment", None)
-    elif turns.dim() == 1:  # one number a token: the environment's, which is the first reward
-        import torch
-
-        former["turn_rewards"] = torch.nn.functional.pad(turns.unsqueeze(-1), (0, len(tree["rewards"]) - 1))
-    fields = {name: value for name, value in tree.items() if name not in _FORMER}
-    return BufferItem(**{**fields, "columns": Columns({**former, **values}, {**_FORMER, **kinds})})
+    return BufferItem(**{**tree, "columns": Columns(values, kinds)})
 
 
 def _shallow(value: Rollout | BufferItem) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from heapq import heappush
 from typing import Any, TypeVar
 
@@ -14,35 +12,20 @@ from rlhf_core.rollout import EpisodeLedger, Group, Lease, RolloutCoordinator
 GroupT = TypeVar("GroupT", bound=Group)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    maker: str
-    expires: float
-
-
 class LeasedCoordinator(RolloutCoordinator[GroupT]):
-    """A lease ends at its deadline, or when its maker is known to be lost. Its position is then made again."""
+    """A lease ends when its maker is lost, or taken for lost. Its position is then made again."""
 
-    def __init__(
-        self, *, lease_seconds: float = 600.0, clock: Callable[[], float] = time.monotonic, **options: Any
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._lease_seconds = lease_seconds
-        self._clock = clock
-        self._held: dict[int, _Held] = {}
-        self._leases: deque[tuple[int, _Held]] = deque()
-        """In the order in which they end; may name some that have ended."""
+        self._held: dict[int, str] = {}
+        """Position -> the maker that has it in the making."""
         self._last: EpisodeLedger[GroupT] | None = None
         """The episode that was taken last, without its groups."""
 
     def lease_to(self, maker: str, count: int) -> list[Lease]:
         """Lease up to `count` positions to `maker`."""
-        self._expire()
         leases = self.lease(count)
-        for lease in leases:
-            held = _Held(maker, self._clock() + self._lease_seconds)
-            self._held[lease.position] = held
-            self._leases.append((lease.position, held))
+        self._held |= {lease.position: maker for lease in leases}
         return leases
 
     def submit(self, group: GroupT, *, keep: bool = True, success: float | None = None) -> bool:
@@ -76,19 +59,21 @@ class LeasedCoordinator(RolloutCoordinator[GroupT]):
 
     def release(self, maker: str) -> int:
         """End all leases of a maker that is lost; returns how many prompts will be made again."""
-        lost = [position for position, held in self._held.items() if held.maker == maker]
+        lost = [position for position, holder in self._held.items() if holder == maker]
         for position in lost:
-            self._end_lease(position)
+            del self._held[position]
+            self._leased.discard(position)
+            heappush(self._unheld, (self._episode_of[position], position))
         return len(lost)
 
     def num_leases(self) -> Counter[str]:
         """Maker -> prompts that it has in the making."""
-        return Counter(held.maker for held in self._held.values())
+        return Counter(self._held.values())
 
     def progress(self, episode: int) -> str:
         state = self._open.get(episode)
         waiting = () if state is None else sorted(state.outstanding)
-        held = [f"{p} at {self._held[p].maker}" for p in waiting if p in self._held]
+        held = [f"{p} at {self._held[p]}" for p in waiting if p in self._held]
         more = f"; in the making: {', '.join(held[:4])}{' …' if len(held) > 4 else ''}" if held else ""
         return f"{super().progress(episode)}{more}"
 
@@ -98,7 +83,6 @@ class LeasedCoordinator(RolloutCoordinator[GroupT]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._held = {}
-        self._leases.clear()
         super().load_state_dict(state)
 
     def _make_again(self, index: int, positions: Iterable[int]) -> None:
@@ -107,15 +91,3 @@ class LeasedCoordinator(RolloutCoordinator[GroupT]):
             del episode.accepted[position]
             episode.outstanding[position] = 1
             self._want(index, [position])
-
-    def _end_lease(self, position: int) -> None:
-        del self._held[position]
-        self._leased.discard(position)
-        heappush(self._unheld, (self._episode_of[position], position))
-
-    def _expire(self) -> None:
-        now = self._clock()
-        while self._leases and self._leases[0][1].expires <= now:
-            position, held = self._leases.popleft()
-            if self._held.get(position) is held:
-                self._end_lease(position)

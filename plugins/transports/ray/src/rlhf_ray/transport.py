@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.util.metrics import Gauge
 
 from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
@@ -44,15 +42,13 @@ class RayTransport:
         """Run to the end. However it ends, no actor is left, nor a Ray that was started here."""
         check(request, self._config)
         hooks = request.hooks.of_this_process()
-        metrics = RayMetrics(request.folder.path.name)
-        hooks.register(metrics, name="ray metrics")
         listened = frozenset(event for event in hooks.events if hooks.listens(event)) - _OF_THE_DRIVER
         with connected(self._config) as connection:
             actors = Actors(request, self._config, connection.namespace, listened)
             status = StatusFile(request.folder.path, ray.get_runtime_context().gcs_address, connection.namespace)
             try:
                 actors.start()
-                return Supervisor(actors, request, hooks, status, metrics, connection).run()
+                return Supervisor(actors, request, hooks, status, connection).run()
             finally:
                 actors.close()
                 status.remove()
@@ -67,14 +63,12 @@ class Supervisor:
         request: RunRequest,
         hooks: HookRelay,
         status: StatusFile,
-        metrics: RayMetrics,
         connection: Connection,
     ) -> None:
         self._actors = actors
         self._request = request
         self._hooks = hooks
         self._status = status
-        self._metrics = metrics
         self._connection = connection
         self._told_to_stop = False
         self._fleet = Fleet(actors, request.folder.path, nodes_may_go=not connection.processes)
@@ -101,8 +95,7 @@ class Supervisor:
         actors = self._actors
         view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
         replay(view.events, self._hooks)
-        if rows := self._status.write(view, actors, self._fleet):
-            self._metrics.export(view, rows, self._fleet.target)
+        self._status.write(view, actors, self._fleet)
         return view
 
     def _pass_interrupt_on(self) -> None:
@@ -142,55 +135,3 @@ class Supervisor:
                 hint="was its process stopped? continue with --resume auto; one that is only slow needs a larger "
                 "transport.heartbeat_seconds",
             )
-
-
-_RUN = {
-    "rlhf_policy_version": "Newest policy version that the trainer has published.",
-    "rlhf_makers": "Makers that take prompts.",
-    "rlhf_makers_wanted": "Makers that the run is to have.",
-    "rlhf_queue_groups": "Prompts whose samples are finished and wait to be trained on.",
-    "rlhf_sync_seconds": "Time that the last version took to all makers.",
-}
-_ACTOR = {
-    "rlhf_actor_busy": "Share of its time in which the actor worked.",
-    "rlhf_actor_restarts": "Times that the actor was started anew.",
-    "rlhf_maker_groups": "Prompts that the maker has finished, since it was last started.",
-    "rlhf_maker_making": "Prompts that the maker has in the making.",
-    "rlhf_maker_waiting_groups": "Finished prompts of the maker that wait to be trained on.",
-    "rlhf_maker_policy_version": "Policy version of the maker's weights.",
-}
-
-
-class RayMetrics:
-    """A run's figures on Ray's own metrics endpoints; a hook of the driver, which is told what each episode measured.
-
-    Ray serves them, with `ray_` before each name, on every node that has a metrics agent (`pip install
-    "ray[default]"`); without one they go nowhere and cost next to nothing. The names are in the README.
-    """
-
-    def __init__(self, run: str) -> None:
-        """run: name of the run folder; a tag of every figure."""
-        self._tags = {"run": run}
-        self._of_run = {name: Gauge(name, text, tag_keys=("run",)) for name, text in _RUN.items()}
-        self._of_actor = {name: Gauge(name, text, tag_keys=("run", "actor")) for name, text in _ACTOR.items()}
-        self._metric = Gauge("rlhf_metric", "A figure of metrics.jsonl, by name.", tag_keys=("run", "name"))
-
-    def rlhf_episode_end(self, metrics: Mapping[str, Any] | None) -> None:
-        """Export what an episode's line in `metrics.jsonl` says."""
-        for name, value in (metrics or {}).items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                self._metric.set(float(value), {**self._tags, "name": name})
-
-    def export(self, view: Overview, rows: Sequence[Mapping[str, Any]], wanted: int) -> None:
-        """Export the newest state of the run and of each actor. wanted: makers that the run is to have."""
-        there = sum(row["pid"] is not None and row["name"].startswith("maker") for row in rows)
-        values = (view.version, there, wanted, view.queue, view.sync_seconds)
-        for gauge, value in zip(self._of_run.values(), values, strict=True):
-            if value is not None:
-                gauge.set(float(value), self._tags)
-        for row in rows:
-            tags = {**self._tags, "actor": str(row["name"])}
-            keys = ("busy", "restarts", "groups", "making", "waiting", "version")
-            for gauge, key in zip(self._of_actor.values(), keys, strict=True):
-                if row.get(key) is not None:
-                    gauge.set(float(row[key]), tags)

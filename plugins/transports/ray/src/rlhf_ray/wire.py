@@ -53,25 +53,11 @@ def num_bytes(chunk: Mapping[str, PackedTensor]) -> int:
 
 
 def _tensor(packed: PackedTensor) -> Tensor:
-    import numpy as np
     import torch
 
-    array = packed.array
-    if not array.flags.writeable and array.size:
-        array = np.asarray(_Writable(array))
-    tensor = torch.from_numpy(array)
+    tensor = torch.from_numpy(packed.array)
     dtype = getattr(torch, packed.dtype)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
-
-
-class _Writable:
-    """Presents a read-only array of the object store as writable, to avoid torch's warning; it is never written."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-        self._owner = array
 
 
 LoraScales = dict[str, dict[str, float]]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlhf_core.batching import collate, split
@@ -56,7 +54,7 @@ class SampleBuffer:
         self.items.clear()
 
 
-class OLTrainer(ABC):
+class OLTrainer:
     """Attributes of such a trainer, and the steps of its `fit`, each of which a subclass may override.
 
     `fit` calls `_before_fit` once. An episode is `num_collect_steps` calls of `_make_experience`, whose samples go into
@@ -79,42 +77,3 @@ class OLTrainer(ABC):
         self.sample_buffer = sample_buffer
         self.dataloader_pin_memory = dataloader_pin_memory
         self.callbacks = callbacks
-
-    @abstractmethod
-    def fit(
-        self,
-        num_episodes: int,
-        num_collect_steps: int,
-        num_update_steps: int,
-        prompt_dataloader: Iterable[Any],
-        pretrain_dataloader: Iterable[Mapping[str, Any]] | None = None,
-        log_dir: str | None = None,
-        use_wandb: bool = False,
-    ) -> None:
-        """Train for `num_episodes`."""
-
-    @abstractmethod
-    def _before_fit(
-        self,
-        prompt_dataloader: Iterable[Any],
-        pretrain_dataloader: Iterable[Mapping[str, Any]] | None = None,
-        log_dir: str | None = None,
-        use_wandb: bool = False,
-    ) -> None:
-        """Take the loaders and open the logs."""
-
-    @abstractmethod
-    def _make_experience(self, collect_step: int) -> Experience:
-        """Sample answers to the next batch of prompts."""
-
-    @abstractmethod
-    def _learn(self, update_step: int) -> None:
-        """Make one pass over the collected samples."""
-
-    @abstractmethod
-    def _training_step(self, experience: Experience) -> None:
-        """Train on one batch."""
-
-    @abstractmethod
-    def _save_checkpoint(self, episode: int = 0) -> None:
-        """Write a checkpoint to resume from; `episode` episodes are done."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.util import load_tree, save_tree
 
@@ -38,15 +35,26 @@ def as_strategy(booster: Any, trained: Trained, *, where: str) -> Strategy:
     return booster if isinstance(booster, Strategy) else BoosterAdapter(booster, trained.model, trained.optimizer)
 
 
-ValueT = TypeVar("ValueT")
+def _main(name: str) -> Any:
+    """An attribute or method of the policy's strategy."""
+    return property(lambda self: getattr(self.main, name))
+
+
+def _own(name: str) -> Any:
+    """A method of the strategy that prepared its first argument: a model, or an optimizer."""
+
+    def method(self: RoleStrategies, part: object, *args: Any, **options: Any) -> Any:
+        return getattr(self.of(part), name)(part, *args, **options)
+
+    return method
 
 
 class RoleStrategies(Strategy):
     """`policy` and `critic`, each with the strategy that prepared it. Processes and devices are the policy's."""
 
     def __init__(self, strategies: Mapping[str, Strategy], trained: Mapping[str, Trained]) -> None:
-        self._main = strategies["policy"]
-        self.passes = self._main.passes
+        self.main = strategies["policy"]
+        self.passes = self.main.passes
         self._by_id = {
             id(part): strategies[role] for role, each in trained.items() for part in (each.model, each.optimizer)
         }
@@ -59,112 +67,43 @@ class RoleStrategies(Strategy):
                 hint="prepare both with strategies over the same processes",
             )
 
-    def _of(self, part: object) -> Strategy:
-        return self._by_id.get(id(part), self._main)
+    def of(self, part: object) -> Strategy:
+        """The strategy that prepared a model or an optimizer."""
+        return self._by_id.get(id(part), self.main)
 
-    @property
-    def rank(self) -> int:
-        return self._main.rank
+    rank = _main("rank")
+    world_size = _main("world_size")
+    is_main = _main("is_main")
+    num_processes = _main("num_processes")
+    agreed = _main("agreed")
+    device = _main("device")
+    shards_parameters = _main("shards_parameters")
+    parameter_dtype = _main("parameter_dtype")
+    compute_dtype = _main("compute_dtype")
+    gradient_average_factor = _main("gradient_average_factor")
+    naming_lost_peers = _main("naming_lost_peers")
+    autocast = _main("autocast")
+    make_optimizer = _main("make_optimizer")
+    prepare = _main("prepare")
+    all_reduce = _main("all_reduce")
+    all_gather_objects = _main("all_gather_objects")
 
-    @property
-    def world_size(self) -> int:
-        return self._main.world_size
-
-    @property
-    def is_main(self) -> bool:
-        return self._main.is_main
-
-    @property
-    def num_processes(self) -> int:
-        return self._main.num_processes
-
-    def agreed(self, value: ValueT) -> ValueT:
-        return self._main.agreed(value)
-
-    @property
-    def device(self) -> torch.device:
-        return self._main.device
-
-    @property
-    def shards_parameters(self) -> bool:
-        return self._main.shards_parameters
-
-    @property
-    def parameter_dtype(self) -> torch.dtype:
-        return self._main.parameter_dtype
-
-    @property
-    def gradient_average_factor(self) -> int:
-        return self._main.gradient_average_factor
-
-    def naming_lost_peers(self) -> AbstractContextManager[Any]:
-        return self._main.naming_lost_peers()
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        return self._main.autocast()
-
-    @property
-    def compute_dtype(self) -> torch.dtype | None:
-        return self._main.compute_dtype
-
-    def make_optimizer(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> Optimizer:
-        return self._main.make_optimizer(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-
-    def prepare(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None = None,
-        *,
-        max_grad_norm: float | None = None,
-    ) -> Trained:
-        return self._main.prepare(model, optimizer, scheduler, max_grad_norm=max_grad_norm)
-
-    def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        return self._of(model).accumulate(model, is_last)
+    accumulate = _own("accumulate")
+    unwrap = _own("unwrap")
+    state_dict_shards = _own("state_dict_shards")
+    save_model = _own("save_model")
+    load_model = _own("load_model")
+    save_optimizer = _own("save_optimizer")
+    load_optimizer = _own("load_optimizer")
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
-        self._of(optimizer).backward(loss, optimizer)
+        self.of(optimizer).backward(loss, optimizer)
 
     def step(self, trained: Trained) -> float:
-        return self._of(trained.optimizer).step(trained)
+        return self.of(trained.optimizer).step(trained)
 
     def drop_gradients(self, trained: Trained) -> None:
-        self._of(trained.optimizer).drop_gradients(trained)
-
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        return self._main.all_reduce(tensor, op)
-
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        return self._main.all_gather_objects(value)
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        return self._of(model).unwrap(model)
-
-    def state_dict_shards(
-        self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
-    ) -> Iterator[dict[str, Tensor]]:
-        return self._of(model).state_dict_shards(model, max_shard_bytes, only)
-
-    def save_model(self, model: nn.Module, path: Path) -> None:
-        self._of(model).save_model(model, path)
-
-    def load_model(self, model: nn.Module, path: Path) -> None:
-        self._of(model).load_model(model, path)
-
-    def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
-        self._of(optimizer).save_optimizer(optimizer, path)
-
-    def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
-        self._of(optimizer).load_optimizer(optimizer, path)
+        self.of(trained.optimizer).drop_gradients(trained)
 
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
         """Save the scheduler's whole state, since a user's scheduler may be of any class."""

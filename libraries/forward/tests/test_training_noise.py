@@ -13,8 +13,8 @@ from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.models.loading import disable_dropout
 from rlhf_core.models.pretrained import add_lora
-from rlhf_core.models.training_noise import disable_training_noise
 from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
+from rlhf_forward.training_noise import disable_training_noise
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 IDS = torch.arange(4, 14).repeat(8, 1)

@@ -6,13 +6,15 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import UserInputError
-from .kinds import kind_of
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from rlhf_core.errors import UserInputError
+from rlhf_core.models.kinds import kind_of
 
 _NUM_TOKENS = 4
 _TOLERANCE = 0.02
@@ -24,14 +26,12 @@ def disable_training_noise(model: nn.Module) -> None:
 
     Log-probs of an update are compared with those of the rollout, so both must come from one function. A module whose
     own code draws random numbers (router noise, skipped layers) stays in evaluation mode from here on; a dropout
-    module keeps its rate (see `disable_dropout`). Draws that change nothing are harmless, and a copy of the model stays
-    quiet too. Leaves the global generators and the mode of the model as they were.
+    module keeps its rate (see `rlhf_core.models.disable_dropout`). Draws that change nothing are harmless, and a copy
+    of the model stays quiet too. Leaves the global generators and the mode of the model as they were.
 
     Raises:
         UserInputError: two forwards still differ; names the modules that draw.
     """
-    import torch
-
     was_training = model.training
     model.train()
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _rates_of_dropout_modules_at_0(model):
@@ -62,9 +62,6 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
 
 def _watched_forward(model: nn.Module) -> tuple[Tensor, dict[str, nn.Module]]:
     """The logits of a few tokens, and by name the modules whose own code drew from torch's generator."""
-    import torch
-    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-
     running: list[nn.Module] = []
     drawing: set[nn.Module] = set()
     state = torch.get_rng_state()
@@ -101,8 +98,6 @@ def _watched_forward(model: nn.Module) -> tuple[Tensor, dict[str, nn.Module]]:
 @contextmanager
 def _rates_of_dropout_modules_at_0(model: nn.Module) -> Iterator[None]:
     """Context without the dropout that is meant: an adapter's, where a dataset is learned."""
-    from torch.nn.modules.dropout import _DropoutNd
-
     rates = [(m, m.p) for m in model.modules() if isinstance(m, _DropoutNd)]
     for module, _ in rates:
         module.p = 0.0

@@ -1,4 +1,4 @@
-"""The tokens that a policy loss chooses over a whole episode (`rlhf_core.algorithm.marks`)."""
+"""The tokens that a policy loss chooses over a whole episode (`rlhf_objective.marks`)."""
 
 from __future__ import annotations
 
