@@ -297,7 +297,7 @@ class TrainerSession:
             assert self._record is not None
             self._record.items(episode, items)
 
-        return DatasetSource(self._run, self._algorithm, self._plan, batch_tokens=self._tokens, on_episode=on_episode)
+        return DatasetSource(self._run, self._algorithm, self._plan, on_episode=on_episode)
 
     def _train_step(self, batch: TrainBatch) -> dict[str, float]:
         assert self._record is not None and self._trainer is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..algorithm import RolloutAlgorithm
 from ..batching import collate, to_device
 from ..errors import RlhfError
-from ..models.batched_forward import forward_rows
+from ..models.forward_passes import forward_rows
 from ..place import Place
 from ..plugins.errors_of import errors_of
 from ..protocols import ExperienceChannel
