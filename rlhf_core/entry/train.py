@@ -15,6 +15,7 @@ from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
+from ..config.sections import OptimizerConfig
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
@@ -289,7 +290,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:
     """Raise `ConfigError` for options that mean nothing to the run's algorithm."""
     name = resolved.algorithm.name
-    if resolved.run.optimizer.critic_lr is not None and "critic" not in algorithm.roles:
+    if resolved.optimizer.typed(OptimizerConfig).critic_lr is not None and "critic" not in algorithm.roles:
         raise ConfigError(
             f"{name} has no critic, so no learning rate of one", where="optimizer.critic_lr", hint="remove it"
         )

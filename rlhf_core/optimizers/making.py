@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..components import OptimizerContext, ScheduleContext
 from ..config.resolved import Configured, ResolvedRun
+from ..config.sections import OptimizerConfig
 from ..errors import PluginError
 from ..strategy import Strategy
 
@@ -21,7 +22,8 @@ def make_optimizer(resolved: ResolvedRun, role: str, model: nn.Module, strategy:
 
     Raises `PluginError` if it leaves parameters out or already has state: a strategy may still replace parameters.
     """
-    options, selected = resolved.run.optimizer, resolved.optimizer
+    selected = resolved.optimizer
+    options = selected.typed(OptimizerConfig)
     lr = options.critic_lr if role == "critic" and options.critic_lr is not None else options.lr
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
     context = OptimizerContext(parameters=parameters, lr=lr, strategy=strategy)

@@ -88,7 +88,7 @@ class RunInputs:
         """The endless stream of prompts of `source`, or of the run's own, with `held_out` records kept apart."""
         resolved = self.resolved
         selected = source or resolved.prompts
-        limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
+        limits = selected.typed(PromptsConfig)
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
         context = PromptsContext(resolved.run.train.seed, has_chat_template=has_template)
         return PromptStream(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from ..algorithm import RolloutAlgorithm
 from ..components import StrategyContext
 from ..config.resolve import ResolvedRun
-from ..config.sections import TrainConfig
+from ..config.sections import OptimizerConfig, TrainConfig
 from ..models.forward_passes import passes_of
 from ..models.loading import disable_dropout, load_policy
 from ..optimizers.making import make_optimizer, make_scheduler
@@ -66,7 +66,7 @@ def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dic
 def prepare(resolved: ResolvedRun, role: Role, model: nn.Module, strategy: Strategy) -> Trained:
     """The model with its optimizer and schedule, as the strategy trains it."""
     model.train()
-    options, train = resolved.run.optimizer, resolved.run.train
+    options, train = resolved.optimizer.typed(OptimizerConfig), resolved.run.train
     optimizer = make_optimizer(resolved, role, model, strategy)
     per_episode = updates_per_episode(train)
     scheduler = make_scheduler(

@@ -86,7 +86,7 @@ def show(plugin: str, as_json: bool) -> None:
       rlhf plugins show rewards/exact-match --json
     """
     from rlhf_core.components import KINDS
-    from rlhf_core.config.select import options_of_core
+    from rlhf_core.config.select import shared_options
     from rlhf_core.plugins.discovery import as_kind, find
     from rlhf_core.plugins.requirements import missing_modules, unmet
     from rlhf_core.plugins.selected import has_options, load
@@ -106,7 +106,8 @@ def show(plugin: str, as_json: bool) -> None:
         "distribution": selected.distribution,
         "version": selected.version,
     }
-    own, core = selected.component.config, options_of_core(selected)
+    own, core = selected.component.config, shared_options(kind)
+    core = None if core is None or issubclass(own, core) else core
     if as_json:
         schemas = {"options": own.model_json_schema(), "options_of_core": core.model_json_schema() if core else None}
         print_json({**about, "missing": missing_modules(selected.component), **schemas})

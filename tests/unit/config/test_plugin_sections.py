@@ -88,8 +88,8 @@ probe = Component(summary="Probes with another reward.", config=Probe)
         with pytest.raises(ConfigError, match=told):
             resolve({**run, "probe": wrong})
     schema, _ = run_schema()
-    choices = schema["properties"]["probe"]["anyOf"][0]["anyOf"]
-    assert any({"every", "target_tokens"} <= set(each.get("properties", {})) for each in choices)
+    choices = [each["$ref"].rpartition("/")[2] for each in schema["properties"]["probe"]["anyOf"] if "$ref" in each]
+    assert any({"every", "target_tokens"} <= set(schema["$defs"][each]["properties"]) for each in choices)
 
 
 def test_one_section_alone_gives_the_reward_of_a_player(install):
@@ -176,8 +176,9 @@ def test_the_schema_has_it(safety):
     document, left_out = run_schema()
     assert not left_out
     assert "safety" in document["properties"] and "guards" in document["properties"]
-    assert "most" in json.dumps(document["properties"]["safety"])
-    assert "curriculum" in json.dumps(document["properties"]["prompts"])
+    assert "most" in json.dumps(document["$defs"]) and document["properties"]["safety"]
+    jsonl = [each for each in document["$defs"].values() if each.get("title") == "jsonl"]
+    assert any("curriculum" in each["properties"] for each in jsonl)
 
 
 def test_two_owners_are_named(install, tmp_path, capsys):

@@ -44,7 +44,7 @@ def test_cores_own_sources_have_cores_options():
 
 def test_a_source_has_a_default_length_of_its_own(run):
     resolved = resolve(run)
-    assert resolved.run.prompts.max_prompt_tokens == 6
+    assert resolved.prompts.config.max_prompt_tokens == 6
     assert lengths(resolved) == {5}
 
 

@@ -117,7 +117,9 @@ def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | Orde
 
 def _build(entry: MixtureEntry, context: PromptsContext) -> PromptSource | Iterable[Mapping[str, Any]]:
     selected = load("prompts", entry.name)
-    built: Any = selected.build(selected.component.config.model_validate(entry.options), context)
+    model = selected.component.config  # its own options, without core's, which the mixture reads of none
+    own = {name: value for name, value in entry.options.items() if name in model.model_fields}
+    built: Any = selected.build(model.model_validate(own), context)
     if isinstance(built, PromptSource | Iterable):
         return built
     raise ConfigError(
