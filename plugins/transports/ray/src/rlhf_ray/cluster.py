@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,18 +34,6 @@ _QUIET = {
 
 _INDISPENSABLE = frozenset({"gcs_server", "raylet"})
 """Programs of a local Ray without which it starts, finds and replaces no actor."""
-
-
-def draining_nodes() -> dict[str, float | None]:
-    """Ids of nodes that Ray will lose (a spot machine with its notice, say) -> seconds that are left, if it knows.
-
-    Ray's own libraries ask in this way; there is no public one.
-    """
-    state: Any = getattr(getattr(ray._private, "state", None), "state", None)
-    if ray.util.client.ray.is_connected() or not hasattr(state, "get_draining_nodes"):
-        return {}
-    now = 1000 * time.time()
-    return {node: (until - now) / 1000 if until else None for node, until in state.get_draining_nodes().items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,39 +20,31 @@ from .orphan_reaper import start_time
 from .scale_request import ScaleAnswer
 
 if TYPE_CHECKING:
-    from .actors import Actors
-    from .fleet import Fleet
     from .messages import Overview
 
 logger = logging.getLogger("rlhf.ray")
 
 _STATUS = "ray.json"
 _WRITE_SECONDS = 1.0
-Row = Mapping[str, Any]
-"""An actor, with what it does and did: for `ray.json` and Ray's metrics."""
 
 
-def maker_rows(view: Overview, actors: Actors, fleet: Fleet) -> list[Row]:
-    """A row for each maker that runs, starts or leaves."""
-    known = {str(row["name"]): row for row in view.makers}
-    rows: list[Row] = [
-        {**_bare(maker.id, "loads its models"), **known.get(maker.id, {}), "restarts": maker.attempt}
-        for maker in actors.makers
-    ]
-    for maker in fleet.leaving:
-        needed = view.owned.get(maker.id, 0)
-        bare = _bare(maker.id, f"has left; {needed} of its groups wait to be trained on")
-        rows.append({**bare, **known.get(maker.id, {}), "restarts": maker.attempt, "leaving": True})
-    return [*rows, *(_bare(name, "waits for room in the cluster") for name in fleet.waiting_for_room)]
+class ActorRow(BaseModel):
+    """A maker or a trainer, and what it does: for the driver, in `ray.json`, and for `rlhf ray status`."""
 
-
-def trainer_rows(view: Overview, actors: Actors) -> list[Row]:
-    """A row for each trainer."""
-    return [{"name": t.name, "pid": t.pid, "node": t.node, **view.trainers.get(t.name, {})} for t in actors.trainers]
-
-
-def _bare(name: str, doing: str) -> dict[str, Any]:
-    return {"name": name, "pid": None, "node": None, "doing": doing, "for_s": 0.0, "version": None, "restarts": 0}
+    name: str
+    pid: int | None = None
+    node: str | None = None
+    doing: str = "loads its models"
+    for_s: float = 0.0
+    busy: float | None = None
+    """Share of its time in which it worked."""
+    version: int | None = None
+    """Version of a maker's weights; None before it has any."""
+    restarts: int = 0
+    groups: int = 0
+    """Prompts that a maker has finished."""
+    waiting: int = 0
+    """Those of them that wait to be trained on."""
 
 
 class StatusFile:
@@ -67,7 +58,7 @@ class StatusFile:
         except UserInputError as error:
             logger.warning("what an earlier driver left is replaced: %s", error)
         self.remove()
-        self._fixed = {
+        self._fixed: dict[str, Any] = {
             "driver_pid": os.getpid(),
             "driver_start": start_time(os.getpid()),
             "host": socket.gethostname(),
@@ -77,54 +68,31 @@ class StatusFile:
         }
         self._written = float("-inf")
 
-    def write(self, view: Overview, actors: Actors, fleet: Fleet) -> list[Row]:
-        """Write the newest state; returns the rows of the actors, none if the last write is recent."""
-        if time.monotonic() - self._written < _WRITE_SECONDS:
-            return []
-        trainers, makers = trainer_rows(view, actors), maker_rows(view, actors, fleet)
-        state = {
-            "version": view.version,
-            "progress": view.progress,
-            "wanted": fleet.target,
-            "queue": view.queue,
-            "sync_seconds": view.sync_seconds,
-            "scaling": None if fleet.answer is None else fleet.answer.model_dump(),
-            "trainers": trainers,
-            "makers": makers,
-        }
-        write_json(self._path, {**self._fixed, "updated": time.time(), **state})
+    @property
+    def is_due(self) -> bool:
+        """Whether the last write is not recent."""
+        return time.monotonic() - self._written >= _WRITE_SECONDS
+
+    def write(
+        self, view: Overview, trainers: list[ActorRow], makers: list[ActorRow], scaling: ScaleAnswer | None
+    ) -> None:
+        """Write the newest state. scaling: the answer to the newest request to scale."""
         self._written = time.monotonic()
-        return [*trainers, *makers]
+        status = Status(
+            **self._fixed,
+            updated=time.time(),
+            version=view.version,
+            progress=view.progress,
+            queue=view.queue,
+            sync_seconds=view.sync_seconds,
+            scaling=scaling,
+            trainers=trainers,
+            makers=makers,
+        )
+        write_json(self._path, status.model_dump())
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
-
-
-class _Trainer(BaseModel):
-    name: str
-    pid: int | None
-    node: str | None = None
-    doing: str = "loads its models"
-    for_s: float = 0.0
-    busy: float | None = None
-    """Share of its time in which it did not wait."""
-
-
-class _Maker(BaseModel):
-    name: str
-    pid: int | None
-    doing: str
-    for_s: float
-    version: int | None
-    """Version of its weights; None before it has any."""
-    restarts: int = 0
-    leaving: bool = False
-    busy: float | None = None
-    """Share of its time in which it had work."""
-    groups: int = 0
-    """Prompts that it has finished."""
-    waiting: int = 0
-    """Those of them that wait to be trained on."""
 
 
 class Status(BaseModel):
@@ -142,14 +110,12 @@ class Status(BaseModel):
     updated: float
     version: int
     progress: str
-    wanted: int | None = None
-    """Makers that the run is to have."""
     queue: int = 0
     """Finished prompts that wait to be trained on."""
     sync_seconds: float | None = None
     scaling: ScaleAnswer | None = None
-    trainers: list[_Trainer]
-    makers: list[_Maker]
+    trainers: list[ActorRow]
+    makers: list[ActorRow]
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Supervisor:
         self._status = status
         self._connection = connection
         self._told_to_stop = False
-        self._fleet = Fleet(actors, request.folder.path, nodes_may_go=not connection.processes)
+        self._fleet = Fleet(actors, request.folder.path)
 
     def run(self) -> FitResult:
         """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
@@ -84,7 +84,7 @@ class Supervisor:
                 self._fleet.step(view)
                 self._watch_trainers(view, fits)
             self._look(0.0)
-            self._actors.finish(self._fleet.leaving)
+            self._actors.finish()
             return result
         finally:
             # Replay the actors' last events; the coordinator itself may be gone.
@@ -95,7 +95,8 @@ class Supervisor:
         actors = self._actors
         view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
         replay(view.events, self._hooks)
-        self._status.write(view, actors, self._fleet)
+        if self._status.is_due:
+            self._status.write(view, actors.trainer_rows(view), actors.maker_rows(view), self._fleet.answer)
         return view
 
     def _pass_interrupt_on(self) -> None:
@@ -129,8 +130,7 @@ class Supervisor:
         _, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
         for name in (fits[reference] for reference in running if fits[reference] in view.silent):
             raise ActorLostError(
-                f"waited {view.silent[name]:.0f} s for a sign of life; the run was at policy version {view.version}, "
-                f"{view.progress}",
+                f"{view.silent[name]}; the run was at policy version {view.version}, {view.progress}",
                 where=name,
                 hint="was its process stopped? continue with --resume auto; one that is only slow needs a larger "
                 "transport.heartbeat_seconds",
