@@ -22,9 +22,8 @@ from rlhf_core import train
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, UserInputError
 from rlhf_core.util import write_json
 from rlhf_ray.commands import ray as command
-from rlhf_ray.orphan_reaper import start_time
 from rlhf_ray.scale_request import ScaleRequests
-from rlhf_ray.status_file import Status, read_status
+from rlhf_ray.status_file import Status, read_status, start_time
 
 RunFile = Callable[..., dict[str, Any]]
 CheckSamples = Callable[[Path], None]

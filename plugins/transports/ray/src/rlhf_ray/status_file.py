@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rlhf_core.errors import UserInputError
 from rlhf_core.util import is_own, write_json
 
-from .orphan_reaper import start_time
 from .scale_request import ScaleAnswer
 
 if TYPE_CHECKING:
@@ -26,6 +25,15 @@ logger = logging.getLogger("rlhf.ray")
 
 _STATUS = "ray.json"
 _WRITE_SECONDS = 1.0
+
+
+def start_time(pid: int) -> str | None:
+    """Start time in clock ticks since boot; None when there is no such process, or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
 
 
 class ActorRow(BaseModel):
