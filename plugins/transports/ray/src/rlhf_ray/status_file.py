@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.util import is_own, write_json
+from rlhf_core.util import is_own
 
 from .scale_request import ScaleAnswer
 
-if TYPE_CHECKING:
-    from .messages import Overview
-
-logger = logging.getLogger("rlhf.ray")
-
-_STATUS = "ray.json"
-_WRITE_SECONDS = 1.0
+STATUS = "ray.json"
 
 
 def start_time(pid: int) -> str | None:
@@ -53,54 +45,6 @@ class ActorRow(BaseModel):
     """Prompts that a maker has finished."""
     waiting: int = 0
     """Those of them that wait to be trained on."""
-
-
-class StatusFile:
-    """Written by the driver about every second; removed when the run ends."""
-
-    def __init__(self, folder: Path, address: str, namespace: str) -> None:
-        self._path = folder / _STATUS
-        try:
-            if (left := read_status(folder)) is not None:
-                logger.warning("the run's driver before this one (pid %d) was killed", left.driver_pid)
-        except UserInputError as error:
-            logger.warning("what an earlier driver left is replaced: %s", error)
-        self.remove()
-        self._fixed: dict[str, Any] = {
-            "driver_pid": os.getpid(),
-            "driver_start": start_time(os.getpid()),
-            "host": socket.gethostname(),
-            "address": address,
-            "namespace": namespace,
-            "started": time.time(),
-        }
-        self._written = float("-inf")
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the last write is not recent."""
-        return time.monotonic() - self._written >= _WRITE_SECONDS
-
-    def write(
-        self, view: Overview, trainers: list[ActorRow], makers: list[ActorRow], scaling: ScaleAnswer | None
-    ) -> None:
-        """Write the newest state. scaling: the answer to the newest request to scale."""
-        self._written = time.monotonic()
-        status = Status(
-            **self._fixed,
-            updated=time.time(),
-            version=view.version,
-            progress=view.progress,
-            queue=view.queue,
-            sync_seconds=view.sync_seconds,
-            scaling=scaling,
-            trainers=trainers,
-            makers=makers,
-        )
-        write_json(self._path, status.model_dump())
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
 
 
 class Status(BaseModel):
@@ -174,7 +118,7 @@ class RunningJob:
 
 def read_status(folder: Path) -> RunningJob | None:
     """The status of a detached run in `folder`; None where there is none, or it has ended normally."""
-    path = folder / _STATUS
+    path = folder / STATUS
     if not os.path.isdir(folder):
         raise UserInputError("there is no such folder", where=str(folder), hint="give the folder that --output named")
     if not os.path.lexists(path):
