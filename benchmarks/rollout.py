@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from rlhf_core.components import EngineContext
 from rlhf_core.models.builtin import build_character_tokenizer
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams
 
@@ -147,7 +147,7 @@ def build_engine(
     tokenizer.eos_token = None
     context = EngineContext(model=model, tokenizer=tokenizer, device=model.device, seed=0)
     config = selected.component.config.model_validate({"max_batch_size": batch, **options})
-    return resolve_build(selected)(config, context)
+    return selected.build(config, context)
 
 
 def compare(size: str, case: str, dtype: torch.dtype, device: str, engines: Sequence[str], repeats: int) -> None:

@@ -31,7 +31,8 @@ from rlhf_core.config.sections import ModelConfig
 from rlhf_core.config.select import shared_options
 from rlhf_core.hookspecs import Action, MakerHooks, Moment, SetupHooks, TrainerHooks
 from rlhf_core.models.kinds import ModelKind
-from rlhf_core.plugins.discovery import Selected, discover, has_options, load_ref
+from rlhf_core.plugins.discovery import discover
+from rlhf_core.plugins.selected import Selected, has_options, load_ref
 from rlhf_core.protocols import Logger, OrderedPromptSource, PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.request import RunRequest, Transport

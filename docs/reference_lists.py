@@ -66,10 +66,11 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _shared() -> list[tuple[str, Any]]:
-    from rlhf_core.config.select import SHARED_OPTIONS
+    from rlhf_core.config.load import PLUGIN_SECTIONS
+    from rlhf_core.config.select import CORE_OPTIONS, shared_options
 
-    singular = {"engines": "engine", "environments": "environment", "rewards": "rewards.N"}
-    return [(singular.get(kind, kind), model) for kind, model in SHARED_OPTIONS.items()]
+    places = [(section, CORE_OPTIONS[kind]) for section, kind in PLUGIN_SECTIONS.items() if kind in CORE_OPTIONS]
+    return [*places, ("rewards.N", shared_options("rewards"))]
 
 
 SHARED_SECTIONS = _shared()

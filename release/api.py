@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "docs"))
 
 from public_surface import defined_in, surface
 
-from rlhf_core.plugins.moved import moved_names
+from rlhf_core.plugins.names import moved_names
 
 RECORDED = ROOT / "release" / "api"
 CHANGES = ROOT / "changes"

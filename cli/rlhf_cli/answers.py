@@ -20,7 +20,7 @@ from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.run_player import RunPlayer
 from rlhf_core.rollout.samples import SampleRewards, rollout_of
 from rlhf_core.rollout.single_answer import request_of
-from rlhf_core.runfolder.samples import SampleRecord
+from rlhf_core.runfolder.samples import sample_line
 from rlhf_core.types import Prompt, SamplingParams
 from rlhf_core.wiring.inputs import RunInputs
 from rlhf_core.wiring.parts import RunParts
@@ -75,13 +75,13 @@ def play_text(
             played = player.play([(prompt, prompt.position) for prompt in encoded])
             episodes = sorted(played, key=lambda each: each.sample_id)
     return [
-        SampleRecord.of(
+        sample_line(
             rollout_of(row, each),
             episode=0,
             rewards=SampleRewards.of(each, {}).scores,
             score=each.reward or 0.0,
             plays=True,
-        ).to_json()
+        )
         for each in episodes
         for row in each.rows
     ]

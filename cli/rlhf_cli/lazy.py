@@ -89,7 +89,7 @@ class LazyGroup(Group):
 
     def home(self, name: str) -> str | None:
         """Our distribution that provides the command `name`, installed or not; None if there is none."""
-        from rlhf_core.plugins.known import KNOWN
+        from rlhf_core.plugins.names import KNOWN
 
         return KNOWN["commands"].get(name)
 

@@ -27,7 +27,7 @@ def find_quickstart() -> Quickstart:
     """The installed quickstart. Raises `UserInputError` if there is none."""
     from rlhf_core.errors import UserInputError
     from rlhf_core.plugins.discovery import discover, find, import_target
-    from rlhf_core.plugins.known import KNOWN
+    from rlhf_core.plugins.names import KNOWN
 
     if _NAME not in discover("quickstarts"):
         home = KNOWN["quickstarts"][_NAME]

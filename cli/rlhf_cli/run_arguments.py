@@ -180,7 +180,7 @@ def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[
 def option_names(kind: str, name: str) -> list[str]:
     """Options of a plugin, with those core reads beside them; a file is read, not run. Raises `PluginError`."""
     from rlhf_core.config.select import shared_options
-    from rlhf_core.plugins.discovery import load
+    from rlhf_core.plugins.selected import load
     from rlhf_core.plugins.trust import NO_FILE
 
     shared = shared_options(kind)

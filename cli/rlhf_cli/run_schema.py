@@ -1,141 +1,108 @@
-"""The JSON schema of run files: core's sections and the options of every installed plugin."""
+"""The JSON schema of run files: one model of core's sections and the options of every installed plugin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, create_model
 
 from rlhf_core.config.load import PLUGIN_SECTIONS
-from rlhf_core.config.sections import EvalSetOptions, PromptsConfig, RewardEntry, RunConfig
+from rlhf_core.config.sections import EvalConfig, EvalSetOptions, HooksConfig, LoggingConfig, RunConfig, Section
 from rlhf_core.config.select import DEFAULT_PLUGINS, shared_options
 from rlhf_core.errors import PluginError
-from rlhf_core.plugins.discovery import FROM_FILES, Selected, check_clash, discover, has_options, load_ref
+from rlhf_core.plugins.discovery import check_clash, discover
+from rlhf_core.plugins.functions import PLAIN
+from rlhf_core.plugins.selected import Selected, has_options, load_ref
 
-Schema = dict[str, Any]
+_OF_A_FILE = r"\.py:\w+$"
 
 
-def run_schema() -> tuple[Schema, list[PluginError]]:
+class _FromFile(BaseModel, title="FILE.py:FUNCTION"):
+    name: str = Field(pattern=_OF_A_FILE)
+
+
+class _Hooks(HooksConfig, json_schema_extra={"patternProperties": {_OF_A_FILE: {"type": ["object", "boolean"]}}}):
+    pass
+
+
+def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
     """The schema (JSON Schema 2020-12), and the errors of plugins that are left out of it."""
-    left_out: list[PluginError] = []
-    definitions: Schema = {}
-    document = _take(RunConfig, definitions)
-    properties: Schema = document["properties"]
-    for section, kind in PLUGIN_SECTIONS.items():
-        plugins = _installed(kind, left_out)
-        shared = shared_options(kind)
-        properties[section] = _choice(
-            plugins, shared, definitions, default=DEFAULT_PLUGINS.get(section), any_name=kind in FROM_FILES
-        )
-    schedules = _choice(_installed("schedules", left_out), None, definitions, default="constant")
-    for choice in properties["optimizer"]["anyOf"][1:]:
-        choice["properties"]["schedule"] = schedules
-    properties["rewards"] = {
-        "type": "array",
-        "description": "What a good answer is: the weighted sum of these.",
-        "items": _choice(_installed("rewards", left_out), RewardEntry, definitions, any_name=True),
-    }
-    _list_plugins(definitions["HooksConfig"], _installed("hooks", left_out), definitions, any_name=True)
-    _list_plugins(definitions["LoggingConfig"], _installed("loggers", left_out), definitions)
-    prompts = _choice(_installed("prompts", []), PromptsConfig, definitions, any_name=True)
-    evaluation = definitions["EvalConfig"]["properties"]
-    evaluation["prompts"] = {"anyOf": [prompts, {"type": "null"}]}
-    named = _take(EvalSetOptions, definitions)
-    named["properties"] |= {"prompts": prompts, "rewards": {"anyOf": [properties["rewards"], {"type": "null"}]}}
-    evaluation["sets"] = {
-        "type": "object",
-        "description": "Further sets by name, each with prompts and, where they differ, rewards and sampling.",
-        "additionalProperties": {**named, "required": ["prompts"]},
-    }
-    for plugin in _installed("sections", left_out):
-        *parents, last = plugin.name.split(".")
-        places = [document]
-        for parent in parents:
-            places = [found for each in places for found in _objects(each["properties"].get(parent, {}), definitions)]
-        selects = getattr(plugin.component.config, "selects", None)
-        if selects is None:
-            schema = _take(plugin.component.config, definitions)
-        else:
-            schema = _choice(_installed(selects, left_out), plugin.component.config, definitions, any_name=True)
-        for place in places:
-            place["properties"][last] = {"anyOf": [schema, {"type": "null"}]}
-    document["required"] = ["model"]
-    document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    document["title"] = "rlhf run file"
-    return {**document, "$defs": definitions}, left_out
+    left_out: dict[str, PluginError] = {}
 
+    def installed(kind: str) -> list[Selected]:
+        found: list[Selected] = []
+        for ref in discover(kind).values():
+            try:
+                check_clash(ref)
+                if has_options(ref):
+                    found.append(load_ref(ref))
+            except PluginError as error:
+                left_out[ref.label] = PluginError(error.message, where=error.where or ref.label)
+        return found
 
-def _installed(kind: str, left_out: list[PluginError]) -> list[Selected]:
-    found: list[Selected] = []
-    for ref in discover(kind).values():
-        try:
-            check_clash(ref)
-            if has_options(ref):
-                found.append(load_ref(ref))
-        except PluginError as error:
-            left_out.append(PluginError(error.message, where=error.where or ref.label))
-    return found
+    def named(kind: str, default: str | None = None, beside: type[BaseModel] | None = None, **fields: Any) -> Any:
+        """The type of a plugin by its name alone, or with its options and those `beside` them."""
+        others = beside or shared_options(kind) or Section
+        models = [_with_name(each, others, default, dict(fields)) for each in installed(kind)]
+        return _union(str, *models, *([_FromFile] if kind in PLAIN else []))
 
+    def with_nested(path: str, kind: Any) -> Any:
+        """The type of the section `path` with the sections of plugins that are in it."""
+        places = [(each, each.name.rpartition(".")) for each in installed("sections")]
+        inside = {last: _optional(section(each)) for each, (place, _, last) in places if place == path}
+        return _extended(kind, inside) if inside else kind
 
-def _objects(schema: Schema, definitions: Schema) -> Iterator[Schema]:
-    """The schemas of mappings with known keys that a schema allows."""
-    if "$ref" in schema:
-        yield from _objects(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
-    for each in schema.get("anyOf", ()):
-        yield from _objects(each, definitions)
-    if "properties" in schema:
-        yield schema
+    def section(plugin: Selected) -> Any:
+        config: Any = plugin.component.config
+        return with_nested(plugin.name, named(config.selects, beside=config) if config.selects else config)
 
-
-def _list_plugins(section: Schema, plugins: Sequence[Selected], definitions: Schema, *, any_name: bool = False) -> None:
-    """Add the plugins to a section that lists them by name: each with its options, true or false."""
-    for plugin in plugins:
-        options = _take(plugin.component.config, definitions)
-        options = {key: options[key] for key in ("properties", "required") if key in options}
-        choice: list[Schema] = [{"type": "object", **options, "additionalProperties": False}, {"type": "boolean"}]
-        section["properties"][plugin.name] = {"description": plugin.component.summary, "anyOf": choice}
-    if any_name:
-        section["patternProperties"] = {r"\.py:\w+$": {"type": ["object", "boolean"]}}
-
-
-def _choice(
-    plugins: Sequence[Selected],
-    core: type[BaseModel] | None,
-    definitions: Schema,
-    *,
-    default: str | None = None,
-    any_name: bool = False,
-) -> Schema:
-    """Any of the plugins by name alone, or one of them with its options."""
-    core_properties = _take(core, definitions)["properties"] if core else {}
-    options: list[Schema] = [{"type": "string", "description": "A plugin by its name alone."}]
-    for plugin in plugins:
-        own = _take(plugin.component.config, definitions)
-        named = [] if plugin.name == default else ["name"]
-        name = {"const": plugin.name, "description": plugin.component.summary}
-        options.append(
-            {
-                "type": "object",
-                "title": plugin.name,
-                "properties": {**core_properties, **own.get("properties", {}), "name": name},
-                "required": [*named, *own.get("required", [])],
-                "additionalProperties": False,
-            }
-        )
-    if any_name:
-        name = {"type": "string", "pattern": r"\.py:\w+$"}
-        options.append(
-            {"type": "object", "title": "FILE.py:FUNCTION", "properties": {"name": name}, "required": ["name"]}
-        )
-    return {"anyOf": options}
-
-
-def _take(model: type[BaseModel], definitions: Schema) -> Schema:
-    """The schema of `model`; its references are moved to `definitions` under unique names."""
-    owner = (
-        "" if model.__module__.startswith("rlhf_core.config.sections") else f"{model.__module__}.{model.__qualname__}."
+    schedule = named("schedules", default="constant")
+    rewards, prompts = list[named("rewards")], named("prompts")  # type: ignore[misc]
+    a_set = create_model("EvalSet", __base__=EvalSetOptions, prompts=(prompts, ...), rewards=_optional(rewards))
+    sections: dict[str, Any] = {key: field.annotation for key, field in RunConfig.model_fields.items()}
+    for key, kind in PLUGIN_SECTIONS.items():
+        own: dict[str, Any] = {"schedule": _optional(schedule)} if key == "optimizer" else {}
+        sections[key] = named(kind, DEFAULT_PLUGINS.get(key), **own)
+    sections["rewards"] = Annotated[rewards, Field(description="What a good answer is: the weighted sum of these.")]
+    sections["hooks"] = _extended(_Hooks, {each.name: _switch(each) for each in installed("hooks")})
+    sections["logging"] = _extended(LoggingConfig, {each.name: _switch(each) for each in installed("loggers")})
+    sections["eval"] = (
+        _extended(EvalConfig, {"prompts": _optional(prompts), "sets": _optional(dict[str, a_set])}) | None
     )
-    schema = model.model_json_schema(ref_template=f"#/$defs/{owner}{{model}}")
-    definitions.update({f"{owner}{name}": each for name, each in schema.pop("$defs", {}).items()})
-    return schema
+    fields = {key: (with_nested(key, kind), Field(... if key == "model" else None)) for key, kind in sections.items()}
+    document = with_nested("", _extended(RunConfig, fields)).model_json_schema()
+    document |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rlhf run file"}
+    return document, list(left_out.values())
+
+
+def _union(*kinds: Any) -> Any:
+    return Union[kinds]  # noqa: UP007 - of a tuple
+
+
+def _optional(kind: Any) -> tuple[Any, None]:
+    """A field that may be absent."""
+    return kind | None, None
+
+
+def _switch(plugin: Selected) -> tuple[Any, Any]:
+    """A plugin that a section lists: with its options, on or off."""
+    return _union(plugin.component.config, bool), Field(False, description=plugin.component.summary)
+
+
+def _with_name(
+    plugin: Selected, others: type[BaseModel], default: str | None, fields: dict[str, Any]
+) -> type[BaseModel]:
+    own = plugin.component.config
+    bases = (own,) if issubclass(own, others) else (own, others)
+    told = plugin.component.summary
+    name = Field(plugin.name, description=told) if plugin.name == default else Field(description=told)
+    fields["name"] = (Literal[plugin.name], name)
+    return create_model(plugin.name, __base__=bases, **fields)
+
+
+def _extended(kind: Any, fields: dict[str, Any]) -> Any:
+    """A model, or each model of a union, with more fields."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return create_model(kind.__name__, __base__=kind, **fields)
+    parts = get_args(kind)
+    return _union(*(_extended(each, fields) for each in parts)) if parts else kind

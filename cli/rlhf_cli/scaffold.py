@@ -14,7 +14,7 @@ from rlhf_core.components import API_VERSION
 from rlhf_core.errors import UserInputError
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|__(package|snake|tests)__")
 _SUFFIX = ".tmpl"
 
 
@@ -23,104 +23,28 @@ class Template:
     """Per-kind settings of a template, apart from its files."""
 
     singular: str
-    usage: str
-    """Lines of a run file that select the plugin."""
-    where: str
-    """Sentence on where the author's own code goes."""
-    module: str = "plugin"
-    """Module of the package that the entry point names."""
-    attribute: str = "{{snake}}"
+    """Its folder, and part of the distribution's name."""
+    target: str = "plugin:{{snake}}"
+    """What the entry point names, in the new package."""
     needs: tuple[str, ...] = ("rlhf-core",)
-    """Distributions that it imports. A reward and an environment can be written without any."""
+    """Distributions that it imports. A reward and an environment can be written without core."""
 
 
 TEMPLATES: Mapping[str, Template] = {
-    "rewards": Template(
-        "reward",
-        "rewards:\n  - {name: {{name}}, weight: 1.0, target_tokens: 64}",
-        "The reward is the function in `src/{{package}}/reward.py`; its keyword-only parameters are its options.",
-        module="reward",
-        needs=(),
-    ),
-    "algorithms": Template(
-        "algorithm",
-        "algorithm: {name: {{name}}, max_advantage: 5.0}",
-        "The mathematics is in `src/{{package}}/algorithm.py`, its options in `config.py`.",
-        needs=("rlhf-core", "rlhf-forward"),
-    ),
-    "strategies": Template(
-        "strategy",
-        "strategy: {name: {{name}}, num_threads: 4}",
-        "How a model is wrapped and stepped is in `src/{{package}}/strategy.py`, its options in `config.py`.",
-        needs=("rlhf-core", "rlhf-strategies"),
-    ),
-    "engines": Template(
-        "engine",
-        "engine: {name: {{name}}, max_new_tokens: 64}",
-        "The sampling is in `src/{{package}}/engine.py`, its options in `config.py`.",
-        needs=("rlhf-core", "rlhf-forward"),
-    ),
-    "transports": Template(
-        "transport",
-        "transport: {name: {{name}}, max_minutes: 60}",
-        "Where a run happens is in `src/{{package}}/transport.py`, its options in `config.py`.",
-    ),
-    "prompts": Template(
-        "prompts",
-        "prompts: {name: {{name}}, size: 1000}",
-        "The records are made in `src/{{package}}/source.py`, its options in `config.py`.",
-    ),
-    "environments": Template(
-        "environment",
-        "environment: {name: {{name}}, num_steps: 3, max_turns: 4}",
-        "The environment is the class in `src/{{package}}/environment.py`; the keyword-only parameters of its\n"
-        "constructor are its options.",
-        module="environment",
-        attribute="{{Camel}}",
-        needs=("rlhf-episodes",),
-    ),
-    "advantages": Template(
-        "advantage",
-        "algorithm: {name: grpo, advantage: {name: {{name}}, max_advantage: 1.0}}",
-        "The estimator is the function in `src/{{package}}/advantage.py`; its keyword-only parameters are its options.",
-        module="advantage",
-        needs=("rlhf-core", "rlhf-objective"),
-    ),
-    "policy_losses": Template(
-        "policy-loss",
-        "algorithm: {name: grpo, policy_loss: {name: {{name}}, max_ratio: 4.0}}",
-        "The loss is the function in `src/{{package}}/policy_loss.py`; its keyword-only parameters are its options.",
-        module="policy_loss",
-        needs=("rlhf-core", "rlhf-objective"),
-    ),
-    "hooks": Template(
-        "hooks",
-        "hooks: {disable: [{{name}}]}   # it is on wherever it is installed",
-        "The hooks are in `src/{{package}}/hooks.py`; `docs/hooks.md` of rlhf lists them all.",
-        module="hooks",
-        attribute="{{Camel}}",
-    ),
-    "loggers": Template(
-        "logger",
-        "logging:\n  {{name}}: {path: {{name}}.txt}",
-        "Where the numbers go is in `src/{{package}}/logger.py`, its options in `config.py`.",
-    ),
-    "sections": Template(
-        "section",
-        "{{name}}: {max_answers: 100000}",
-        "The options, the cross-check and the adaptation are in `src/{{package}}/section.py`.",
-        module="section",
-    ),
-    "optimizers": Template(
-        "optimizer",
-        "optimizer: {name: {{name}}, lr: 1.0e-4, momentum: 0.9}",
-        "The step is in `src/{{package}}/optimizer.py`, its options in `config.py`.",
-    ),
-    "schedules": Template(
-        "schedule",
-        "optimizer: {schedule: {name: {{name}}, lowest: 0.1}}",
-        "The factor of the learning rate is in `src/{{package}}/schedule.py`, its options in `config.py`.",
-    ),
+    "rewards": Template("reward", "reward:{{snake}}", needs=()),
+    "algorithms": Template("algorithm", needs=("rlhf-core", "rlhf-forward")),
+    "strategies": Template("strategy", needs=("rlhf-core", "rlhf-strategies")),
+    "engines": Template("engine", needs=("rlhf-core", "rlhf-forward")),
+    "transports": Template("transport"),
+    "prompts": Template("prompts"),
+    "environments": Template("environment", "environment:{{Camel}}", needs=("rlhf-episodes",)),
+    "advantages": Template("advantage", "advantage:{{snake}}", needs=("rlhf-core", "rlhf-objective")),
+    "policy_losses": Template("policy-loss", "policy_loss:{{snake}}", needs=("rlhf-core", "rlhf-objective")),
+    "hooks": Template("hooks", "hooks:{{Camel}}"),
+    "loggers": Template("logger"),
+    "sections": Template("section", "section:{{snake}}"),
+    "optimizers": Template("optimizer"),
+    "schedules": Template("schedule"),
 }
 """By kind, as in the entry-point group."""
 
@@ -140,7 +64,9 @@ def new_plugin(kind: str, name: str, output: Path | None = None) -> Scaffold:
 
     Raises `UserInputError`: no template for the kind, an unfit or taken name, or a folder that is not empty.
     """
-    template = _template(kind)
+    if (template := TEMPLATES.get(kind)) is None:
+        known = ", ".join(each.singular for each in TEMPLATES.values())
+        raise UserInputError(f'there is no template of kind "{kind}"', where="plugins new", hint=f"kinds: {known}")
     _check_name(kind, name)
     distribution = f"rlhf-{template.singular}-{name}"
     folder = output if output is not None else Path(distribution)
@@ -151,7 +77,7 @@ def new_plugin(kind: str, name: str, output: Path | None = None) -> Scaffold:
     with as_file(files("rlhf_cli") / "templates" / "plugin") as templates:
         for source in (templates / "common", templates / template.singular):
             for path in sorted(each for each in source.rglob(f"*{_SUFFIX}") if each.is_file()):
-                relative = _target(path.relative_to(source), values)
+                relative = Path(_fill(path.relative_to(source).as_posix().removesuffix(_SUFFIX), values))
                 target = folder / relative
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(_fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
@@ -159,16 +85,9 @@ def new_plugin(kind: str, name: str, output: Path | None = None) -> Scaffold:
     return Scaffold(folder, distribution, tuple(sorted(written)))
 
 
-def _template(kind: str) -> Template:
-    if kind not in TEMPLATES:
-        known = ", ".join(each.singular for each in TEMPLATES.values())
-        raise UserInputError(f'there is no template of kind "{kind}"', where="plugins new", hint=f"kinds: {known}")
-    return TEMPLATES[kind]
-
-
 def _check_name(kind: str, name: str) -> None:
     from rlhf_core.plugins.discovery import discover
-    from rlhf_core.plugins.known import KNOWN
+    from rlhf_core.plugins.names import KNOWN
     from rlhf_core.util.did_you_mean import fold
 
     where = f'plugins new: name "{name}"'
@@ -197,21 +116,16 @@ def _values(kind: str, name: str, distribution: str, template: Template) -> dict
         "package": distribution.replace("-", "_"),
         "core_version": version("rlhf-core"),
         "api_version": str(API_VERSION),
+        "tests": "tests",
     }
     values["dependencies"] = ", ".join(f'"{each}>={values["core_version"]}"' for each in template.needs)
-    values["target"] = f"{values['package']}.{template.module}:{_fill(template.attribute, values)}"
-    for key in ("usage", "where"):
-        values[key] = _fill(getattr(template, key), values)
+    values["target"] = f"{values['package']}.{_fill(template.target, values)}"
     return values
 
 
-def _target(path: Path, values: Mapping[str, str]) -> Path:
-    """Target path of a template. Test templates lie in a folder not named `tests`, so our wheel seems to hold none."""
-    text = path.as_posix().removesuffix(_SUFFIX)
-    for placeholder, name in (("package", values["package"]), ("snake", values["snake"]), ("tests", "tests")):
-        text = text.replace(f"__{placeholder}__", name)
-    return Path(text)
-
-
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
+    """Text or path with `{{name}}`, or `__name__` in paths, replaced by its value.
+
+    Test templates lie in a folder not named `tests`, so that our wheel seems to hold none.
+    """
+    return _PLACEHOLDER.sub(lambda match: values[match[1] or match[2]], text)

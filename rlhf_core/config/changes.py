@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .load import expand
+from .load import PLUGIN_SECTIONS, expand
 from .problems import models_in
 from .sections import RunConfig
-from .select import DEFAULT_PLUGINS, section_models
+from .select import CORE_OPTIONS, DEFAULT_PLUGINS, section_models
 
 _DEFAULTS = {f"{section}.name": name for section, name in DEFAULT_PLUGINS.items()}
 """Of a section that a run folder of an earlier version lacks."""
@@ -53,7 +53,8 @@ def option_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 def _effect(key: str) -> str:
     core = {name: model for name, field in RunConfig.model_fields.items() for model in models_in(field.annotation)}
-    models: dict[str, Any] = {"": RunConfig, **core, **section_models()}
+    shared = {section: CORE_OPTIONS[kind] for section, kind in PLUGIN_SECTIONS.items() if kind in CORE_OPTIONS}
+    models: dict[str, Any] = {"": RunConfig, **core, **shared, **section_models()}
     section = max((name for name in models if f"{key}.".startswith(f"{name}." if name else "")), key=len)
     option = key.removeprefix(f"{section}.") if section else key.partition(".")[0]
     if (instead := models[section].removed.get(option)) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..util.did_you_mean import suggestion
 from .load import OWN_REWARD
@@ -59,6 +59,19 @@ class EvalConfig(EvalSetOptions):
         10, description="Evaluate after every so many episodes; null only before the first and after the last."
     )
     batch_size: Count = Field(64, description="Answers generated at once.")
+    prompts: dict[str, Any] | None = Field(
+        None, description="A source of other prompts; null holds some of the run's prompts out."
+    )
+    sets: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Further sets by name, each with prompts and, where they differ, rewards and sampling.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sets_hold_none_out(cls, given: Any) -> Any:
+        others = isinstance(given, dict) and given.get("sets") and not given.get("prompts")
+        return {"num_prompts": 0, **given} if others else given
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         judged: list[tuple[str, str | None, Collection[str]]] = [("", self.score, run.reward_weights)]

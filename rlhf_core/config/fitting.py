@@ -12,7 +12,7 @@ from ..errors import PluginError, RlhfError
 from ..util.error_text import error_text
 from ..util.redact import redact_mapping
 from .changes import Change, option_changes
-from .problems import Problems
+from .problems import Problem, Problems
 from .resolved import ReadsInvalid, ResolvedRun, map_options
 from .section import Section, options_of
 
@@ -24,7 +24,7 @@ def check_sections(run: ResolvedRun, problems: Problems) -> None:
         if isinstance(options, Section):
             try:
                 with named_code(f"checking the section {place}", owner):
-                    for each in options.check(run):
+                    for each in _problems_of(options, run):
                         problems.add(".".join(filter(None, (place, each.path))), each.message, each.hint)
             except ReadsInvalid:
                 pass  # what it reads is reported already
@@ -33,6 +33,13 @@ def check_sections(run: ResolvedRun, problems: Problems) -> None:
         return options
 
     map_options(run, check)
+
+
+def _problems_of(section: Section, run: ResolvedRun) -> Iterator[Problem]:
+    """What the `check` of its class and of each base of it reports; a base of core is checked, whoever overrides it."""
+    for owner in type(section).__mro__:
+        if "check" in vars(owner):
+            yield from owner.check(section, run)  # type: ignore[attr-defined]
 
 
 def adapt_sections(run: ResolvedRun) -> ResolvedRun:

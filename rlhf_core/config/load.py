@@ -25,9 +25,6 @@ PLUGIN_SECTIONS: Mapping[str, str] = {
 }
 """Sections that name one plugin -> its kind; `rewards`, `eval.prompts` and `eval.sets` do, too."""
 
-SHARED_SECTIONS = ("prompts", "engine", "optimizer")
-"""Those of them with options that core reads, beside the plugin's."""
-
 OWN_REWARD = "environment"
 """Name of the reward that a section's player gives its rows (`Section.reward_weight`)."""
 

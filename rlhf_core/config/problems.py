@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, RlhfError
-from ..plugins.known import KNOWN
+from ..plugins.names import KNOWN
 from ..util.did_you_mean import suggestion
 from ..util.redact import names_secret, redact_text
 

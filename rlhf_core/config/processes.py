@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..components import Component
 from ..errors import ConfigError, PluginError
-from ..plugins.discovery import Selected, discover, load
+from ..plugins.discovery import discover
+from ..plugins.selected import Selected, load
 from ..util.did_you_mean import fold
 from .problems import Problem
 from .section import Section

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel
-
 from ..errors import ConfigError, PluginError
-from ..plugins.discovery import find, load
+from ..plugins.discovery import PluginRef, discover, find
 from ..plugins.requirements import missing_modules
+from ..plugins.selected import load
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections
-from .load import PLUGIN_SECTIONS, SHARED_SECTIONS, LoadedRun, expand
-from .plugin_sections import take_sections
+from .load import PLUGIN_SECTIONS, LoadedRun, expand
 from .problems import Problems
 from .resolved import INVALID, Configured, SelectedEvalSet, SelectedReward, SelectedSection
 from .resolved import ResolvedRun as ResolvedRun
-from .sections import DEFAULT_LOGGER, EvalSetOptions, HooksConfig, LoggingConfig, PromptsConfig, RunConfig
-from .select import OTHER_SECTIONS, SHARED_OPTIONS, Selector, section_names
+from .sections import (
+    DEFAULT_LOGGER,
+    EvalConfig,
+    EvalSetOptions,
+    HooksConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    PromptsConfig,
+    RunConfig,
+)
+from .select import OTHER_SECTIONS, Selector, section_model, section_names
+
+logger = logging.getLogger("rlhf")
 
 DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
 """Rewards of a run that samples answers and names none; an environment rewards by itself."""
@@ -56,7 +65,7 @@ def resolve(
         hint = f"--set {path}={ENVIRONMENT}NAME gives it again, or --set {path}=VALUE"
         problems.add(path, "was hidden when this config was written down", hint)
     select = Selector(problems, trust)
-    sections = take_sections(given, select)
+    sections = _take_sections(given, select)
     # Of a section with problems it is not known: what follows from it is not reported.
     valid = {name: each.config for name, each in sections.items() if each is not INVALID}
     graders = [name for name, section in valid.items() if section.reward_weight() is not None]
@@ -66,17 +75,14 @@ def resolve(
     if plays or any(section.needs_no_prompts for section in valid.values()):
         given.setdefault("prompts", dict(TASKS))
     core = _core_sections(given, problems)
-    chosen: dict[str, Any] = {
-        name: select.plugin(kind, name, given.get(name, {})) for name, kind in PLUGIN_SECTIONS.items()
-    }
-    chosen["schedule"] = None
-    if core is not None:
-        core = _with_shared_options(core, chosen)
-        chosen["schedule"] = select.plugin("schedules", "optimizer.schedule", core.optimizer.schedule)
-    prompts, algorithm = chosen["prompts"], chosen["algorithm"]
-    evaluation = given.get("eval")
-    data = evaluation.get("prompts") if isinstance(evaluation, dict) else None
-    eval_prompts = None if data is None else _held_out_source(data, "eval.prompts", prompts, select)
+    chosen = {name: select.plugin(kind, name, given.get(name, {})) for name, kind in PLUGIN_SECTIONS.items()}
+    prompts, algorithm, optimizer = chosen["prompts"], chosen["algorithm"], chosen["optimizer"]
+    schedule = None
+    if optimizer is not None:
+        schedule = select.plugin("schedules", "optimizer.schedule", optimizer.typed(OptimizerConfig).schedule)
+    evaluation = EvalConfig(num_prompts=0) if core is None or core.eval is None else core.eval
+    held_out = evaluation.prompts
+    eval_prompts = None if held_out is None else _held_out_source(held_out, "eval.prompts", prompts, select)
     before = len(problems)
     rewards = tuple(_rewards(given, algorithm, select, functions, plays))
     has_rewards = len(problems) == before
@@ -86,18 +92,17 @@ def resolve(
         run=INVALID if core is None else core,
         eval_prompts=eval_prompts,
         rewards=rewards if has_rewards else INVALID,
-        eval_sets=_eval_sets(given, prompts, select, plays),
+        eval_sets=_eval_sets(evaluation, prompts, select, plays),
         hooks=hooks,
         loggers=loggers,
         sections=sections,
         trust=trust,
-        **{name: INVALID if each is None else each for name, each in chosen.items()},
+        schedule=schedule or INVALID,
+        **{name: each or INVALID for name, each in chosen.items()},  # type: ignore[arg-type] # its fields are the keys
     )
     check_sections(found, problems)
     problems.raise_if_any(where)
-    fitted = adapt_sections(found)
-    shared = {name: getattr(fitted, name) for name in SHARED_SECTIONS}
-    return replace(fitted, run=_with_shared_options(fitted.run, shared))
+    return adapt_sections(found)
 
 
 def without_removed(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,28 +145,43 @@ def check_sections_kept(before: Iterable[str], changed: Mapping[str, Any], hook:
         )
 
 
-def _with_shared_options(core: RunConfig, plugins: Mapping[str, Configured | None]) -> RunConfig:
-    """Core's options as the plugins have them; one that subclasses these may have other defaults."""
-    shared: dict[str, BaseModel] = {}
-    for name in SHARED_SECTIONS:
-        own, plugin = getattr(core, name), plugins[name]
-        if plugin is not None and isinstance(plugin.config, type(own)):
-            shared[name] = type(own)(**{key: getattr(plugin.config, key) for key in type(own).model_fields})
-    return core.model_copy(update=shared)
+def _take_sections(given: dict[str, Any], select: Selector) -> dict[str, SelectedSection]:
+    """Take the sections of plugins out of the run file `given`, and check their options.
+
+    A section with problems is `INVALID`. A nested section may be in another one of a plugin.
+    """
+    refs = sorted(discover("sections").values(), key=lambda ref: ref.name.count("."))
+    values = {ref.name: _pop(given, ref.name) for ref in reversed(refs)}
+    found: dict[str, SelectedSection] = {}
+    for ref in refs:
+        value = values[ref.name]
+        if value is None and not _is_active_when_absent(ref):
+            continue
+        found[ref.name] = select.section(ref, value) or INVALID
+    return found
+
+
+def _pop(given: Any, name: str) -> Any:
+    """Remove the value of a dotted key; None if there is none."""
+    *parents, last = name.split(".")
+    for part in parents:
+        given = given.get(part) if isinstance(given, dict) else None
+    return given.pop(last, None) if isinstance(given, dict) else None
+
+
+def _is_active_when_absent(ref: PluginRef) -> bool:
+    try:
+        return any(section_model(each).active_when_absent for each in (ref, *ref.clashes))
+    except PluginError as error:
+        logger.warning("the section %s is ignored: %s", ref.name, error)
+        return False
 
 
 def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | None:
     core: dict[str, Any] = {key: value for key, value in given.items() if key not in OTHER_SECTIONS}
-    models: dict[str, type[BaseModel]] = {"hooks": HooksConfig, "logging": LoggingConfig}
-    models |= {section: SHARED_OPTIONS[PLUGIN_SECTIONS[section]] for section in SHARED_SECTIONS}
-    for section, model in models.items():
+    for section, model in (("hooks", HooksConfig), ("logging", LoggingConfig)):
         if isinstance(data := given.get(section), dict):
             core[section] = {key: value for key, value in data.items() if key in model.model_fields}
-    if isinstance(core.get("eval"), dict):
-        evaluation = core["eval"]
-        core["eval"] = {key: value for key, value in evaluation.items() if key not in ("prompts", "sets")}
-        if evaluation.get("sets") and not evaluation.get("prompts"):
-            core["eval"].setdefault("num_prompts", 0)
     return problems.validate(RunConfig, core, also_known=sorted({*OTHER_SECTIONS, *section_names()}))
 
 
@@ -197,35 +217,26 @@ def _rewards(
 
 def _held_out_source(data: Any, path: str, prompts: Configured | None, select: Selector) -> Configured | None:
     """Its limits are those of the run's prompts where it says nothing of them."""
-    if isinstance(data, dict) and prompts is not None and isinstance(prompts.config, PromptsConfig):
-        data = {**{name: getattr(prompts.config, name) for name in ("max_prompt_tokens", "too_long")}, **data}
+    if isinstance(data, dict) and prompts is not None:
+        limits = prompts.typed(PromptsConfig)
+        data = {"max_prompt_tokens": limits.max_prompt_tokens, "too_long": limits.too_long, **data}
     return select.plugin("prompts", path, data)
 
 
 def _eval_sets(
-    given: Mapping[str, Any], prompts: Configured | None, select: Selector, plays: bool
+    evaluation: EvalConfig, prompts: Configured | None, select: Selector, plays: bool
 ) -> tuple[SelectedEvalSet, ...]:
     """The entries of `eval.sets`; what one does not say of sampling is as in `eval`."""
     problems = select.problems
-    evaluation = given.get("eval")
-    sets = evaluation.get("sets") if isinstance(evaluation, dict) else None
-    if not isinstance(evaluation, dict) or sets is None:
-        return ()
-    if not isinstance(sets, dict):
-        problems.add("eval.sets", "should be a mapping of names to sets, each with `prompts`")
-        return ()
+    inherited = evaluation.model_fields_set & EvalSetOptions.model_fields.keys() - {"num_prompts"}
     found: list[SelectedEvalSet] = []
-    for name, data in sets.items():
+    for name, data in evaluation.sets.items():
         path, before = f"eval.sets.{name}", len(problems)
         if not _SET_NAME.fullmatch(name) or name in _RESERVED_SET_NAMES:
             reserved = ", ".join(_RESERVED_SET_NAMES)
             problems.add(path, f"a set's name has letters, digits, . _ and -, and is none of {reserved}")
-        if not isinstance(data, dict):
-            problems.add(path, f"should be a mapping with `prompts` (given {data!r})")
-            continue
         own = data.get("rewards")
-        inherited = [key for key in EvalSetOptions.model_fields if key in evaluation and key != "num_prompts"]
-        shared = {key: evaluation[key] for key in inherited if own is None or key != "score"}
+        shared = {key: getattr(evaluation, key) for key in inherited if own is None or key != "score"}
         others = ("prompts", "rewards")
         values = {**shared, **{key: value for key, value in data.items() if key not in others}}
         options = problems.validate(EvalSetOptions, values, path, also_known=others)

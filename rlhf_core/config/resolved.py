@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from ..columns import Column, columns_of
-from ..plugins.discovery import Selected
+from ..plugins.selected import Selected
 from ..plugins.trust import EVERY_FILE, FileTrust
 from ..types import SamplingParams
-from .load import OWN_REWARD, PLUGIN_SECTIONS, SHARED_SECTIONS
+from .load import OWN_REWARD, PLUGIN_SECTIONS
 from .processes import OwnProcesses, TransportConfig
 from .section import Section, commands_of, options_of
-from .sections import DEFAULT_LOGGER, EvalSetOptions, RewardCallOptions, RunConfig
+from .sections import DEFAULT_LOGGER, EngineConfig, EvalSetOptions, RewardCallOptions, RunConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .changes import Change
 
 ValueT = TypeVar("ValueT")
+OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
 class ReadsInvalid(Exception):
@@ -55,6 +56,11 @@ class Configured(Selected):
     def of(cls, selected: Selected, config: BaseModel) -> Self:
         """The plugin with these options."""
         return cls(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
+
+    def typed(self, model: type[OptionsT]) -> OptionsT:
+        """Its options, as those of the class that all plugins of its kind have."""
+        assert isinstance(self.config, model)
+        return self.config
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -195,19 +201,17 @@ class ResolvedRun:
     @property
     def sampling(self) -> SamplingParams:
         """How rollouts are sampled."""
-        return self.run.engine.sampling()
+        return self.engine.typed(EngineConfig).sampling()
 
     @property
     def own_processes(self) -> OwnProcesses | None:
         """Those that the transport starts itself."""
-        assert isinstance(self.transport.config, TransportConfig)
-        return self.transport.config.own_processes()
+        return self.transport.typed(TransportConfig).own_processes()
 
     @property
     def updates_in_flight(self) -> bool:
         """Whether new weights come while answers are sampled."""
-        assert isinstance(self.transport.config, TransportConfig)
-        return self.transport.config.updates_in_flight()
+        return self.transport.typed(TransportConfig).updates_in_flight()
 
     @property
     def rolls_out(self) -> bool:
@@ -258,8 +262,6 @@ class ResolvedRun:
         core["hooks"].update(_listed(self.hooks))
         core["logging"].update({DEFAULT_LOGGER: False} | _listed(self.loggers))
         own = {name: getattr(self, name).to_mapping() for name in PLUGIN_SECTIONS}
-        for section in SHARED_SECTIONS:
-            own[section] = {"name": own[section].pop("name"), **core.pop(section), **own[section]}
         own["optimizer"]["schedule"] = self.schedule.to_mapping()
         order = ("model", "prompts", "eval", "algorithm", "optimizer", "strategy")
         rewards = [reward.to_mapping() for reward in self.rewards]

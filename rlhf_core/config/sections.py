@@ -1,7 +1,8 @@
 """The core sections of a run file: every option with its type, bounds, unit and meaning.
 
-The sections of plugins (`algorithm`, `strategy`, `engine`, `transport`, `prompts`, each of `rewards`) bring
-their own models; what core itself reads of them is here: `EngineConfig`, `PromptsConfig`, `RewardCallOptions`.
+The plugins of the other sections (`algorithm`, `strategy`, `engine`, `transport`, `prompts`, `optimizer`, each of
+`rewards`) bring their own models; what core itself reads of them is here: `EngineConfig`, `PromptsConfig`,
+`OptimizerConfig`, `RewardEntry`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import Field, JsonValue, StrictInt, model_validator
 
-from .engine import EngineConfig as EngineConfig
+from ..columns import Column
+from ..types import SamplingParams
 from .evaluation import EvalConfig as EvalConfig
 from .evaluation import EvalSetOptions as EvalSetOptions
 from .load import OWN_REWARD
-from .optimizer import OptimizerConfig as OptimizerConfig
 from .problems import Problem
+from .processes import can_hold, strategies_with
 from .section import Count
 from .section import Section as Section
 
@@ -111,7 +113,7 @@ class ModelConfig(Section):
 
 
 class PromptsConfig(Section):
-    """Options every prompt source has; the config of a prompt source may subclass this."""
+    """Options every prompt source has. The config of one may subclass this; otherwise it gets these options, too."""
 
     change_effects: ClassVar[Mapping[str, str]] = {"": "the same records, read from another place"}
 
@@ -123,6 +125,66 @@ class PromptsConfig(Section):
         pattern=r"\.py:\w+$",
         description="FILE.py:FUNCTION of a record, true for those to use: for a language, say.",
     )
+
+
+class EngineConfig(Section):
+    """Options every engine has. The config of an engine may subclass this; otherwise it gets these options, too."""
+
+    change_effects: ClassVar[Mapping[str, str]] = {"": "answers are sampled otherwise from the next episode on"}
+
+    max_new_tokens: Count = Field(128, description="Longest answer, in tokens.")
+    temperature: float = Field(1.0, gt=0, description="Softmax temperature of sampling.")
+    top_k: int = Field(0, ge=0, description="Sample from the k likeliest tokens only; 0 is off.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Sample from the smallest set with this probability; 1 is off.")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="Texts that end an answer, besides the end-of-sequence token."
+    )
+    options: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Options of every request, by the names that the engine accepts."
+    )
+
+    request_options: ClassVar[Mapping[str, str]] = {}
+    """Option of a request that the engine accepts -> what it does."""
+    columns: ClassVar[Mapping[str, Column]] = {}
+    """The columns that the engine's completions may have, besides core's `temperature`."""
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        accepted = self.request_options
+        for name in self.options:
+            if name in EngineConfig.model_fields:
+                yield Problem(f"options.{name}", "is an option of the section", f"set engine.{name}")
+            elif name not in accepted:
+                problem = f"the engine {run.engine.name} does not accept this request option"
+                yield Problem(f"options.{name}", problem, f"it accepts {', '.join(accepted) or 'none'}")
+
+    def sampling(self) -> SamplingParams:
+        """How rollouts of the run are sampled."""
+        options = {name: getattr(self, name) for name in EngineConfig.model_fields}
+        return SamplingParams(**{**options, "stop": tuple(self.stop)})
+
+
+class OptimizerConfig(Section):
+    """Options every optimizer has. The config of one may subclass this; otherwise it gets these options, too."""
+
+    change_effects: ClassVar[Mapping[str, str]] = {
+        "": "holds from the next update on; its moments are kept",
+        "name": "its state cannot be read: a run keeps its optimizer",
+    }
+
+    lr: float = Field(1e-6, ge=0, description="Peak learning rate of the policy.")
+    critic_lr: float | None = Field(None, ge=0, description="Peak learning rate of the critic; null takes lr.")
+    schedule: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "constant"},
+        description="Learning rate after warm-up: a schedule's name, or a mapping with its options.",
+    )
+    warmup_episodes: int = Field(0, ge=0, description="Episodes over which the learning rate grows from 0.")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="Clip the gradient to this global norm; null is off.")
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        name, strategy = run.optimizer.name, run.strategy
+        if not can_hold(strategy.component, name):
+            problem = f"strategy {strategy.name} can hold {', '.join(strategy.component.optimizers or ())} only"
+            yield Problem("name", f"{problem}, not {name}", strategies_with(lambda each: can_hold(each, name)))
 
 
 class RewardCallOptions(Section):
@@ -290,7 +352,7 @@ class HooksConfig(Section):
 
 
 class RunConfig(Section):
-    """The core sections of a run file, checked, and what core reads of `prompts` and `engine`."""
+    """The sections of a run file that name no plugin, checked."""
 
     change_effects: ClassVar[Mapping[str, str]] = {
         "algorithm": "holds from the next update on; what adapts goes on from its saved value",
@@ -300,10 +362,7 @@ class RunConfig(Section):
     }
 
     model: ModelConfig
-    prompts: PromptsConfig = Field(default_factory=PromptsConfig)
-    engine: EngineConfig = Field(default_factory=EngineConfig)
     eval: EvalConfig | None = None
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     reward_scaling: RewardScaling = Field(default_factory=RewardScaling)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from ..errors import PluginError
-from ..plugins.discovery import PluginRef, Selected, check_clash, discover, find, load, load_ref
-from ..plugins.functions import function_component
+from ..plugins.discovery import PluginRef, check_clash, discover, find
+from ..plugins.functions import component_of
+from ..plugins.selected import Selected, load, load_ref
 from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, referenced_files
 from ..util.did_you_mean import suggestion
 from .load import OWN_REWARD, PLUGIN_SECTIONS
@@ -37,20 +39,20 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
 }
 """The default plugin of each section; `prompts` has none."""
 
-SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
+CORE_OPTIONS: Mapping[str, type[Section]] = {
     "engines": EngineConfig,
     "optimizers": OptimizerConfig,
     "prompts": PromptsConfig,
-    "rewards": RewardEntry,
 }
-"""Kind -> options that core reads in the plugin's own section, beside the plugin's."""
+"""Kind -> options that the config of each of its plugins has."""
 
 
-def shared_options(kind: str) -> type[BaseModel] | None:
-    """The options that stand beside a plugin's own: core's, or those of the section that `selects` the kind."""
-    if kind in SHARED_OPTIONS or kind in PLUGIN_SECTIONS.values():
-        return SHARED_OPTIONS.get(kind)
-    return next((model for model in section_models().values() if model.selects == kind), None)
+def shared_options(kind: str) -> type[Section] | None:
+    """The options of core, or of the section that `selects` the kind, that stand in a plugin's section with its own."""
+    if kind == "rewards":
+        return RewardEntry
+    selecting = (model for model in section_models().values() if model.selects == kind)
+    return CORE_OPTIONS.get(kind) or next(selecting, None)
 
 
 def reward_callers(options: RewardCallOptions) -> list[PluginRef]:
@@ -74,9 +76,7 @@ def section_models() -> dict[str, type[Section]]:
 
 def section_model(ref: PluginRef) -> type[Section]:
     """Options of an installed section. Raises `PluginError` if it is broken."""
-    selected = load_ref(ref)
-    check_options(selected)
-    return cast("type[Section]", selected.component.config)
+    return cast("type[Section]", checked_plugin(load_ref(ref)).component.config)
 
 
 OTHER_SECTIONS = frozenset({*PLUGIN_SECTIONS, "rewards"})
@@ -113,16 +113,12 @@ class Selector:
             problems.add(f"{path}.name", told)
             return None
         try:
-            selected = load(kind, name, trust=self.trust)
-            check_options(selected)
+            selected = checked_plugin(load(kind, name, trust=self.trust))
         except PluginError as error:
             problems.add_error(name_path or f"{path}.name", error)
             return None
-        shared = options_of_core(selected)
-        elsewhere = {"name", *beside, *(shared.model_fields if shared else ())}
-        self._check_files({key: data[key] for key in data if key in elsewhere and key != "name"}, path)
-        # Older runs wrote null for a section in any source of prompts.
-        elsewhere.update(name for name in section_names(kind) if name in data and data[name] is None)
+        elsewhere = {"name", *beside}
+        self._check_files({key: data[key] for key in beside if key in data}, path)
         options = {key: value for key, value in data.items() if key not in elsewhere}
         return self.options(selected, options, path, sorted({*elsewhere, *section_names(path)}))
 
@@ -172,7 +168,7 @@ class Selector:
 
     def reward(self, entry: Any, path: str) -> SelectedReward | None:
         """One entry of `rewards`, with core's options and its own."""
-        selected = self.plugin("rewards", path, entry)
+        selected = self.plugin("rewards", path, entry, beside=RewardEntry.model_fields.keys() - {"name"})
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             return None
         core = self._core_part(RewardEntry, entry, path)
@@ -191,7 +187,7 @@ class Selector:
         name = getattr(function, "__name__", type(function).__name__)
         module = getattr(function, "__module__", type(function).__module__)
         try:
-            component = function_component(function, where=f'reward "{name}"')
+            component = component_of(function, "rewards", where=f'reward "{name}"')
         except PluginError as error:
             self.problems.add_error(path, error)
             return None
@@ -222,8 +218,7 @@ class Selector:
         """A section that a plugin brings, with the plugin that it names, if it `selects` one."""
         try:
             check_clash(ref)
-            selected = load_ref(ref)
-            check_options(selected)
+            selected = checked_plugin(load_ref(ref))
         except PluginError as error:
             self.problems.add_error(ref.name, error)
             return None
@@ -281,8 +276,11 @@ def section_names(parent: str = "") -> list[str]:
     return [last for place, _, last in parts if place == parent]
 
 
-def check_options(selected: Selected) -> None:
-    """Raise `PluginError` where a plugin has an option of its own by a name that core reads in its section."""
+def checked_plugin(selected: Selected) -> Selected:
+    """The plugin, with core's options of its kind among its own.
+
+    Raises `PluginError` where its options lack the base of its kind, or have names that core reads in its section.
+    """
     model = selected.component.config
     if selected.kind == "sections" and selected.name in {*RunConfig.model_fields, *OTHER_SECTIONS}:
         raise PluginError("is a section of rlhf-core itself", where=selected.label, hint="its authors must rename it")
@@ -294,19 +292,22 @@ def check_options(selected: Selected) -> None:
             hint="the plugin's authors must derive its config from it",
         )
     if selected.kind == "sections":
-        return
-    read_by_core = options_of_core(selected)
-    if taken := sorted(set(model.model_fields) & {"name", *(read_by_core.model_fields if read_by_core else ())}):
-        shared = shared_options(selected.kind)
-        subclass = f", or make its config a subclass of {shared.__module__}.{shared.__name__}" if shared else ""
+        return selected
+    core, beside = CORE_OPTIONS.get(selected.kind), shared_options(selected.kind)
+    has_core = beside is None or issubclass(model, beside)
+    reserved = {"name"} if beside is None or has_core else {"name", *beside.model_fields}
+    if taken := sorted(reserved & model.model_fields.keys()):
+        subclass = f", or make its config a subclass of {core.__module__}.{core.__name__}" if core else ""
         raise PluginError(
             f"its options {', '.join(taken)} have names that core reads itself",
             where=selected.label,
-            hint=f"the plugin's authors must rename them{subclass if selected.kind != 'rewards' else ''}",
+            hint=f"the plugin's authors must rename them{subclass}",
         )
+    if core is None or has_core:
+        return selected
+    return replace(selected, component=replace(selected.component, config=_with_options(model, core)))
 
 
-def options_of_core(selected: Selected) -> type[BaseModel] | None:
-    """Core's options that stand in a plugin's section beside its own; None where its own include them."""
-    shared = shared_options(selected.kind)
-    return None if shared is None or issubclass(selected.component.config, shared) else shared
+@lru_cache
+def _with_options(model: type[BaseModel], core: type[Section]) -> type[BaseModel]:
+    return create_model(model.__name__, __base__=(model, core), __module__=model.__module__)

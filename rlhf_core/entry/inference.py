@@ -9,7 +9,7 @@ from ..components import EngineContext
 from ..config.sections import ModelConfig
 from ..models.loading import check_model, load_policy, load_tokenizer
 from ..place import resolve_device
-from ..plugins.discovery import load, resolve_build
+from ..plugins.selected import load
 from ..protocols import RolloutEngine
 from ..util.weight_files import load_weights
 
@@ -36,7 +36,7 @@ def open_engine(
         model_path=config.path,
         in_flight=in_flight and selected.component.in_flight,
     )
-    built = resolve_build(selected)(selected.component.config(), context)
+    built = selected.build(selected.component.config(), context)
     return cast(RolloutEngine, built), tokenizer
 
 

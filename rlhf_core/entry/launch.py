@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import PluginError
-from ..plugins.discovery import discover, load
+from ..plugins.discovery import discover
+from ..plugins.selected import load
 
 
 def launch(

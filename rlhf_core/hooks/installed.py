@@ -9,7 +9,8 @@ from pathlib import Path
 from ..components import Component, HookContext
 from ..config.resolved import Configured, ResolvedRun
 from ..errors import PluginError
-from ..plugins.discovery import check_clash, discover, import_target, load, resolve_build
+from ..plugins.discovery import check_clash, discover, import_target
+from ..plugins.selected import load
 from ..util.did_you_mean import fold
 from .relay import HookRelay
 
@@ -59,7 +60,7 @@ def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -
             raise PluginError("is on in every run", where=f"hooks.{each.name}", hint=hint)
     return [
         relay.register(
-            resolve_build(each)(each.config, context),
+            each.build(each.config, context),
             name=each.name,
             distribution=f"{each.distribution} {each.version}",
         )

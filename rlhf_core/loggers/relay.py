@@ -9,7 +9,7 @@ from ..components import LoggerContext
 from ..config.resolved import Configured
 from ..hooks.relay import HookRelay
 from ..hookspecs import Metrics, hookimpl
-from ..plugins.discovery import load, resolve_build
+from ..plugins.selected import load
 from ..protocols import Logger
 
 
@@ -31,8 +31,7 @@ class LoggerHook:
 def register_loggers(relay: HookRelay, loggers: Sequence[Configured], context: LoggerContext) -> list[str]:
     """Build and register a run's loggers; returns their names."""
     return [
-        relay.register(LoggerHook(resolve_build(each)(each.config, context)), name=f"logger {each.name}")
-        for each in loggers
+        relay.register(LoggerHook(each.build(each.config, context)), name=f"logger {each.name}") for each in loggers
     ]
 
 
@@ -40,7 +39,7 @@ def open_logger(name: str, context: LoggerContext, options: Mapping[str, Any] | 
     """The installed logger of that name, as a hook, without a run file. Raises `PluginError`."""
     selected = load("loggers", name)
     config = selected.component.config.model_validate(dict(options or {}))
-    return LoggerHook(resolve_build(selected)(config, context))
+    return LoggerHook(selected.build(config, context))
 
 
 def _scalars(line: Metrics) -> dict[str, float]:

@@ -17,7 +17,8 @@ from ..components import Component
 from ..config.section import Section
 from ..config.sections import LoraConfig, ModelConfig
 from ..errors import PluginError, UserInputError
-from ..plugins.discovery import Selected, discover, load, load_ref, resolve_build
+from ..plugins.discovery import discover
+from ..plugins.selected import Selected, load, load_ref
 from . import pretrained
 from .classifier import as_score_model
 from .config_check import config_of
@@ -141,7 +142,7 @@ def kind_for(model: ModelConfig, name: str | None = None) -> ModelKind:
     Raises `PluginError`: two plugins claim the path; `UserInputError`: the algorithm trains another kind.
     """
     selected = owner_of(model.path) or load("models", name or ModelKind.model_kind)
-    kind: ModelKind = resolve_build(selected)(selected.component.config(), model)
+    kind: ModelKind = selected.build(selected.component.config(), model)
     if name not in (None, kind.model_kind):
         raise UserInputError(
             f"{model.path!r} is of the {selected.label}, and the algorithm trains the kind {name!r}",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..components import OptimizerContext, ScheduleContext
 from ..config.resolved import Configured, ResolvedRun
+from ..config.sections import OptimizerConfig
 from ..errors import PluginError
-from ..plugins.discovery import resolve_build
 from ..strategy import Strategy
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ def make_optimizer(resolved: ResolvedRun, role: str, model: nn.Module, strategy:
 
     Raises `PluginError` if it leaves parameters out or already has state: a strategy may still replace parameters.
     """
-    options, selected = resolved.run.optimizer, resolved.optimizer
+    selected = resolved.optimizer
+    options = selected.typed(OptimizerConfig)
     lr = options.critic_lr if role == "critic" and options.critic_lr is not None else options.lr
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
     context = OptimizerContext(parameters=parameters, lr=lr, strategy=strategy)
-    optimizer: Optimizer = resolve_build(selected)(selected.config, context)
+    optimizer: Optimizer = selected.build(selected.config, context)
     held = {id(each) for group in optimizer.param_groups for each in group["params"]}
     problem = None
     if held != {id(each) for each in parameters.values()}:
@@ -43,7 +44,7 @@ def make_scheduler(optimizer: Optimizer, schedule: Configured, *, warmup_updates
     from torch.optim.lr_scheduler import LambdaLR
 
     context = ScheduleContext(warmup_updates=warmup_updates, total_updates=total_updates)
-    after_warmup: Any = resolve_build(schedule)(schedule.config, context)
+    after_warmup: Any = schedule.build(schedule.config, context)
 
     def factor(update: int) -> float:
         if update < warmup_updates:

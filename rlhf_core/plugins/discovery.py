@@ -1,34 +1,20 @@
-"""Plugins, found through entry points.
-
-Listing reads the metadata of installed distributions and imports nothing. A plugin is imported when it is
-loaded, and what it builds when that is resolved, so a broken one is an error only if it is selected.
-"""
+"""Plugins, found through entry points: listing reads the metadata of installed distributions and imports nothing."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, wraps
-from importlib import import_module
+from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
-from typing import Any, Literal, get_args
+from typing import Any
 
-from pydantic import BaseModel
-
-from ..columns import columns_of
-from ..components import API_VERSION, KINDS, Component, Kind
-from ..errors import PluginError, RlhfError
+from ..errors import PluginError
 from ..util.did_you_mean import closest, fold, suggestion
 from ..util.error_text import error_text
-from .built import check_built
-from .functions import class_component, function_build, function_component, load_function_file
-from .known import KNOWN
-from .moved import moved_hint
-from .requirements import check_required, not_installed
-from .source import read_options
-from .trust import EVERY_FILE, FileTrust, is_file_reference
+from .names import KNOWN, moved_hint
+from .requirements import not_installed
 
 _PREFIX = "rlhf."
 SINGULAR = {
@@ -51,10 +37,11 @@ SINGULAR = {
     "endpoints": "endpoint server",
     "commands": "command",
     "quickstarts": "quickstart",
+    "kl_estimators": "KL estimator",
 }
 """How errors call one plugin of a kind."""
-GROUPS: tuple[str, ...] = tuple(SINGULAR)
-"""Kinds of plugins; the entry-point group is `rlhf.` and this."""
+GROUPS = tuple(kind for kind in SINGULAR if kind != "kl_estimators")
+"""Kinds of plugins; the entry-point group is `rlhf.` and this. Only files bring KL estimators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +64,6 @@ class PluginRef:
     def label(self) -> str:
         """How errors call it: `algorithm "ppo" (rlhf-ppo 0.1.0)`."""
         return f'{SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
-
-
-@dataclass(frozen=True)
-class Selected:
-    """A plugin that was imported and fits this core."""
-
-    kind: str
-    name: str
-    component: Component
-    distribution: str
-    version: str
-    function: Callable[..., Any] | None = None
-    """The object given instead of a `Component`: a reward, the class of an environment, or a file's function."""
-    unread: tuple[str, ...] | None = None
-    """For a file that was read and not run: what its source does not tell. Such a plugin cannot be built."""
-
-    @property
-    def label(self) -> str:
-        return f'{SINGULAR[self.kind]} "{self.name}" ({self.owner})'
-
-    @property
-    def owner(self) -> str:
-        """Its distribution and version."""
-        return f"{self.distribution} {self.version}"
-
-    def check_built(self, built: object) -> None:
-        """Raise `PluginError` where what its `build` returned is not of its kind."""
-        check_built(built, self.kind, self.component, label=self.label, name=self.name)
 
 
 def as_kind(name: str) -> str:
@@ -244,148 +203,13 @@ def import_target(ref: PluginRef) -> Any:
     try:
         return ref.entry_point.load()
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything
-        raise _broken(ref.label, ref.target, error) from error
+        raise broken_import(ref.label, ref.target, error) from error
 
 
-def _broken(label: str, target: str, error: BaseException) -> PluginError:
+def broken_import(label: str, target: str, error: BaseException) -> PluginError:
+    """The error for a plugin whose module, or the name in it, cannot be imported."""
     return PluginError(
         f"cannot import {target}: {error_text(error)}",
         where=label,
         hint=moved_hint(error) or "the plugin is broken: reinstall or remove it, or tell its authors",
     )
-
-
-FROM_FILES: Mapping[str, str | None] = {
-    "rewards": "the rollouts",
-    "environments": None,
-    "hooks": None,
-    "algorithms": "the context",
-    "prompts": "the context",
-}
-"""Kinds that `FILE.py:NAME` can name -> what its function takes by position; None: it is a class."""
-
-
-def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: FileTrust = EVERY_FILE) -> Selected:
-    """Import the plugin of that name and check that it fits this core.
-
-    A reward may also be `FILE.py:FUNCTION`, an environment `FILE.py:CLASS`, an algorithm or a prompt source a function
-    of the context whose keyword-only parameters are its options; the file is run or read as `trust` says.
-    Raises `PluginError`: unknown, given twice, broken, made for another plugin API, not to be run, or (with
-    `check_requires`) missing a module it needs, or with a version of it that it cannot use.
-    """
-    if kind not in get_args(Kind):
-        raise ValueError(f"load() is for {', '.join(KINDS)}; not {kind!r}")
-    if kind in FROM_FILES and is_file_reference(name):
-        return _load_file(kind, name, trust)
-    selected = load_ref(find(kind, name))
-    if check_requires:
-        check_required(selected)
-    return selected
-
-
-def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
-    name = reference.rpartition(":")[2]
-    spoken = SINGULAR[kind]
-    where = f'{spoken} "{reference}"'
-    wanted: Literal["function", "class"] = "class" if FROM_FILES[kind] is None else "function"
-    if not trust.runs:
-        options = read_options(reference, where=where, kind=wanted, takes=FROM_FILES[kind])
-        component = Component(summary=options.summary, config=options.model, build="")
-        return Selected(kind, f"{options.path}:{name}", component, options.path.name, "file", unread=options.unread)
-    path, found = load_function_file(reference, trust, spoken=spoken, kind=wanted)
-    if isinstance(found, type):
-        component = class_component(found, where=where)
-    else:
-        component = function_component(found, where=reference, takes=FROM_FILES[kind])
-    return Selected(kind, f"{path}:{name}", component, path.name, "file", found)
-
-
-def has_options(ref: PluginRef) -> bool:
-    """Whether it is more than a module or object of hooks, which is on when it is installed. Imports it."""
-    return ref.kind != "hooks" or isinstance(import_target(ref), Component)
-
-
-def load_ref(ref: PluginRef) -> Selected:
-    """Import one found plugin (`load` without the check of what it requires)."""
-    loaded = import_target(ref)
-    if isinstance(loaded, Component):
-        _check_component(loaded, ref)
-        return Selected(ref.kind, ref.name, loaded, ref.distribution, ref.version)
-    if ref.kind == "rewards" and callable(loaded) and not isinstance(loaded, type):
-        component = function_component(loaded, where=ref.label, build=ref.target)
-        return Selected(ref.kind, ref.name, component, ref.distribution, ref.version, loaded)
-    if ref.kind == "environments" and isinstance(loaded, type):
-        component = class_component(loaded, where=ref.label, build=ref.target)
-        return Selected(ref.kind, ref.name, component, ref.distribution, ref.version, loaded)
-    if ref.kind == "hooks":
-        raise PluginError(
-            "is on when it is installed, and has no options",
-            where=ref.label,
-            hint=f"remove it, or turn it off with hooks: {{disable: [{ref.name}]}}",
-        )
-    others = {"rewards": " or a function", "environments": " or a class"}
-    wanted = "a rlhf_core.Component" + others.get(ref.kind, "")
-    raise PluginError(f"{ref.target} is a {type(loaded).__name__}, not {wanted}", where=ref.label)
-
-
-def _check_component(component: Component, ref: PluginRef) -> None:
-    if component.api_version != API_VERSION:
-        newer = component.api_version > API_VERSION
-        raise PluginError(
-            f"made for plugin API {component.api_version}, this rlhf-core has {API_VERSION}",
-            where=ref.label,
-            hint="pip install --upgrade " + ("rlhf-core" if newer else ref.distribution),
-        )
-    if not (isinstance(component.config, type) and issubclass(component.config, BaseModel)):
-        raise PluginError(f"its config is {component.config!r}, not a pydantic model", where=ref.label)
-
-
-def resolve_build(selected: Selected) -> Callable[..., Any]:
-    """The callable `build(config, context)`; imports the module that holds it. Raises `PluginError`.
-
-    What `build` raises names the plugin: an `RlhfError` keeps its kind, anything else becomes a `PluginError`.
-    """
-    build = find_build(selected)
-
-    @wraps(build)
-    def named(config: BaseModel, context: object) -> Any:
-        try:
-            built = build(config, context)
-        except RlhfError as error:
-            error.raised_by(selected.label)
-            raise
-        except Exception as error:  # a stranger's build may raise anything
-            raise PluginError(
-                f"{selected.component.build or selected.name} raised {error_text(error)}",
-                where=selected.label,
-                hint="if its options are right, the plugin is broken: tell its authors",
-            ) from error
-        selected.check_built(built)
-        if selected.kind == "engines":  # the config declares what core reads of the engine
-            declared = {"request_options": getattr(config, "request_options", {}), "columns": columns_of(type(config))}
-            for name in (name for name, value in declared.items() if getattr(built, name, {}) != value):
-                setattr(built, name, declared[name])
-        return built
-
-    return named
-
-
-def find_build(selected: Selected) -> Callable[..., Any]:
-    """`resolve_build` for who names the plugin himself: what it raises comes as it is."""
-    if selected.function is not None:
-        return function_build(selected.function, takes_context=selected.kind in ("algorithms", "prompts"))
-    if selected.unread is not None:
-        raise PluginError(f"{selected.name} was read and not run, so it cannot be built", where=selected.label)
-    target = selected.component.build
-    module_name, _, attribute = target.partition(":")
-    try:
-        found: Any = import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
-        raise _broken(selected.label, target, error) from error
-    if not callable(found):
-        raise PluginError(
-            f"its build target {target} is a {type(found).__name__}, not a callable", where=selected.label
-        )
-    return found  # type: ignore[no-any-return]

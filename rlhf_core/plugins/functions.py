@@ -1,4 +1,4 @@
-"""Plain functions as rewards: their keyword-only parameters are their options.
+"""Plain functions and classes as plugins: their keyword-only parameters are their options.
 
     def brevity(rollouts, *, target_tokens: int = 128) -> list[float]: ...
 
@@ -12,11 +12,11 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, create_model, model_serializer
 from pydantic.errors import PydanticUserError
@@ -26,6 +26,36 @@ from ..errors import PluginError
 from ..util.did_you_mean import suggestion
 from ..util.error_text import error_text
 from .trust import EVERY_FILE, FileTrust, split_reference
+
+
+class Plain(NamedTuple):
+    """What a plain function or class of a kind is, which may stand in place of a `Component`."""
+
+    takes: str | None = None
+    """The one positional parameter of the function, in words; None allows any."""
+    is_class: bool = False
+
+    @property
+    def noun(self) -> str:
+        return "class" if self.is_class else "function"
+
+    def fits(self, found: object) -> bool:
+        return isinstance(found, type) if self.is_class else callable(found) and not isinstance(found, type)
+
+
+PLAIN: Mapping[str, Plain] = {
+    "rewards": Plain("the rollouts"),
+    "algorithms": Plain("the context"),
+    "prompts": Plain("the context"),
+    "advantages": Plain("the episode"),
+    "policy_losses": Plain("the batch"),
+    "kl_estimators": Plain(),
+    "environments": Plain(is_class=True),
+    "hooks": Plain(is_class=True),
+}
+"""Kinds whose plugin may be a plain function or class, of a file too."""
+UNREAD: Any = object()
+"""Default of an option that is known only when its file is run."""
 
 
 class FunctionOptions(BaseModel):
@@ -49,26 +79,19 @@ class UnreadOptions(FunctionOptions):
 
 
 def load_function_file(
-    reference: str,
-    trust: FileTrust = EVERY_FILE,
-    *,
-    spoken: str = "reward",
-    kind: Literal["function", "class"] = "function",
+    reference: str, trust: FileTrust = EVERY_FILE, *, where: str, is_class: bool = False
 ) -> tuple[Path, Callable[..., Any]]:
     """Run the file of `FILE.py:NAME` and return its absolute path and the function, or class, of that name.
 
-    spoken: its role, for errors. Raises `PluginError`: no such file, it is not trusted or fails to run, or it does
-    not define that name.
+    Raises `PluginError`, as `where`: no such file, it is not trusted or fails to run, or it does not define that name.
     """
-    where = f'{spoken} "{reference}"'
     path, name = split_reference(reference, where)
     trust.check(path, where)
     module = run_file(path, where)
     found = getattr(module, name, None)
-    fits = inspect.isclass if kind == "class" else inspect.isroutine
+    fits = inspect.isclass if is_class else inspect.isroutine
     if not fits(found):
-        offered = [each for each, value in vars(module).items() if fits(value)]
-        raise no_such_name(path, name, offered, where, kind)
+        raise no_such_name(path, name, [each for each, value in vars(module).items() if fits(value)], where, is_class)
     return path, found  # type: ignore[return-value]
 
 
@@ -76,18 +99,19 @@ def load_function_file(
 def function_of_file(reference: str, base_folder: Path, spoken: str) -> Callable[..., Any]:
     """The function that an option of a plugin names (`FILE.py:FUNCTION`, relative to `base_folder`).
 
-    The file is run once per process; its trust was checked with the run's options. `spoken` and errors: see
-    `load_function_file`.
+    The file is run once per process; its trust was checked with the run's options. spoken: its role, for errors, which
+    are those of `load_function_file`.
     """
     path, _, name = reference.rpartition(":")
-    return load_function_file(f"{base_folder / Path(path).expanduser()}:{name}", spoken=spoken)[1]
+    whole = f"{base_folder / Path(path).expanduser()}:{name}"
+    return load_function_file(whole, where=f'{spoken} "{whole}"')[1]
 
 
-def no_such_name(path: Path, name: str, offered: Sequence[str], where: str, kind: str = "function") -> PluginError:
+def no_such_name(path: Path, name: str, offered: Sequence[str], where: str, is_class: bool) -> PluginError:
     """The error for a function or class that a file does not define."""
-    plural = "classes" if kind == "class" else f"{kind}s"
+    noun, plural = ("class", "classes") if is_class else ("function", "functions")
     return PluginError(
-        f'{path.name} has no {kind} "{name}"{suggestion(name, offered)}',
+        f'{path.name} has no {noun} "{name}"{suggestion(name, offered)}',
         where=where,
         hint=f"{plural} in it: {', '.join(offered) or 'none'}",
     )
@@ -110,41 +134,27 @@ def run_file(path: Path, where: str) -> ModuleType:
     return module
 
 
-def function_component(
-    function: Callable[..., Any], *, where: str, build: str = "", takes: str | None = "the rollouts"
-) -> Component:
-    """A component for a function, such as a reward; its config model comes from the keyword-only parameters.
+def component_of(found: Any, kind: str, *, where: str, build: str = "") -> Component:
+    """A component for a plain function or class of a kind; its options are the keyword-only parameters.
 
-    takes: its one positional parameter, in words. Raises `PluginError` for another signature: each option needs a type
-    and a default.
+    Those of a class are its constructor's. Raises `PluginError` for another signature: each option needs a type and a
+    default.
     """
-    summary = (inspect.getdoc(function) or "").strip().partition("\n")[0]
-    return Component(summary=summary, config=options_model(function, where, takes=takes), build=build)
-
-
-def class_component(kind: type, *, where: str, build: str = "") -> Component:
-    """A component for the class of an environment or a hook; its options are the constructor's keyword-only parameters.
-
-    Raises `PluginError` for an option without a type or a default.
-    """
-    summary = (inspect.getdoc(kind) or "").strip().partition("\n")[0]
-    constructor: Callable[..., None] = vars(kind).get("__init__", kind.__init__)  # type: ignore[misc]
-    has_options = constructor is not object.__init__
-    config = options_model(constructor, where, takes="itself") if has_options else FunctionOptions
+    summary = (inspect.getdoc(found) or "").strip().partition("\n")[0]
+    plain = PLAIN[kind]
+    takes, function = plain.takes, found
+    if plain.is_class:
+        takes, function = "itself", vars(found).get("__init__", found.__init__)
+    has_options = function is not object.__init__
+    config = options_model(function, where, takes=takes) if has_options else FunctionOptions
     return Component(summary=summary, config=config, build=build)
 
 
-def options_model(
-    function: Callable[..., Any],
-    where: str,
-    *,
-    takes: str | None = "the rollouts",
-    without_default: frozenset[str] = frozenset(),
-) -> type[FunctionOptions]:
+def options_model(function: Callable[..., Any], where: str, *, takes: str | None) -> type[FunctionOptions]:
     """The strict schema of a function's keyword-only parameters.
 
-    takes: its one positional parameter, in words; None allows any. without_default: options whose default is not known
-    (`FunctionOptions`). Raises `PluginError`, as `where`, for another signature.
+    takes: its one positional parameter, in words; None allows any. Raises `PluginError`, as `where`, for another
+    signature.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -164,13 +174,13 @@ def options_model(
                 where=where,
                 hint=f"write it as `{name}: int = 1`, with its own type and default",
             )
-        fields[name] = (hints[name], parameter.default)
+        fields[name] = (hints[name], None if parameter.default is UNREAD else parameter.default)
     try:
         name = f"{getattr(function, '__name__', type(function).__name__)}_options"
         model = create_model(name, __base__=FunctionOptions, **fields)
     except (PydanticUserError, NameError, TypeError) as error:
         raise PluginError(f"its options make no schema: {error}", where=where) from error
-    model.without_default = without_default
+    model.without_default = frozenset(name for name in fields if parameters[name].default is UNREAD)
     return model
 
 
@@ -202,15 +212,3 @@ def _check_positional(parameters: list[inspect.Parameter], where: str, takes: st
             where=where,
             hint=f"write def name({takes.removeprefix('the ')}, *, option: type = default)",
         )
-
-
-def function_build(function: Callable[..., Any], *, takes_context: bool) -> Callable[..., Any]:
-    """For a function, it with its options, or what it makes of the context; for a class, an instance made with them."""
-
-    def build(config: BaseModel, context: object) -> Any:
-        with_options = partial(function, **{name: getattr(config, name) for name in type(config).model_fields})
-        if takes_context:
-            return with_options(context)
-        return with_options() if isinstance(function, type) else with_options
-
-    return build

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, metadata, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from ..components import Component
-from ..errors import PluginError
 from ..util.did_you_mean import fold
-
-if TYPE_CHECKING:
-    from .discovery import Selected
 
 
 def missing_modules(component: Component) -> list[str]:
@@ -25,18 +20,18 @@ def not_installed(modules: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in modules if find_spec(name.partition(".")[0]) is None)
 
 
-def _wrong_versions(selected: Selected) -> dict[str, str]:
+def _wrong_versions(component: Component, distribution: str) -> dict[str, str]:
     """Requirement (`mcp>=2,<3`) -> installed version, for required modules installed in another version.
 
     The versions are those that the plugin's distribution accepts in its metadata, in any of its extras; a module whose
     distribution has another name is not checked.
     """
-    if not selected.component.requires:
+    if not component.requires:
         return {}
     from packaging.requirements import Requirement
 
     try:
-        about = metadata(selected.distribution)
+        about = metadata(distribution)
     except PackageNotFoundError:  # a file
         return {}
     extras = ["", *(about.get_all("Provides-Extra") or ())]
@@ -46,7 +41,7 @@ def _wrong_versions(selected: Selected) -> dict[str, str]:
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
             accepted.setdefault(fold(requirement.name), []).append(requirement)
     wrong = {}
-    for module in selected.component.requires:
+    for module in component.requires:
         choices = accepted.get(fold(module.partition(".")[0]), [])
         try:
             installed = version(choices[0].name) if choices else None
@@ -57,23 +52,16 @@ def _wrong_versions(selected: Selected) -> dict[str, str]:
     return wrong
 
 
-def unmet(selected: Selected) -> tuple[str, str] | None:
-    """What the component lacks and the command that installs it, or None.
+def unmet(component: Component, distribution: str) -> tuple[str, str] | None:
+    """What the component of a distribution lacks, and the command that installs it, or None.
 
     Example: `("needs mcp>=2,<3, but 1.9.2 is installed", "pip install 'rlhf-mcp[mcp]'")`.
     """
-    component = selected.component
     if missing := missing_modules(component):
         names = " ".join(name.partition(".")[0] for name in missing)
         return f"needs {', '.join(missing)}, not installed here", component.install or f"pip install {names}"
-    if wrong := _wrong_versions(selected):
+    if wrong := _wrong_versions(component, distribution):
         problem = ", ".join(f"{name}, but {found} is installed" for name, found in wrong.items())
         names = " ".join(f"'{name}'" for name in wrong)
         return f"needs {problem}", component.install or f"pip install {names}"
     return None
-
-
-def check_required(selected: Selected) -> None:
-    """Raise `PluginError` for a missing module or a version that the plugin cannot use."""
-    if (found := unmet(selected)) is not None:
-        raise PluginError(found[0], where=selected.label, hint=found[1])

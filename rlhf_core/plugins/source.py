@@ -10,45 +10,28 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel
-
+from ..components import Component
 from ..errors import PluginError
-from .functions import UnreadOptions, no_such_name, options_model
+from .functions import PLAIN, UNREAD, UnreadOptions, no_such_name, options_model
 from .trust import split_reference
 
 _MAX_BYTES = 4 << 20
-_PLAIN: Mapping[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
+_PLAIN_TYPES: Mapping[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """Options of one `FILE.py:NAME`, as far as its source shows them."""
+def read_options(reference: str, kind: str, *, where: str) -> tuple[Path, Component, tuple[str, ...]]:
+    """The component of a plain `FILE.py:NAME` of a kind, without a build, and what is checked only when it is run.
 
-    path: Path
-    summary: str
-    """First line of its docstring."""
-    model: type[BaseModel]
-    """Its options, as far as they can be read."""
-    unread: tuple[str, ...]
-    """Descriptions of the parts that are checked only when the file is run."""
-
-
-def read_options(
-    reference: str, *, where: str, kind: Literal["function", "class"] = "function", takes: str | None = "the rollouts"
-) -> SourceOptions:
-    """The options of `FILE.py:NAME`: keyword-only parameters of the function, or of the class's constructor.
-
-    takes: the one positional parameter, in words; None allows any. Raises `PluginError`, as `where`: no such file or
-    name, not Python, or not a plugin's signature.
+    Raises `PluginError`, as `where`: no such file or name, not Python, or not a plugin's signature.
     """
     path, name = split_reference(reference, where)
     try:
-        return _Reader(_parsed(path, where), path, where).options(name, kind, takes)
+        reader = _Reader(_parsed(path, where), path, where)
+        return path, reader.component(name, kind), tuple(reader.unread)
     except RecursionError:
         raise PluginError(f"{path.name} is nested too deeply to be read", where=where) from None
 
@@ -73,91 +56,78 @@ class _Reader:
     def __init__(self, module: ast.Module, path: Path, where: str) -> None:
         self._module, self._path, self._where = module, path, where
         self._bound = list(_bound_names(module))
+        self.unread: list[str] = []
 
-    def options(self, name: str, kind: str, takes: str | None) -> SourceOptions:
-        wanted: Any = ast.ClassDef if kind == "class" else _Function
-        found = [each for each in self._module.body if isinstance(each, wanted) and each.name == name]
-        other: Any = _Function if kind == "class" else ast.ClassDef
-        is_other = any(isinstance(each, other) and each.name == name for each in self._module.body)
+    def component(self, name: str, kind: str) -> Component:
+        plain = PLAIN[kind]
+        wanted: Any = ast.ClassDef if plain.is_class else _Function
+        defined = [each for each in self._module.body if isinstance(each, (*_Function, ast.ClassDef))]
+        named = [each for each in defined if each.name == name]
+        found = [each for each in named if isinstance(each, wanted)]
         times = self._bound.count(name)
-        if (times == 0 and "*" not in self._bound) or (times == 1 and is_other):
-            offered = [each.name for each in self._module.body if isinstance(each, wanted)]
-            raise no_such_name(self._path, name, offered, self._where, kind)
+        if (times == 0 and "*" not in self._bound) or (times == 1 and named and not found):
+            offered = [each.name for each in defined if isinstance(each, wanted)]
+            raise no_such_name(self._path, name, offered, self._where, plain.is_class)
         if len(found) != 1 or times != 1:
-            return self._nothing_told(f"all options: {name} is not one plain definition")
+            return self._nothing_told(f"{name} is not one plain definition")
         summary = (ast.get_docstring(found[0]) or "").strip().partition("\n")[0]
         if found[0].decorator_list:
-            return self._nothing_told(f"all options: {name} is decorated", summary)
-        if kind == "function":
-            return self._from_signature(found[0], summary, takes)
-        constructors = [each for each in found[0].body if isinstance(each, _Function) and each.name == "__init__"]
-        if len(constructors) != 1 or constructors[0].decorator_list or found[0].keywords:
-            return self._nothing_told(f"all options: {name} has no plain __init__", summary)
-        return self._from_signature(constructors[0], summary, None)
+            return self._nothing_told(f"{name} is decorated", summary)
+        function: Any = found[0]
+        if isinstance(function, ast.ClassDef):
+            own = [each for each in function.body if isinstance(each, _Function) and each.name == "__init__"]
+            if len(own) != 1 or own[0].decorator_list or function.keywords:
+                return self._nothing_told(f"{name} has no plain __init__", summary)
+            function = own[0]
+        return Component(summary, options_model(self._stand_in(function), self._where, takes=plain.takes))
 
-    def _nothing_told(self, what: str, summary: str = "") -> SourceOptions:
-        return SourceOptions(self._path, summary, UnreadOptions, (what,))
+    def _nothing_told(self, why: str, summary: str = "") -> Component:
+        self.unread.append(f"all options: {why}")
+        return Component(summary, UnreadOptions)
 
-    def _from_signature(self, function: Any, summary: str, takes: str | None) -> SourceOptions:
-        kinds = inspect.Parameter
-        given = function.args
-        parameters = [inspect.Parameter(each.arg, kinds.POSITIONAL_ONLY) for each in given.posonlyargs]
-        parameters += [inspect.Parameter(each.arg, kinds.POSITIONAL_OR_KEYWORD) for each in given.args]
-        parameters += [inspect.Parameter(each.arg, kinds.VAR_POSITIONAL) for each in [given.vararg] if each]
-        unread: list[str] = []
-        without_value: set[str] = set()
+    def _stand_in(self, function: Any) -> Callable[..., Any]:
+        """A function with the signature of one in the file, as far as it can be read, that does nothing."""
+        kinds, given = inspect.Parameter, function.args
+        positional = [
+            *((each, kinds.POSITIONAL_ONLY) for each in given.posonlyargs),
+            *((each, kinds.POSITIONAL_OR_KEYWORD) for each in given.args),
+            *((each, kinds.VAR_POSITIONAL) for each in [given.vararg] if each),
+        ]
+        parameters = [inspect.Parameter(each.arg, kind) for each, kind in positional]
         for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-            annotation: Any = inspect.Parameter.empty
-            if argument.annotation is not None:
-                annotation, is_whole = self._type(argument.annotation)
-                if not is_whole:
-                    unread.append(f"type of {argument.arg}")
-            value: Any = inspect.Parameter.empty
-            if default is not None:
-                value, is_literal = _literal(default)
-                if not is_literal:
-                    unread.append(f"default of {argument.arg}")
-                    without_value.add(argument.arg)
-            parameters.append(inspect.Parameter(argument.arg, kinds.KEYWORD_ONLY, annotation=annotation, default=value))
+            read = {"annotation": self._type(argument), "default": self._default(argument, default)}
+            parameters.append(inspect.Parameter(argument.arg, kinds.KEYWORD_ONLY, **read))
         parameters += [inspect.Parameter(each.arg, kinds.VAR_KEYWORD) for each in [given.kwarg] if each]
-        model = options_model(
-            _stand_in(function.name, parameters), self._where, takes=takes, without_default=frozenset(without_value)
-        )
-        return SourceOptions(self._path, summary, model, tuple(unread))
 
-    def _type(self, node: ast.expr) -> tuple[Any, bool]:
-        """The type of an annotation, and whether it is complete; `Any` if it cannot be read."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            try:
-                return self._type(ast.parse(node.value, mode="eval").body)
-            except (SyntaxError, ValueError, MemoryError):
-                return Any, False
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and ast.unparse(node.right) == "None":
-            plain, is_whole = self._type(node.left)
-            return (plain | None if is_whole else Any), is_whole
-        if isinstance(node, ast.Name) and node.id in _PLAIN and node.id not in self._bound:
-            return _PLAIN[node.id], True
-        return Any, False
+        def stand_in() -> None: ...
 
+        stand_in.__name__ = function.name
+        stand_in.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return stand_in
 
-def _literal(node: ast.expr) -> tuple[Any, bool]:
-    """The value, and whether it is a JSON literal."""
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError):
-        return None, False
-    known = value is None or isinstance(value, (str, int, float, list, tuple, dict))
-    return (value, True) if known else (None, False)
+    def _type(self, argument: ast.arg) -> Any:
+        if argument.annotation is None:
+            return inspect.Parameter.empty
+        text = argument.annotation
+        written = text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ast.unparse(text)
+        name = written.removesuffix("| None").strip()
+        if name not in _PLAIN_TYPES or name in self._bound:
+            self.unread.append(f"type of {argument.arg}")
+            return Any
+        return _PLAIN_TYPES[name] | None if name != written.strip() else _PLAIN_TYPES[name]
 
-
-def _stand_in(name: str, parameters: list[inspect.Parameter]) -> Callable[..., Any]:
-    """A function with this signature that does nothing."""
-
-    def stand_in() -> None: ...
-
-    stand_in.__name__ = name
-    stand_in.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return stand_in
+    def _default(self, argument: ast.arg, node: ast.expr | None) -> Any:
+        """The value, if it is a JSON literal."""
+        if node is None:
+            return inspect.Parameter.empty
+        try:
+            value = ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError):
+            value = UNREAD
+        if value is not None and not isinstance(value, (str, int, float, list, tuple, dict)):
+            self.unread.append(f"default of {argument.arg}")
+            return UNREAD
+        return value
 
 
 def _bound_names(scope: ast.AST) -> Iterator[str]:

@@ -21,8 +21,7 @@ from pydantic import BaseModel
 from ..components import RewardContext
 from ..config.sections import RewardCallOptions
 from ..errors import ConfigError
-from ..plugins.discovery import Selected, resolve_build
-from ..plugins.recipe import Recipe
+from ..plugins.selected import Selected
 from ..types import Rollout
 from ..util.kept_state import load_state_of, state_of
 from .calling import RewardSpec
@@ -57,8 +56,8 @@ def reward_spec(
         name=name or selected.name.rpartition(":")[2] or selected.name,  # ./my_reward.py:brevity is called brevity
         weight=weight,
         call_options=call_options,
-        function=None if call_options.isolate else resolve_build(selected)(config, context),
-        recipe=Recipe.of("rewards", selected, config, context),
+        function=None if call_options.isolate else selected.build(config, context),
+        recipe=selected.recipe(config, context),
         plugin=f"{selected.distribution} {selected.version}",
         source=_source_digest(selected),
         options=config.model_dump(mode="json"),

@@ -3,7 +3,7 @@
 A line is held back until the next event shows whether it is the last of its episode, which gets times and held-out
 scores. The order of calls in an episode:
 
-    start_episode -> update, update, … -> end_episode -> [evaluation] -> flush
+    start_episode -> update, update, … -> add_to_last, add_to_last -> flush
 
 A value that is not finite is written as null, since JSON has no such number, and named under the line's key
 `nonfinite` (`{"loss/policy": "nan"}`). Callers leave out keys without meaning.
@@ -18,46 +18,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, SupportsFloat, SupportsIndex
 
-from ..errors import CheckpointError, RlhfError
-from ..util.jsonl import LineFile, dump_line, truncate_lines
+from .lines import RunLines
 
 Number = SupportsFloat | SupportsIndex
 Line = dict[str, Any]
 
 NONFINITE = "nonfinite"
-PHASES = ("rollout", "reward", "train", "sync")
-"""Phases of an episode's time: `time/<phase>_s`."""
 
 
 class MetricsWriter:
     """Writes `metrics.jsonl`. Use as a context manager, or call `close`."""
 
-    def __init__(self, path: Path, *, on_line: Callable[[Line], object] | None = None, step: int = 0) -> None:
-        """`on_line` is called with every written line; `step` is the last one already in the file."""
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        *,
+        step: int = 0,
+        count: int | None = None,
+        on_line: Callable[[Line], object] | None = None,
+    ) -> None:
+        """Lines of the file after `step`, the last update so far, are cut; see `RunLines` for `count` and errors.
+
+        on_line: called with every written line.
+        """
+        self._file = RunLines(path, "step", step, count=count, instead="start anew with another --output")
         self._on_line = on_line
         self._step = step
         self._held: Line | None = None
         self._episode: Line = {}
-        self._file = LineFile(path)
-
-    @classmethod
-    def resume(cls, path: Path, *, step: int, on_line: Callable[[Line], object] | None = None) -> MetricsWriter:
-        """Truncate the file after `step` and continue from there.
-
-        Raises:
-            CheckpointError: lines up to `step` are missing.
-            DataError: one of them is torn.
-        """
-        kept = truncate_lines(path, "step", step)
-        last = int(kept["step"]) if kept else 0
-        if last != step:
-            raise CheckpointError(
-                f"ends at step {last}, the checkpoint is at step {step}",
-                where=str(path),
-                hint="resume from an older checkpoint, or start anew with another --output",
-            )
-        return cls(path, on_line=on_line, step=step)
 
     @property
     def step(self) -> int:
@@ -85,50 +73,26 @@ class MetricsWriter:
         self._step += 1
         self._held = {"step": self._step, **self._episode, **values}
 
-    def end_episode(self, values: Mapping[str, Number]) -> None:
-        """Put times and throughput on the episode's last line (an episode without update has none)."""
+    def add_to_last(self, values: Mapping[str, Number]) -> None:
+        """Put times, throughput and held-out scores on the episode's last line; one without an update has none."""
         if self._held is not None:
             self._held.update(values)
-
-    @property
-    def holds_line(self) -> bool:
-        """Whether there is a line that times and held-out scores can still be put on."""
-        return self._held is not None
-
-    def evaluation(self, values: Mapping[str, Number]) -> None:
-        """Put `eval/*` on the held line; call it before `flush`."""
-        if self._held is None:
-            raise ValueError("an evaluation follows an update; the one before the first belongs in the summary")
-        self._held.update(values)
 
     def flush(self, *, sync: bool = False) -> None:
         """Write the held line, and, with `sync`, everything to the disk (before a checkpoint)."""
         held, self._held = self._held, None
         if held is not None:
             line = finite(held)
-            self._on_disk(lambda: self._file.append(dump_line(line)))
+            self._file.append([line])
             if self._on_line is not None:
                 self._on_line(line)
         if sync:
-            self._on_disk(self._file.sync)
-
-    def _on_disk(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except OSError as error:
-            raise RlhfError(
-                f"metrics cannot be written: {error.strerror}",
-                where=str(self._path),
-                hint="the last checkpoint is intact: free some space and start again with --resume auto",
-            ) from error
+            self._file.sync()
 
     def close(self) -> None:
         """Write the held line and close the file; a second call does nothing."""
-        if not self._file.closed:
-            try:
-                self.flush()
-            finally:
-                self._file.close()
+        with self._file:
+            self.flush()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -142,22 +106,11 @@ def finite(values: Mapping[str, Any]) -> Line:
     line: Line = {}
     broken: dict[str, str] = {}
     for key, value in values.items():
-        plain = _plain(value)
-        if isinstance(plain, float) and not math.isfinite(plain):
+        plain = value if isinstance(value, int | float) else float(value)  # NumPy and one-element tensors, too
+        line[key] = plain if math.isfinite(plain) else None
+        if line[key] is None:
             broken[key] = str(plain)
-            line[key] = None
-        else:
-            line[key] = plain
-    if broken:
-        line[NONFINITE] = broken
-    return line
-
-
-def _plain(value: Any) -> int | float:
-    """A Python number of a number-like value (NumPy and one-element tensors included)."""
-    if isinstance(value, bool | int | float):
-        return value
-    return float(value)
+    return {**line, NONFINITE: broken} if broken else line
 
 
 class PhaseTimer:

@@ -15,7 +15,6 @@ from ..config.sections import PromptsConfig
 from ..errors import ConfigError
 from ..models.kinds import kind_for
 from ..models.loading import load_tokenizer
-from ..plugins.discovery import resolve_build
 from ..plugins.functions import function_of_file
 from ..prompts.records import Check
 from ..prompts.stream import PromptStream
@@ -52,7 +51,7 @@ class RunInputs:
             self.tokenizer,
             score=partial(combined_score, resolved.reward_weights, resolved.run.reward_scaling.clip),
         )
-        return cast("Algorithm[Any, Any]", resolve_build(resolved.algorithm)(resolved.algorithm.config, context))
+        return cast("Algorithm[Any, Any]", resolved.algorithm.build(resolved.algorithm.config, context))
 
     @cached_property
     def prompts(self) -> PromptStream:
@@ -89,11 +88,11 @@ class RunInputs:
         """The endless stream of prompts of `source`, or of the run's own, with `held_out` records kept apart."""
         resolved = self.resolved
         selected = source or resolved.prompts
-        limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
+        limits = selected.typed(PromptsConfig)
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
         context = PromptsContext(resolved.run.train.seed, has_chat_template=has_template)
         return PromptStream(
-            resolve_build(selected)(selected.config, context),
+            selected.build(selected.config, context),
             self.tokenizer,
             seed=resolved.run.train.seed,
             max_prompt_tokens=limits.max_prompt_tokens,

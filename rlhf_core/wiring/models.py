@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, cast
 from ..algorithm import RolloutAlgorithm
 from ..components import StrategyContext
 from ..config.resolve import ResolvedRun
-from ..config.sections import TrainConfig
+from ..config.sections import OptimizerConfig, TrainConfig
 from ..models.forward_passes import passes_of
 from ..models.loading import disable_dropout, load_policy
 from ..optimizers.making import make_optimizer, make_scheduler
 from ..place import Place, resolve_device
-from ..plugins.discovery import resolve_build
 from ..strategy import Strategy, Trained
 from ..types import Role
 from .inputs import RunInputs
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 def build_strategy(resolved: ResolvedRun) -> Strategy:
     """The strategy of the run; its process group is not joined yet."""
     context = StrategyContext(str(resolve_device(resolved.run.model.device)))
-    return cast(Strategy, resolve_build(resolved.strategy)(resolved.strategy.config, context))
+    return cast(Strategy, resolved.strategy.build(resolved.strategy.config, context))
 
 
 def model_dtype(resolved: ResolvedRun, place: Place) -> torch.dtype:
@@ -67,7 +66,7 @@ def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dic
 def prepare(resolved: ResolvedRun, role: Role, model: nn.Module, strategy: Strategy) -> Trained:
     """The model with its optimizer and schedule, as the strategy trains it."""
     model.train()
-    options, train = resolved.run.optimizer, resolved.run.train
+    options, train = resolved.optimizer.typed(OptimizerConfig), resolved.run.train
     optimizer = make_optimizer(resolved, role, model, strategy)
     per_episode = updates_per_episode(train)
     scheduler = make_scheduler(

@@ -17,7 +17,6 @@ from ..models.frozen import place_frozen
 from ..models.loading import adapter_off, is_lora
 from ..models.passes import GroupPasses, PassModels
 from ..place import Place
-from ..plugins.discovery import resolve_build
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator
@@ -84,7 +83,7 @@ class RunParts:
             compute_dtype=self.place.compute_dtype,
             in_flight=resolved.updates_in_flight,
         )
-        return cast(RolloutEngine, resolve_build(resolved.engine)(resolved.engine.config, context))
+        return cast(RolloutEngine, resolved.engine.build(resolved.engine.config, context))
 
     @cached_property
     def scorer(self) -> RewardScorer:

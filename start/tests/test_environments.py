@@ -10,7 +10,7 @@ from rlhf_core.components import Component
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import Section
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import Selected, load
+from rlhf_core.plugins.selected import Selected, load
 from rlhf_start.quickstart import environment_runs, warm_start
 
 

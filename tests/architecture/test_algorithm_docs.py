@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.plugins.discovery import discover, import_target, load
+from rlhf_core.plugins.discovery import discover, import_target
+from rlhf_core.plugins.selected import load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "algorithms"
 SHARED = ["critic-free.md", "policy-objective.md"]

@@ -12,7 +12,7 @@ import pytest
 import tomllib
 from running import PATIENCE_SECONDS
 
-from rlhf_core.plugins.known import KNOWN
+from rlhf_core.plugins.names import KNOWN
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [

@@ -15,7 +15,8 @@ import pytest
 
 from rlhf_core.components import KINDS
 from rlhf_core.config.select import shared_options
-from rlhf_core.plugins.discovery import discover, has_options, load_ref
+from rlhf_core.plugins.discovery import discover
+from rlhf_core.plugins.selected import has_options, load_ref
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from running import PATIENCE_SECONDS
 
-from rlhf_core.plugins.discovery import discover, load_ref
+from rlhf_core.plugins.discovery import discover
+from rlhf_core.plugins.selected import load_ref
 
 PAGES = ("plugin-api.md", "transport-api.md", "libraries.md")
 PROTOCOLS = {"engines": "RolloutEngine", "prompts": "PromptSource", "rewards": "Reward", "transports": "Transport"}

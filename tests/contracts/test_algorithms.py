@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlhf_core.plugins.discovery import discover, load_ref
+from rlhf_core.plugins.discovery import discover
+from rlhf_core.plugins.selected import load_ref
 from rlhf_testing.contracts import AlgorithmContract, DatasetAlgorithmContract, contracts_for
 
 FED_BY = {name: load_ref(ref).component.feeds for name, ref in discover("algorithms").items()}

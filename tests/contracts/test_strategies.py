@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.plugins.discovery import load
+from rlhf_core.plugins.selected import load
 from rlhf_testing.contracts import StrategyContract
 from rlhf_testing.contracts.strategy import strategy_case
 from rlhf_testing.strategy_suite import run_strategies

@@ -15,7 +15,7 @@ from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.batching import collate, split
 from rlhf_core.columns import Columns
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout import made_episode
 from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS
@@ -45,14 +45,14 @@ def one_update(section: Mapping[str, Any], world_size: int) -> list[Update]:
     )
 
     def work(rank: int, strategy: Strategy) -> Update:
-        return _update(resolve_build(selected)(config, context), policy, BatchPlan(11, 1, rank, world_size), strategy)
+        return _update(selected.build(config, context), policy, BatchPlan(11, 1, rank, world_size), strategy)
 
     return Ranks(world_size).run(work)
 
 
 def _update(algorithm: RolloutAlgorithm, policy: nn.Module, plan: BatchPlan, strategy: Strategy) -> Update:
     combiner = RewardCombiner(REWARDS)
-    estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda mine, filler: list(mine))
+    estimates = EpisodeEstimates(algorithm, combiner, strategy)
     made = estimates.of(made_episode(_items(), PhaseTimes()), plan)
     batch = next(next(made.batches(0)))
     models = {"policy": policy}

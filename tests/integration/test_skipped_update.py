@@ -10,7 +10,7 @@ import torch.distributed as dist
 from running import PATIENCE_SECONDS, Forked, ranks, run_all
 
 from rlhf_core.batching import masked
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.training.updater import Updater
 from rlhf_testing.models import tiny_model
 from rlhf_testing.samples import make_item
@@ -37,7 +37,7 @@ def observe(name, rank):
     from rlhf_ppo.config import PPOConfig
 
     selected = load("strategies", name)
-    strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))
+    strategy = selected.build(selected.component.config(), StrategyContext(device="cpu"))
     strategy.setup()
     algorithm = PPO(PPOConfig(kl_coef=0.0))
     policy = tiny_model(seed=1)

@@ -151,7 +151,7 @@ class Recipe:
     def __call__(self):
         from rlhf_core.plugins.functions import load_function_file
 
-        return load_function_file(f"{self.path}:{self.name}")[1]
+        return load_function_file(f"{self.path}:{self.name}", where="reward")[1]
 
 
 def never_lets_go_of_the_lock(rollouts):

@@ -86,9 +86,10 @@ def show(plugin: str, as_json: bool) -> None:
       rlhf plugins show rewards/exact-match --json
     """
     from rlhf_core.components import KINDS
-    from rlhf_core.config.select import options_of_core
-    from rlhf_core.plugins.discovery import as_kind, find, has_options, load
+    from rlhf_core.config.select import shared_options
+    from rlhf_core.plugins.discovery import as_kind, find
     from rlhf_core.plugins.requirements import missing_modules, unmet
+    from rlhf_core.plugins.selected import has_options, load
 
     kind_name, slash, name = plugin.partition("/")
     kind, name = (as_kind(kind_name), name) if slash and name else (_kind_of(plugin), plugin)
@@ -97,7 +98,7 @@ def show(plugin: str, as_json: bool) -> None:
         _show_other(ref, as_json)
         return
     selected = load(kind, name, check_requires=False)
-    lack = unmet(selected)
+    lack = unmet(selected.component, selected.distribution)
     about = {
         "kind": kind,
         "name": selected.name,
@@ -105,7 +106,8 @@ def show(plugin: str, as_json: bool) -> None:
         "distribution": selected.distribution,
         "version": selected.version,
     }
-    own, core = selected.component.config, options_of_core(selected)
+    own, core = selected.component.config, shared_options(kind)
+    core = None if core is None or issubclass(own, core) else core
     if as_json:
         schemas = {"options": own.model_json_schema(), "options_of_core": core.model_json_schema() if core else None}
         print_json({**about, "missing": missing_modules(selected.component), **schemas})
@@ -135,7 +137,7 @@ def _kind_of(name: str) -> str:
     """The one kind that has a plugin of this name. Raises `PluginError` for none or several."""
     from rlhf_core.errors import PluginError
     from rlhf_core.plugins.discovery import discover_all
-    from rlhf_core.plugins.known import KNOWN
+    from rlhf_core.plugins.names import KNOWN
     from rlhf_core.util.did_you_mean import fold, suggestion
 
     installed = discover_all()

@@ -19,7 +19,7 @@ from rlhf_core.columns import Column
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import EpisodeError
-from rlhf_core.plugins.functions import FunctionOptions, class_component
+from rlhf_core.plugins.functions import FunctionOptions, component_of
 from rlhf_core.rollout.row import Played
 from rlhf_core.types import SamplingParams
 from rlhf_episodes.contract import EpisodeTruncated, Outcome
@@ -53,7 +53,7 @@ class Grades:
 
 def play(given: Any, *, samples: int = 1, environment: Any = Grades, **options: Any) -> list[Played]:
     kind = type("Given", (environment,), {"given": staticmethod(given)})
-    component = class_component(kind, where="test")
+    component = component_of(kind, "environments", where="test")
     configured = Configured("environments", "given", component, "acme", "1.0", function=kind, config=FunctionOptions())
     selected = SelectedEnvironment(EnvironmentConfig(**options), configured)
     return played(selected, samples)

@@ -10,7 +10,6 @@ import pytest
 from rlhf_core.config.load import load_run
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve, resolve_reward
-from rlhf_core.plugins.discovery import resolve_build
 from rlhf_core.rollout.samples import rollout_of
 from rlhf_episodes.selected import SelectedEnvironment, resolve_environment
 from rlhf_testing.episodes import episode_tokenizer, play_episodes
@@ -70,7 +69,7 @@ def test_the_functions_are_called_and_the_last_turn_is_rewarded(files):
     found = [rollout_of(each.rows[-1], each) for each in done.played]
     assert any(turn.text == "6.0" for rollout in found for turn in rollout.turns if turn.role == "environment")
     right = [float(rollout.turns[-1].text.endswith("6")) for rollout in found]
-    assert resolve_build(reward.selected)(reward.config, None)(found) == right
+    assert reward.selected.build(reward.config, None)(found) == right
     assert set(right) == {0.0, 1.0}
 
 

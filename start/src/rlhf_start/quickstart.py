@@ -15,7 +15,7 @@ from rlhf_core.config.load import load_run
 from rlhf_core.config.select import DEFAULT_PLUGINS
 from rlhf_core.entry.resume import WARM_START, stage_models, value_at
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import Selected, load
+from rlhf_core.plugins.selected import Selected, load
 from rlhf_core.plugins.trust import is_file_reference
 from rlhf_core.util.did_you_mean import fold
 

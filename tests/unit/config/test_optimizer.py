@@ -54,7 +54,7 @@ def test_adamw_is_the_default_and_has_its_options_beside_cores(run):
 
 def test_a_strangers_optimizer_and_schedule_are_checked_with_the_run(run):
     resolved = run({"optimizer": {"name": "acme-sgd", "momentum": 0.5, "schedule": "fall"}}, "optimizer.lr=0.5")
-    assert resolved.optimizer.config.momentum == 0.5 and resolved.run.optimizer.lr == 0.5
+    assert resolved.optimizer.config.momentum == 0.5 and resolved.optimizer.config.lr == 0.5
     set_below = run({"optimizer": {"schedule": "fall"}}, "optimizer.schedule.power=2")
     assert set_below.to_mapping()["optimizer"]["schedule"] == {"name": "fall", "power": 2.0}
     bad = {"name": "acme-sgd", "betas": [0.9, 0.9], "momentun": 0.5, "lr": -1, "schedule": {"name": "fall", "pwer": 2}}
@@ -72,7 +72,7 @@ def test_a_strangers_optimizer_and_schedule_are_checked_with_the_run(run):
 
 def test_an_optimizer_with_core_s_options_may_have_another_default_schedule(run):
     resolved = run({"optimizer": {"name": "acme-whole"}})
-    assert resolved.schedule.name == "fall" and resolved.run.optimizer.schedule == {"name": "fall"}
+    assert resolved.schedule.name == "fall" and resolved.optimizer.config.schedule == {"name": "fall"}
     assert resolved.to_mapping()["optimizer"]["schedule"] == {"name": "fall", "power": 1.0}
     assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
 
@@ -107,11 +107,17 @@ def test_plan_counts_the_optimizers_own_bytes(run):
 
 def test_the_schema_has_the_options_of_optimizers_and_schedules(run):
     schema, _ = run_schema()
-    options = {choice.get("title"): choice for choice in schema["properties"]["optimizer"]["anyOf"]}
+    options = choices(schema, schema["properties"]["optimizer"])
     assert {"lr", "momentum", "schedule"} <= options["acme-sgd"]["properties"].keys()
     assert "betas" not in options["acme-sgd"]["properties"]
-    schedules = {choice.get("title") for choice in options["adamw"]["properties"]["schedule"]["anyOf"]}
-    assert {"constant", "linear", "cosine", "fall"} <= schedules
+    schedules = choices(schema, options["adamw"]["properties"]["schedule"])
+    assert {"constant", "linear", "cosine", "fall"} <= schedules.keys()
+
+
+def choices(schema, section):
+    """Title -> each mapping that a section may be."""
+    found = [schema["$defs"][each["$ref"].rpartition("/")[2]] for each in section["anyOf"] if "$ref" in each]
+    return {each["title"]: each for each in found}
 
 
 def test_a_run_folder_from_before_optimizers_had_names_is_not_changed(run):

@@ -21,7 +21,7 @@ from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.resume import check_owners
 from rlhf_core.errors import ConfigError, UserInputError
-from rlhf_core.plugins.known import KNOWN
+from rlhf_core.plugins.names import KNOWN
 from rlhf_core.runfolder.folder import RunFolder
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "sections.md"
@@ -88,8 +88,8 @@ probe = Component(summary="Probes with another reward.", config=Probe)
         with pytest.raises(ConfigError, match=told):
             resolve({**run, "probe": wrong})
     schema, _ = run_schema()
-    choices = schema["properties"]["probe"]["anyOf"][0]["anyOf"]
-    assert any({"every", "target_tokens"} <= set(each.get("properties", {})) for each in choices)
+    choices = [each["$ref"].rpartition("/")[2] for each in schema["properties"]["probe"]["anyOf"] if "$ref" in each]
+    assert any({"every", "target_tokens"} <= set(schema["$defs"][each]["properties"]) for each in choices)
 
 
 def test_one_section_alone_gives_the_reward_of_a_player(install):
@@ -176,8 +176,9 @@ def test_the_schema_has_it(safety):
     document, left_out = run_schema()
     assert not left_out
     assert "safety" in document["properties"] and "guards" in document["properties"]
-    assert "most" in json.dumps(document["properties"]["safety"])
-    assert "curriculum" in json.dumps(document["properties"]["prompts"])
+    assert "most" in json.dumps(document["$defs"]) and document["properties"]["safety"]
+    jsonl = [each for each in document["$defs"].values() if each.get("title") == "jsonl"]
+    assert any("curriculum" in each["properties"] for each in jsonl)
 
 
 def test_two_owners_are_named(install, tmp_path, capsys):
@@ -194,7 +195,9 @@ def test_two_owners_are_named(install, tmp_path, capsys):
 def test_a_run_folder_without_the_owner_names_what_to_install(tmp_path, capsys, command):
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    folder.manifest.write_text(json.dumps({"sections": {"safety": "acme 1.2.3", "guards": "rlhf-core 0.1.0"}}))
+    folder.manifest.write_text(
+        json.dumps({"owners": {"sections": {"safety": "acme 1.2.3", "guards": "rlhf-core 0.1.0"}}})
+    )
     folder.config.write_text(yaml.safe_dump(RUN))
     assert run([*command, str(folder.path)]) == 2
     told = capsys.readouterr().err
@@ -223,7 +226,7 @@ def test_a_missing_owner_of_any_plugin_names_what_to_install(tmp_path, kind, nam
 def test_one_that_has_moved_to_another_distribution_names_that(tmp_path, monkeypatch):
     monkeypatch.setitem(KNOWN["sections"], "moved", "rlhf-moved")
     folder = RunFolder(tmp_path)
-    folder.manifest.write_text(json.dumps({"sections": {"moved": "rlhf-core 0.1.0"}}))
+    folder.manifest.write_text(json.dumps({"owners": {"sections": {"moved": "rlhf-core 0.1.0"}}}))
     with pytest.raises(UserInputError, match="the section moved of rlhf-core") as caught:
         check_owners(folder)
     assert caught.value.hint == "pip install rlhf-moved"

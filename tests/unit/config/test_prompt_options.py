@@ -4,7 +4,8 @@ import pytest
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import PromptsConfig
-from rlhf_core.plugins.discovery import discover, load
+from rlhf_core.plugins.discovery import discover
+from rlhf_core.plugins.selected import load
 from rlhf_core.wiring.inputs import RunInputs
 from rlhf_testing.models import tiny_tokenizer
 
@@ -43,7 +44,7 @@ def test_cores_own_sources_have_cores_options():
 
 def test_a_source_has_a_default_length_of_its_own(run):
     resolved = resolve(run)
-    assert resolved.run.prompts.max_prompt_tokens == 6
+    assert resolved.prompts.config.max_prompt_tokens == 6
     assert lengths(resolved) == {5}
 
 

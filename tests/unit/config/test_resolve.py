@@ -28,7 +28,7 @@ def test_every_section_is_selected_and_typed(fake_run):
     assert resolved.strategy.config.precision == "auto"
     assert isinstance(resolved.engine.config, EngineConfig)
     assert resolved.sampling == SamplingParams(max_new_tokens=5)
-    assert resolved.run.prompts.max_prompt_tokens == 16
+    assert resolved.prompts.config.max_prompt_tokens == 16
     assert resolved.prompts.config.path == "p.jsonl"
     assert resolved.run.eval is None
     assert resolved.eval_prompts is None
@@ -258,7 +258,7 @@ def test_an_engine_that_does_not_subclass_cores_options_has_them_all_the_same(in
     source = head + "class C(BaseModel):\n    speed: int = 1\nthing = Component('A.', C, 'a:b')"
     install("acme", {"rlhf.engines": {"acme-engine": "acme_plain:thing"}}, {"acme_plain": source})
     resolved = resolve({**fake_run, "engine": {"name": "acme-engine", "speed": 3, "top_k": 4, "max_new_tokens": 6}})
-    assert resolved.engine.config.model_dump() == {"speed": 3}
+    assert resolved.engine.config.speed == 3 and type(resolved.engine.config).__name__ == "C"
     assert (resolved.sampling.top_k, resolved.sampling.max_new_tokens) == (4, 6)
     assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
 
@@ -283,11 +283,12 @@ def test_more_processes_than_work_is_explained(fake_run, key):
 def test_the_schema_holds_every_installed_plugin(install):
     install("acme", {"rlhf.algorithms": {"acme-broken": "acme_absent:thing"}})
     document, left_out = run_schema()
-    titles = [each.get("title") for each in document["properties"]["algorithm"]["anyOf"]]
-    assert {"fake-learn", "fake-offline"} <= set(titles)
+    definitions = {f"#/$defs/{name}": each for name, each in document["$defs"].items()}
+    chosen = [definitions.get(each.get("$ref"), each) for each in document["properties"]["algorithm"]["anyOf"]]
+    assert {"fake-learn", "fake-offline"} <= {each.get("title") for each in chosen}
     assert any("acme_absent" in error.message for error in left_out)
     rewards = document["properties"]["rewards"]["items"]["anyOf"]
-    reward = next(each for each in rewards if each.get("title") == "fake-shout")
+    reward = definitions[next(each["$ref"] for each in rewards if each.get("$ref", "").endswith("/fake-shout"))]
     assert {"name", "weight", "timeout_seconds", "loudness"} <= set(reward["properties"])
     assert document["required"] == ["model"]  # an environment may stand in for prompts
     text = str(document)

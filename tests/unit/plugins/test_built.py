@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf_core.errors import PluginError
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 
 PLUGIN = """
 from rlhf_core import Component, Section
@@ -25,7 +25,7 @@ def build(install, kind, returned):
     sources["acme_build"] = f"def build(config, context):\n    return {returned}\n"
     install("acme", {f"rlhf.{kind}": {"acme-thing": "acme_mod:it"}}, sources)
     selected = load(kind, "acme-thing")
-    return resolve_build(selected)(selected.component.config(), None)
+    return selected.build(selected.component.config(), None)
 
 
 @pytest.mark.parametrize(

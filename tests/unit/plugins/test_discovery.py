@@ -6,8 +6,9 @@ import pytest
 
 from rlhf_core.components import API_VERSION
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import as_kind, discover, discover_all, load, resolve_build
+from rlhf_core.plugins.discovery import as_kind, discover, discover_all
 from rlhf_core.plugins.requirements import missing_modules
+from rlhf_core.plugins.selected import load
 
 GOOD = """
 from pydantic import BaseModel
@@ -58,7 +59,7 @@ def test_loads_and_builds(install):
     )
     assert "acme_build" not in sys.modules, "what a plugin builds is imported when the run starts"
     config = selected.component.config()
-    assert resolve_build(selected)(config, "context") == ("built", 3, "context")
+    assert selected.build(config, "context") == ("built", 3, "context")
 
 
 def test_two_distributions_with_one_name_are_both_named(install):
@@ -177,7 +178,7 @@ def test_a_wrong_build_target_is_named(install, build, message):
     sources = {"acme_mod": GOOD.format(extra="").replace("acme_build:build", build), "acme_build": BUILD}
     install("acme", {"rlhf.engines": {"thing": "acme_mod:thing"}}, sources)
     with pytest.raises(PluginError, match=message):
-        resolve_build(load("engines", "thing"))
+        load("engines", "thing").import_build()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_an_error_in_build_names_the_plugin(install, kind):
     )
     selected = load(kind, "thing")
     with pytest.raises(PluginError) as caught:
-        resolve_build(selected)(selected.component.config(), None)
+        selected.build(selected.component.config(), None)
     assert selected.label in str(caught.value)
     assert "acme_build:build raised KeyError: 'key'" in str(caught.value)
     assert "acme_build.py, line 5" in str(caught.value), "where it was raised, for its author"
@@ -236,7 +237,7 @@ def test_an_error_for_the_user_keeps_its_kind_and_names_the_plugin_too(install):
     install("acme", {"rlhf.algorithms": {"thing": "acme_mod:thing"}}, sources)
     selected = load("algorithms", "thing")
     with pytest.raises(ConfigError) as caught:
-        resolve_build(selected)(selected.component.config(), None)
+        selected.build(selected.component.config(), None)
     assert (caught.value.where, caught.value.hint) == ("train.samples_per_prompt", "raise it")
     shown = 'train.samples_per_prompt: is too small (algorithm "thing" (acme 1.2.3))\n  -> raise it'
     assert str(caught.value) == shown

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.errors import PluginError
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 
 FILE = '''
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_a_function_in_a_file_is_a_reward(file):
         "type": "integer",
     }
     config = selected.component.config(target=5)
-    assert resolve_build(selected)(config, None)(["a", "b"]) == [5.0, 5.0]
+    assert selected.build(config, None)(["a", "b"]) == [5.0, 5.0]
 
 
 def test_relative_paths_become_absolute(file, monkeypatch):
@@ -71,7 +71,7 @@ def test_relative_paths_become_absolute(file, monkeypatch):
 
 def test_an_async_function_stays_async(file):
     selected = load("rewards", f"{file}:remote")
-    reward = resolve_build(selected)(selected.component.config(), None)
+    reward = selected.build(selected.component.config(), None)
     assert inspect.iscoroutinefunction(reward)
     assert asyncio.run(reward([1, 2])) == [2.0, 2.0]
 
@@ -117,4 +117,4 @@ def test_an_installed_function_is_a_reward(install):
     install("acme", {"rlhf.rewards": {"polite": "acme_polite:polite"}}, {"acme_polite": source})
     selected = load("rewards", "polite")
     assert (selected.distribution, selected.component.build) == ("acme", "acme_polite:polite")
-    assert resolve_build(selected)(selected.component.config(word="x"), None)(["ax", "b"]) == [1.0, 0.0]
+    assert selected.build(selected.component.config(word="x"), None)(["ax", "b"]) == [1.0, 0.0]

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.errors import PluginError
-from rlhf_core.plugins.discovery import load
+from rlhf_core.plugins.selected import load
 from rlhf_core.plugins.source import read_options
 from rlhf_core.plugins.trust import NO_FILE
 
@@ -50,38 +50,38 @@ def file(tmp_path, monkeypatch):
 
 
 def test_types_and_literal_defaults_are_told(file, tmp_path):
-    options = read_options(f"{file}:brevity", where="here")
-    assert (options.path, options.summary) == (tmp_path / "mine.py", "Short answers are good.")
-    assert options.unread == ("type of target", "type of names")
-    defaults = options.model().model_dump(mode="json")
+    path, component, unread = read_options(f"{file}:brevity", "rewards", where="here")
+    assert (path, component.summary) == (tmp_path / "mine.py", "Short answers are good.")
+    assert unread == ("type of target", "type of names")
+    defaults = component.config().model_dump(mode="json")
     assert defaults == {"target": 8, "size": 3, "names": [1, 2], "unit": None, "hard": None, "far": -1}
     for wrong in ({"size": "x"}, {"unit": "m"}, {"hard": 2}, {"far": None}, {"tarqet": 1}):
         with pytest.raises(ValidationError):
-            options.model.model_validate(wrong, strict=True)
+            component.config.model_validate(wrong, strict=True)
 
 
 def test_what_cannot_be_told_takes_any_value_and_shows_no_default(file):
-    options = read_options(f"{file}:remote", where="here")
-    assert options.unread == ("default of words", "type of shape", "type of name", "default of many")
-    assert options.model().model_dump(mode="json") == {"shape": None, "name": "x"}
-    assert options.model(words=3, shape=[1]).model_dump(mode="json") == {"words": 3, "shape": [1], "name": "x"}
+    _, component, unread = read_options(f"{file}:remote", "rewards", where="here")
+    assert unread == ("default of words", "type of shape", "type of name", "default of many")
+    assert component.config().model_dump(mode="json") == {"shape": None, "name": "x"}
+    assert component.config(words=3, shape=[1]).model_dump(mode="json") == {"words": 3, "shape": [1], "name": "x"}
 
 
 @pytest.mark.parametrize("name", ["decorated", "twice", "wrapped"])
 def test_a_signature_that_comes_from_elsewhere_takes_any_options(file, name):
-    options = read_options(f"{file}:{name}", where="here")
-    assert "all options" in options.unread[0]
-    assert options.model(whatever=1).model_dump() == {"whatever": 1}
+    _, component, unread = read_options(f"{file}:{name}", "rewards", where="here")
+    assert "all options" in unread[0]
+    assert component.config(whatever=1).model_dump() == {"whatever": 1}
 
 
 def test_a_class_has_the_options_of_its_constructor(file):
-    options = read_options(f"{file}:Game", where="here", kind="class")
-    assert (options.summary, options.unread) == ("A game.", ("type of seed",))
-    assert options.model().model_dump() == {"size": 3, "seed": None}
-    assert "all options" in read_options(f"{file}:Inherits", where="here", kind="class").unread[0]
+    _, component, unread = read_options(f"{file}:Game", "environments", where="here")
+    assert (component.summary, unread) == ("A game.", ("type of seed",))
+    assert component.config().model_dump() == {"size": 3, "seed": None}
+    assert "all options" in read_options(f"{file}:Inherits", "environments", where="here")[2][0]
     for name in ("gone", "brevity"):
         with pytest.raises(PluginError, match=f'has no class "{name}"'):
-            read_options(f"{file}:{name}", where="here", kind="class")
+            read_options(f"{file}:{name}", "environments", where="here")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_file_that_is_no_python_is_one_error(tmp_path, source):
     path = tmp_path / "bad.py"
     path.write_bytes(source)
     with pytest.raises(PluginError, match=r"bad\.py"):
-        read_options(f"{path}:f", where="here")
+        read_options(f"{path}:f", "rewards", where="here")
 
 
 def test_a_file_that_ends_the_process_is_an_error(tmp_path):

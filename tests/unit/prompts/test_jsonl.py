@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from rlhf_core.components import PromptsContext
 from rlhf_core.errors import DataError
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.prompts.records import IndexedRecords
 
 
 def build(name, folder=Path(), **options):
     selected = load("prompts", name)
     config = selected.component.config.model_validate(options)
-    return resolve_build(selected)(config, PromptsContext(seed=0, base_folder=folder))
+    return selected.build(config, PromptsContext(seed=0, base_folder=folder))
 
 
 def write(path, *lines):

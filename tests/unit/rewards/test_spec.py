@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_core.components import RewardContext
 from rlhf_core.config.sections import RewardCallOptions
-from rlhf_core.plugins.discovery import load
+from rlhf_core.plugins.selected import load
 from rlhf_core.rewards.scorer import RewardScorer, reward_spec
 
 SOURCE = "def brevity(rollouts, *, target_tokens: int = 10):\n    return [{} for each in rollouts]\n"

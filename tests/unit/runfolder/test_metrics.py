@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,9 +23,9 @@ def write_episode(writer: MetricsWriter, episode: int, updates: int, *, evaluate
     writer.start_episode(episode=episode, policy_version=episode, values={"reward/mean": 0.5})
     for update in range(updates):
         writer.update({"loss/policy": float(update)})
-    writer.end_episode({"time/train_s": 1.0})
+    writer.add_to_last({"time/train_s": 1.0})
     if evaluate:
-        writer.evaluation({"eval/score": 0.9})
+        writer.add_to_last({"eval/score": 0.9})
     writer.flush()
 
 
@@ -51,7 +53,7 @@ def test_a_line_is_on_disk_as_soon_as_it_is_whole(tmp_path: Path):
     assert lines(path) == []
     writer.update({"loss/policy": 2.0})
     assert [line["step"] for line in lines(path)] == [1]
-    writer.end_episode({})
+    writer.add_to_last({})
     writer.flush(sync=True)
     assert [line["step"] for line in lines(path)] == [1, 2]
     assert all(line["rollout/logprob_gap_max"] == 1e-6 for line in lines(path))
@@ -68,9 +70,11 @@ def test_what_is_held_is_written_when_the_run_breaks_off(tmp_path: Path):
     assert [line["step"] for line in lines(path)] == [1]
 
 
-def test_an_evaluation_follows_an_update(tmp_path: Path):
-    with MetricsWriter(tmp_path / "metrics.jsonl") as writer, pytest.raises(ValueError, match="follows an update"):
-        writer.evaluation({"eval/score": 0.5})
+def test_an_episode_without_an_update_has_no_line_for_its_evaluation(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        writer.add_to_last({"eval/score": 0.5})
+    assert lines(path) == []
 
 
 def test_not_finite_is_null_and_named(tmp_path: Path):
@@ -102,7 +106,7 @@ def test_killed_and_resumed_gives_the_file_of_an_unbroken_run(tmp_path_factory, 
     content = broken.read_bytes()
     broken.write_bytes(content[: max(safe, len(content) - torn)])
 
-    with MetricsWriter.resume(broken, step=step) as writer:
+    with MetricsWriter(broken, step=step, count=step) as writer:
         assert writer.step == step
         for episode in range(checkpoint, len(episodes)):
             write_episode(writer, episode, episodes[episode], evaluate=episode % 2 == 0)
@@ -113,9 +117,9 @@ def test_resume_refuses_a_file_that_lost_lines(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as writer:
         write_episode(writer, 0, 2)
-    with pytest.raises(CheckpointError, match=r"ends at step 2.*step 5"):
-        MetricsWriter.resume(path, step=5)
-    with MetricsWriter.resume(path, step=1) as writer:
+    with pytest.raises(CheckpointError, match=r"holds 2 lines .*counts 5"):
+        MetricsWriter(path, step=5, count=5)
+    with MetricsWriter(path, step=1, count=1) as writer:
         assert writer.step == 1
 
 
@@ -140,10 +144,12 @@ def test_an_open_phase_cannot_be_taken():
         timer.take()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_named(tmp_path):
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full_disk(handle: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     writer = MetricsWriter(tmp_path / "metrics.jsonl")
     writer.update({"loss/policy": 0.5})
+    monkeypatch.setattr(os, "write", full_disk)
     with pytest.raises(RlhfError, match=r"(?s)metrics\.jsonl.*No space left.*--resume auto"):
         writer.close()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlhf_core.algorithm import EpisodeOutput
 from rlhf_core.columns import Column, Columns
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.rollout import made_episode
 from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS
@@ -31,7 +31,7 @@ from rlhf_testing.thread_ranks import Ranks
 
 def estimates(algorithm: Any, items: list[BufferItem], plan: BatchPlan, strategy: Any) -> Any:
     combiner = RewardCombiner({"score": 2.0})
-    made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
+    made = EpisodeEstimates(algorithm, combiner, strategy)
     found = made.of(made_episode(items, PhaseTimes()), plan)
     assert not found.filler.action_mask.any()
     assert found.filler.advantages.shape == found.filler.response_ids.shape
@@ -50,7 +50,7 @@ def make(name: str, options: Mapping[str, Any]) -> Any:
     context = AlgorithmContext(
         sampling=SamplingParams(max_new_tokens=8), samples_per_prompt=2, tokenizer=tiny_tokenizer()
     )
-    return resolve_build(selected)(selected.component.config.model_validate(dict(options)), context)
+    return selected.build(selected.component.config.model_validate(dict(options)), context)
 
 
 def of_groups(rows: AdvantageInput) -> torch.Tensor:
@@ -216,7 +216,7 @@ def test_turns_earn_what_each_reward_gave_them() -> None:
     combiner = RewardCombiner({"environment": 2.0, "steps": 10.0})
 
     def work(rank: int, strategy: Any) -> list[float]:
-        made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
+        made = EpisodeEstimates(algorithm, combiner, strategy)
         found = made.of(made_episode([item], PhaseTimes()), BatchPlan(1, 1, rank, 1))
         assert found.scores == [50.0]
         return used(found)[0, 0].advantages.tolist()

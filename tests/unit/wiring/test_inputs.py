@@ -12,11 +12,11 @@ from rlhf_testing.runs import tiny_run
 def test_a_prompt_source_is_told_whether_the_model_has_a_chat_template(monkeypatch, template):
     contexts = []
 
-    def build(config, context):
+    def build(selected, config, context):
         contexts.append(context)
         return [{"prompt": "1"}]
 
-    monkeypatch.setattr("rlhf_core.wiring.inputs.resolve_build", lambda selected: build)
+    monkeypatch.setattr("rlhf_core.plugins.selected.Selected.build", build)
     inputs = RunInputs(resolve(tiny_run()))
     inputs.tokenizer = tiny_tokenizer()
     inputs.tokenizer.chat_template = template

@@ -9,7 +9,7 @@ from rlhf_core import Component, Section
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import Selected
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.wiring import RunInputs
 from rlhf_testing.runs import tiny_run
 

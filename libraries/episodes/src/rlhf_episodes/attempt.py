@@ -21,7 +21,7 @@ from rlhf_core.util.printable import printable
 
 from .clock import CallClock, Clock
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
-from .episode import Episode, Record
+from .episode import Episode
 from .options import EnvironmentOptions
 from .workers import Workers
 
@@ -67,7 +67,7 @@ class EnvironmentFault(Exception):
 
 
 class EpisodeLost(Exception):
-    """The process that an episode was played in is gone, and not by the fault of this episode: it is made again."""
+    """The process of an episode is gone, and that may not be the fault of this one: it is made again."""
 
 
 Make = Callable[[Caller], Awaitable[Environment]]
@@ -91,7 +91,7 @@ class Playable(Protocol):
 
 async def play_episode(
     task: Task,
-    open_episode: Callable[[Task, Clock, Record], Episode],
+    open_episode: Callable[[Task, Clock], Episode],
     make: Make,
     options: EnvironmentOptions,
     workers: Workers,
@@ -102,15 +102,14 @@ async def play_episode(
     Raises `EpisodeError` where it still fails and `options.on_failure` is `fail`.
     """
     attempt = 0
-    record: Record = {}
     while attempt <= options.retries:
         clock = Clock(options.timeout_seconds)
-        episode = open_episode(task, clock, record)
+        episode = open_episode(task, clock)
         try:
             outcome = await _within(clock, run_environment(make, Caller(clock, workers), episode))
             return _played(task, episode, outcome)
         except EpisodeLost:
-            continue  # with the same record: what was sampled is not sampled again
+            continue
         except (EpisodeError, DataError) as error:
             fault, hint = error.message, error.hint
         except RlhfError:
@@ -125,7 +124,6 @@ async def play_episode(
         where = f"environment {name}, sample {task.sample_id}"
         failure = EpisodeError(fault, where=where, hint=hint or "mend it, or set environment.on_failure: zero or drop")
         attempt += 1
-        record = {}
         logger.warning("%s (attempt %d of %d)", failure, attempt, options.retries + 1)
     if options.on_failure == "fail":
         raise failure
@@ -140,20 +138,14 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     A run that passes it is cancelled and left behind, whether it ends or not. Raises what it raises, and
     `EpisodeError` where it was too slow or ended by a cancellation that nobody here asked for.
     """
-    loop = asyncio.get_running_loop()
-    running = loop.create_task(run, name=EPISODE_TASK)
+    running = asyncio.get_running_loop().create_task(run, name=EPISODE_TASK)
     try:
-        while True:
-            either: Iterable[asyncio.Future[Any]] = (running, clock.passed)
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            too_slow = clock.passed.done()
-            if not too_slow or clock.judge is None or await clock.judge():
-                break
-            clock.passed = loop.create_future()
+        either: Iterable[asyncio.Future[Any]] = (running, clock.passed)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
         running.cancel()
         running.add_done_callback(_forget)
-    if too_slow:
+    if clock.passed.done():
         raise EpisodeError(
             f"{clock.doing} gave no answer within {clock.seconds:g} s",
             where="environment.timeout_seconds",

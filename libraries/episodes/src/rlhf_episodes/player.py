@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.plugins.discovery import resolve_build
-from rlhf_core.plugins.recipe import Recipe
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import PlayerContext
 from rlhf_core.types import PhaseTimes, SamplingParams
@@ -77,9 +75,9 @@ def _environments(environment: SelectedEnvironment, context: EnvironmentContext)
     """Made in this process, or in a separate one."""
     selected = environment.selected
     if not environment.isolate:
-        return partial(new_environment, partial(resolve_build(selected), selected.config, context))
+        return partial(new_environment, partial(selected.build, selected.config, context))
     return IsolatedEnvironments(
-        Recipe.of("environments", selected, selected.config, context),
+        selected.recipe(selected.config, context),
         name=environment.name,
         concurrency=environment.options.concurrency,
         memory_limit_bytes=environment.options.memory_limit_bytes,

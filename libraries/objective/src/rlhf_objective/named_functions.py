@@ -16,17 +16,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper, wraps
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from rlhf_core.components import Component
 from rlhf_core.config.problems import Problem, Problems
 from rlhf_core.config.section import Section
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import SINGULAR, find, import_target
+from rlhf_core.plugins.discovery import SINGULAR
 from rlhf_core.plugins.errors_of import errors_of
-from rlhf_core.plugins.functions import FunctionOptions, load_function_file, options_model
-from rlhf_core.plugins.source import read_options
+from rlhf_core.plugins.functions import FunctionOptions
+from rlhf_core.plugins.selected import Selected, load
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, is_file_reference, split_reference
 from rlhf_core.util.did_you_mean import suggestion
 
@@ -39,12 +41,6 @@ FunctionKind = Literal["advantages", "policy_losses", "kl_estimators"]
 FunctionChoice = str | dict[str, Any]
 """A function in a run file: a name or `FILE.py:NAME`, or a mapping with `name` and the function's options."""
 
-_TAKES: Mapping[FunctionKind, str | None] = {
-    "advantages": "the episode",
-    "policy_losses": "the batch",
-    "kl_estimators": None,
-}
-_SPOKEN: Mapping[str, str] = {**SINGULAR, "kl_estimators": "KL estimator"}
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
 """Those of `rlhf_objective.functional.kl`; they have no options."""
 
@@ -73,16 +69,17 @@ class NamesFunctions(Section, ABC):
         for option, use in self.functions().items():
             try:
                 name, options = split_choice(use.choice, option)
-                label, _, schema = _find(use.kind, name, run.trust)
+                found = _find(use.kind, name, run.trust)
             except ConfigError as error:
                 problems.add(option, error.message, error.hint)
                 continue
             except PluginError as error:
                 problems.add_error(option if isinstance(use.choice, str) else f"{option}.name", error)
                 continue
+            schema = found.component.config
             problems.validate(schema, options, option, also_known=["name"])
             beside = dict(use.shared)
-            for misplaced in _misplaced(use.shared, options, schema, label, option):
+            for misplaced in _misplaced(use.shared, options, found, option):
                 problems.add(str(misplaced.where), misplaced.message, misplaced.hint)
                 beside.pop(str(misplaced.where))
             problems.validate(schema, beside)
@@ -94,7 +91,7 @@ class NamesFunctions(Section, ABC):
         for option, use in self.functions().items():
             name, options = split_choice(use.choice, option)
             if is_file_reference(name) and option in type(self).model_fields:
-                path, attribute = split_reference(name, f'{_SPOKEN[use.kind]} "{name}"')
+                path, attribute = split_reference(name, f'{SINGULAR[use.kind]} "{name}"')
                 found[option] = {"name": f"{path}:{attribute}", **options} if options else f"{path}:{attribute}"
         return super().adapt(run).model_copy(update=found)
 
@@ -118,15 +115,17 @@ def bind_function(
     function, `ConfigError` for wrong options.
     """
     name, options = split_choice(choice, where)
-    label, load, schema = _find(kind, name)
-    for misplaced in _misplaced(shared or {}, options, schema, label, where):
+    found = _find(kind, name)
+    label, schema = found.label, found.component.config
+    for misplaced in _misplaced(shared or {}, options, found, where):
         raise misplaced
     try:
         checked = schema.model_validate({**options, **(shared or {})})
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise ConfigError(f"{label}: " + "; ".join(problems), where=where, hint=_known(schema)) from None
-    function = load()
+    function = found.function
+    assert function is not None, "only functions that are files or installed are bound"
 
     @wraps(function)  # with what the function declares as its attributes
     def called(*args: Any, **options: Any) -> Any:
@@ -142,29 +141,12 @@ def bind_use(use: FunctionUse, *, where: str) -> Callable[..., Any]:
     return bind_function(use.kind, use.choice, where=where, shared=use.shared)
 
 
-def _find(
-    kind: FunctionKind, name: str, trust: FileTrust = EVERY_FILE
-) -> tuple[str, Callable[[], Callable[..., Any]], type[BaseModel]]:
-    """Label, what loads the function, and the schema of its options. Raises `PluginError`."""
-    takes = _TAKES[kind]
-    if is_file_reference(name):
-        label = f'{_SPOKEN[kind]} "{name}"'
-        if not trust.runs:
-            return label, _unread, read_options(name, where=label, takes=takes).model
-        _, function = load_function_file(name, trust, spoken=_SPOKEN[kind])
-        return label, lambda: function, options_model(function, label, takes=takes)
-    if kind == "kl_estimators":
+def _find(kind: FunctionKind, name: str, trust: FileTrust = EVERY_FILE) -> Selected:
+    """The function, whose component has the schema of its options. Raises `PluginError`."""
+    if kind == "kl_estimators" and not is_file_reference(name):
         _check_kl_estimator(name)
-        return f'KL estimator "{name}"', _unread, FunctionOptions
-    ref = find(kind, name)
-    function = import_target(ref)
-    if not callable(function) or isinstance(function, type):
-        raise PluginError(f"{ref.target} is a {type(function).__name__}, not a function", where=ref.label)
-    return ref.label, lambda: function, options_model(function, ref.label, takes=takes)
-
-
-def _unread() -> Callable[..., Any]:
-    raise AssertionError("this was looked at, and has no function")
+        return Selected(kind, name, Component("", FunctionOptions), "rlhf-objective", version("rlhf-objective"))
+    return load(kind, name, trust=trust)
 
 
 def _check_kl_estimator(name: str) -> None:
@@ -176,14 +158,15 @@ def _check_kl_estimator(name: str) -> None:
 
 
 def _misplaced(
-    shared: Mapping[str, Any], options: Mapping[str, Any], schema: type[BaseModel], label: str, where: str
+    shared: Mapping[str, Any], options: Mapping[str, Any], found: Selected, where: str
 ) -> Iterator[ConfigError]:
     """An error for each option set beside the choice that the function lacks, or that is given in both places."""
     section = where.rpartition(".")[0]
     for key in shared:
         place = f"{section}.{key}" if section else key
+        schema = found.component.config
         if key not in schema.model_fields:
-            yield ConfigError(f"{label} has no such option", where=place, hint=_known(schema))
+            yield ConfigError(f"{found.label} has no such option", where=place, hint=_known(schema))
         elif key in options:
             yield ConfigError(f"is given in {where}, too", where=place, hint="remove one of them")
 

@@ -134,9 +134,8 @@ class PolicyObjectiveSection(NamesFunctions):
     def adapt(self, run: ResolvedRun) -> Self:
         """Set `importance_cap` for samples from older weights, unless the run file sets it or a range bounds them."""
         adapted = super().adapt(run)
-        assert isinstance(run.transport.config, TransportConfig)
         is_set = "importance_cap" in self.model_fields_set or self.importance_token_range is not None
-        if is_set or not run.transport.config.staleness_bound():
+        if is_set or not run.transport.typed(TransportConfig).staleness_bound():
             return adapted
         return adapted.model_copy(update={"importance_cap": LATE_SAMPLES_CAP})
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.config.problems import Problems
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.strategy import Strategy
 
 
@@ -25,4 +25,5 @@ def strategy_by_name(name: str, options: Mapping[str, Any] | None = None, *, dev
     problems = Problems()
     config = problems.validate(selected.component.config, dict(options or {}))
     problems.raise_if_any(f"options of the {selected.label}")
-    return cast(Strategy, resolve_build(selected)(config, StrategyContext(device=device)))
+    assert config is not None
+    return cast(Strategy, selected.build(config, StrategyContext(device=device)))

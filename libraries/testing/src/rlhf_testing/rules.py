@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlhf_core.plugins.discovery import Selected
+from rlhf_core.plugins.selected import Selected
 
 MAX_SUMMARY = 160
 _UNKNOWN = "no_such_option"

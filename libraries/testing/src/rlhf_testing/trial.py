@@ -32,21 +32,14 @@ from rlhf_core.components import (
 )
 from rlhf_core.config.resolved import Configured
 from rlhf_core.config.sections import ModelConfig
-from rlhf_core.config.select import check_options
+from rlhf_core.config.select import checked_plugin
 from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.models.kinds import ModelKind
 from rlhf_core.models.loading import load_policy, load_tokenizer
-from rlhf_core.plugins.discovery import (
-    PluginRef,
-    Selected,
-    check_clash,
-    find_build,
-    has_options,
-    import_target,
-    load_ref,
-)
+from rlhf_core.plugins.discovery import PluginRef, check_clash, import_target
 from rlhf_core.plugins.requirements import unmet
+from rlhf_core.plugins.selected import Selected, has_options, load_ref
 from rlhf_core.protocols import PromptSource
 from rlhf_core.rewards import RewardCaller
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
@@ -88,16 +81,16 @@ def try_plugin(ref: PluginRef) -> TrialOutcome:
 
 def _try_component(ref: PluginRef) -> TrialOutcome:
     selected = load_ref(ref)
-    check_options(selected)
+    checked_plugin(selected)
     selected.component.config.model_json_schema()
     for rule in broken_rules(selected):
         raise Wrong(rule)
-    if (lack := unmet(selected)) is not None:
+    if (lack := unmet(selected.component, ref.distribution)) is not None:
         return TrialOutcome("not installed", ": ".join(lack))
     summary = selected.component.summary
     if ref.kind == "sections":
         return TrialOutcome("ok", summary)  # there is nothing to build
-    build = _checked(selected, find_build(selected))  # a verdict stands beside the name
+    build = _checked(selected, selected.import_build())  # a verdict stands beside the name
     try:
         config = selected.component.config()
     except ValidationError as error:
@@ -116,10 +109,8 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
 def _checked(selected: Selected, build: Callable[..., Any]) -> Callable[..., Any]:
     def checked(config: BaseModel, context: object) -> Any:
         built = build(config, context)
-        try:
-            selected.check_built(built)
-        except PluginError as error:
-            raise Wrong(error.message) from error
+        if (wrong := selected.misses(built)) is not None:
+            raise Wrong(f"its build returned a {type(built).__name__}, which {wrong}")
         return built
 
     return checked

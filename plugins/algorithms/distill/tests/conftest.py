@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.types import Experience, SamplingParams
 from rlhf_forward import mask_from_lengths
 from rlhf_testing.models import tiny_tokenizer
@@ -20,7 +20,7 @@ def make_algorithm(options: dict[str, Any] | None = None, *, samples_per_prompt:
     context = AlgorithmContext(
         sampling=SamplingParams(max_new_tokens=8), samples_per_prompt=samples_per_prompt, tokenizer=tiny_tokenizer()
     )
-    return resolve_build(selected)(selected.component.config.model_validate(given), context)
+    return selected.build(selected.component.config.model_validate(given), context)
 
 
 def make_episode(lengths: list[int], **fields: Any) -> Experience:

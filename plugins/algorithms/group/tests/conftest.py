@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.types import Experience, SamplingParams
 from rlhf_forward.masking import mask_from_lengths
 from rlhf_testing.models import tiny_tokenizer
@@ -29,7 +29,7 @@ def make_context(**changes: Any) -> AlgorithmContext:
 def make_algorithm(name: str, options: Mapping[str, Any] | None = None, **context: Any) -> Any:
     selected = load("algorithms", name)
     config = selected.component.config.model_validate(dict(options or {}))
-    return resolve_build(selected)(config, make_context(**context))
+    return selected.build(config, make_context(**context))
 
 
 def make_episode(

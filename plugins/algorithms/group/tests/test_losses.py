@@ -12,7 +12,7 @@ import torch
 
 from rlhf_core.algorithm import LossOutput
 from rlhf_core.batching import collate, split
-from rlhf_core.plugins.discovery import load
+from rlhf_core.plugins.selected import load
 from rlhf_core.types import Experience
 from rlhf_forward.forward import policy_forward
 from rlhf_forward.masking import mask_from_lengths

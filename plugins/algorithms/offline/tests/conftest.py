@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.types import SamplingParams
 from rlhf_testing.models import tiny_tokenizer
 
@@ -19,7 +19,7 @@ from rlhf_testing.models import tiny_tokenizer
 def make_algorithm(name: str, options: Mapping[str, Any] | None = None, tokenizer: Any = None) -> Any:
     selected = load("algorithms", name)
     context = AlgorithmContext(sampling=SamplingParams(), samples_per_prompt=1, tokenizer=tokenizer or tiny_tokenizer())
-    return resolve_build(selected)(selected.component.config.model_validate(dict(options or {})), context)
+    return selected.build(selected.component.config.model_validate(dict(options or {})), context)
 
 
 @pytest.fixture

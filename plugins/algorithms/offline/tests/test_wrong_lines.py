@@ -10,7 +10,8 @@ import pytest
 
 from rlhf_core import train
 from rlhf_core.errors import DataError
-from rlhf_core.plugins.discovery import discover, load
+from rlhf_core.plugins.discovery import discover
+from rlhf_core.plugins.selected import load
 
 PAIR = {"chosen": "12", "rejected": "21"}
 STEPS = {"steps": ["1", "2"], "labels": [True, False]}

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import RlhfError
 from rlhf_core.models.builtin import build_character_tokenizer, build_llama
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem, Rollout
 from rlhf_ppo import Critic, PPOTrainer
@@ -50,7 +50,7 @@ def actor(make_actor: Callable[..., Any]) -> Any:
 def single_strategy(precision: str = "fp32") -> Strategy:
     selected = load("strategies", "single")
     config = selected.component.config.model_validate({"precision": precision})
-    strategy: Strategy = resolve_build(selected)(config, StrategyContext(device="cpu"))
+    strategy: Strategy = selected.build(config, StrategyContext(device="cpu"))
     strategy.setup()
     return strategy
 

@@ -70,10 +70,10 @@ def get(reference: Any, doing: str = "to answer") -> Any:
 
 def my_strategy() -> Any:
     from rlhf_core.components import StrategyContext
-    from rlhf_core.plugins.discovery import load, resolve_build
+    from rlhf_core.plugins.selected import load
 
     selected = load("strategies", "single")
-    return resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))
+    return selected.build(selected.component.config(), StrategyContext(device="cpu"))
 
 
 def my_actor() -> Any:
@@ -328,10 +328,10 @@ def test_trainers_of_one_process_group_train_one_policy(start: Callable[..., Any
 
     def ddp() -> Any:
         from rlhf_core.components import StrategyContext
-        from rlhf_core.plugins.discovery import load, resolve_build
+        from rlhf_core.plugins.selected import load
 
         selected = load("strategies", "ddp")
-        return resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))
+        return selected.build(selected.component.config(), StrategyContext(device="cpu"))
 
     maker = start(
         ExperienceMakerHolder,

@@ -23,7 +23,7 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.models.pretrained import add_lora
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.updater import Updater
 from rlhf_core.types import BufferItem, Experience
@@ -228,7 +228,7 @@ def test_gemini_trains_sends_and_saves_an_adapter(
 ) -> None:
     """Weights of 32 KiB and more, of which a checksum makes sums; kept in 16 bits where they are frozen."""
     selected = load("strategies", "gemini")
-    strategy: Strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))
+    strategy: Strategy = selected.build(selected.component.config(), StrategyContext(device="cpu"))
     policy = add_lora(make_actor(hidden_size=128), LoraConfig(r=2), seed=0)
     models = (policy, Critic.from_pretrained(policy))
     learner = DetachedLearner(strategy, lambda: models, CONFIG, OPTIONS, micro_batch_tokens=None)

@@ -10,7 +10,7 @@ import pytest
 from rlhf_core.components import HookContext
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins import load
 from rlhf_core.runfolder import RunFolder
 from rlhf_plan.performance import PerformanceEvaluator, describe, known_peak
 
@@ -34,7 +34,7 @@ def run(relay: HookRelay, info: FitInfo, episodes: int, run_folder: Path) -> Non
 def registered(folder: Path) -> HookRelay:
     selected = load("hooks", "performance")
     relay = HookRelay()
-    relay.register(resolve_build(selected)(selected.component.config(), HookContext(run_folder=folder)))
+    relay.register(selected.build(selected.component.config(), HookContext(run_folder=folder)))
     return relay
 
 

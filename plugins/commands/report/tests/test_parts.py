@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rlhf_pages import known_sample, sample_card_script
 from rlhf_report.data import Run
 from rlhf_report.figures import figures, figures_for
+from rlhf_report.numbers import duration, number
 from rlhf_report.plots import collect, draw, smooth
 from rlhf_report.samples import SampleChoice, choose_samples
-from rlhf_report.table import duration, number
 
 scored = st.lists(st.fixed_dictionaries({"score": st.floats(-9, 9), "policy_version": st.integers(0, 4)}), max_size=60)
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib import rc_params_from_file
 
 from rlhf_report import build_report
 from rlhf_report.data import Run, read_run
@@ -66,5 +67,6 @@ def test_titles_name_the_algorithm_and_the_folder(tmp_path: Path, make_run):
 @pytest.mark.parametrize("text", ["font.size", "legend.fontsize"])
 def test_labels_are_readable_on_a_phone(text):
     picture = _SIZE_INCHES[0] * _DPI
-    pixels = STYLE[text] / 72 * _DPI * PHONE_PIXELS / picture
+    style = rc_params_from_file(STYLE, use_default_template=False)
+    pixels = style[text] / 72 * _DPI * PHONE_PIXELS / picture
     assert pixels >= 9

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import load
 from rlhf_core.plugins.requirements import missing_modules
+from rlhf_core.plugins.selected import load
 from rlhf_testing.contracts.base import ComponentContract
 from rlhf_vllm import process
 from rlhf_vllm.config import VllmEngineConfig

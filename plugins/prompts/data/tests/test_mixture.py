@@ -13,7 +13,7 @@ from rlhf_core.components import PromptsContext
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.models.builtin import build_character_tokenizer
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.plugins.selected import load
 from rlhf_core.prompts.records import IndexedRecords, RecordRules
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_data.config import CurriculumConfig
@@ -223,4 +223,4 @@ class TestAStreamInAMixture:
 def build(folder, entries):
     selected = load("prompts", "mixture")
     config = selected.component.config.model_validate({"sources": entries})
-    return resolve_build(selected)(config, PromptsContext(seed=0, base_folder=folder))
+    return selected.build(config, PromptsContext(seed=0, base_folder=folder))

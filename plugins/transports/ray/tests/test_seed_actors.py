@@ -190,10 +190,10 @@ def test_a_full_buffer_holds_up_who_appends_but_not_who_asks(start: Callable[...
 
 def my_strategy() -> Any:
     from rlhf_core.components import StrategyContext
-    from rlhf_core.plugins.discovery import load, resolve_build
+    from rlhf_core.plugins.selected import load
 
     selected = load("strategies", "single")
-    return resolve_build(selected)(selected.component.config(), StrategyContext(device="auto"))
+    return selected.build(selected.component.config(), StrategyContext(device="auto"))
 
 
 def my_actor() -> Any:

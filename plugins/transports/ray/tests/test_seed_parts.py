@@ -200,14 +200,14 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
     from rlhf_core.components import StrategyContext
     from rlhf_core.hooks.relay import HookRelay
     from rlhf_core.models.builtin import build_builtin
-    from rlhf_core.plugins.discovery import load, resolve_build
+    from rlhf_core.plugins.selected import load
     from rlhf_core.types import Prompt, SamplingParams
     from rlhf_ray.id_tokenizer import IdTokenizer
     from rlhf_ray.maker_parts import make_models, make_worker
     from rlhf_seed.generation import set_eos
 
     selected = load("strategies", "single")
-    strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))
+    strategy = selected.build(selected.component.config(), StrategyContext(device="cpu"))
     actor = build_builtin("builtin:tiny-digits", 0)[0]
     models = make_models(lambda: (actor, None, lambda rollouts: [0.0] * len(rollouts), None), strategy, kl_coef=0.0)
     ends = list(range(4, 16))

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.plugins.discovery import Selected, resolve_build
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.types import Experience, RolloutGroup, SamplingParams
 
@@ -43,7 +43,7 @@ class AlgorithmContract(LossContract):
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> RolloutBench:
         tokenizer = contract_tokenizer()
         context = AlgorithmContext(SamplingParams(max_new_tokens=8), cls.samples_per_prompt, tokenizer)
-        build = resolve_build(selected)
+        build = selected.build
 
         def make() -> RolloutAlgorithm:
             algorithm = build(config, context)

@@ -13,16 +13,18 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from rlhf_core.components import Component, Kind
-from rlhf_core.config.select import check_options
-from rlhf_core.plugins.discovery import Selected, discover, find, load
+from rlhf_core.config.select import checked_plugin
+from rlhf_core.plugins.discovery import discover, find
 from rlhf_core.plugins.requirements import unmet
+from rlhf_core.plugins.selected import Selected, load
 from rlhf_core.plugins.trust import is_file_reference
 from rlhf_testing.rules import UNKNOWN_UNSEEN, accepts_unknown, summary_problems, undescribed
 
 _HEAVY = ("torch", "transformers", "ray", "vllm", "colossalai", "peft")
 _LOADED_BY = """
 import json, sys
-from rlhf_core.plugins.discovery import find, load_ref
+from rlhf_core.plugins.discovery import find
+from rlhf_core.plugins.selected import load_ref
 load_ref(find(sys.argv[1], sys.argv[2]))
 print(json.dumps([name for name in sys.argv[3:] if name in sys.modules]))
 """
@@ -64,7 +66,7 @@ class ComponentContract:
         """The plugin, imported as a run would; skips where an optional dependency is missing."""
         assert getattr(cls, "plugin", None), f'{cls.__name__}: say which plugin is tested: plugin = "its-name"'
         selected = load(cls.kind, cls.plugin, check_requires=False)
-        if (lack := unmet(selected)) is not None:
+        if (lack := unmet(selected.component, selected.distribution)) is not None:
             pytest.skip(f"{selected.label} {': '.join(lack)}")
         return selected
 
@@ -90,7 +92,7 @@ class ComponentContract:
             pytest.fail(f"{selected.label}: {UNKNOWN_UNSEEN}")
 
     def test_options_leave_cores_names_alone(self, selected: Selected) -> None:
-        check_options(selected)
+        checked_plugin(selected)
 
     def test_options_are_described(self, selected: Selected) -> None:
         for problem in undescribed(selected):

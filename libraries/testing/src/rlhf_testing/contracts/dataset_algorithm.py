@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rlhf_core.algorithm import DatasetAlgorithm
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
-from rlhf_core.plugins.discovery import Selected, resolve_build
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.types import SamplingParams
 
 from ..benches import RECORDS, DatasetBench, LossBench, dataset_bench
@@ -36,7 +36,7 @@ class DatasetAlgorithmContract(LossContract):
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> DatasetBench:
         tokenizer = contract_tokenizer()
         context = AlgorithmContext(SamplingParams(), 1, tokenizer)
-        build = resolve_build(selected)
+        build = selected.build
 
         def make() -> DatasetAlgorithm[Any, Any]:
             algorithm = build(config, context)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import SyncError
 from rlhf_core.place import resolve_device
-from rlhf_core.plugins.discovery import Selected, resolve_build
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.protocols import CancelingEngine, InFlightEngine, RolloutEngine
 from rlhf_core.rollout.requests import with_kinds
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
@@ -100,7 +100,7 @@ class EngineContract(ComponentContract):
         twin = copy.deepcopy(policy).eval()
         module: nn.Module = policy.to(rlhf_device)  # type: ignore[arg-type]
         context = EngineContext(module, tokenizer, resolve_device(rlhf_device), SEED, model_path=str(folder))
-        engine = resolve_build(selected)(config, context)
+        engine = selected.build(config, context)
         assert isinstance(engine, RolloutEngine), f"{selected.label}: build returns no RolloutEngine: {engine!r}"
         try:
             yield Bench(engine, module, twin, tokenizer)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import EpisodeError
-from rlhf_core.plugins.discovery import Selected
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.rollout.row import Played, Row
 from rlhf_episodes.section import EnvironmentConfig
 from rlhf_episodes.selected import SelectedEnvironment

@@ -11,7 +11,8 @@ import pytest
 from rlhf_core.components import Component, HookContext
 from rlhf_core.entry.train import train
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.plugins.discovery import PluginRef, find, import_target, load, resolve_build
+from rlhf_core.plugins.discovery import PluginRef, find, import_target
+from rlhf_core.plugins.selected import load
 
 from ..runs import tiny_run
 
@@ -36,7 +37,7 @@ class HooksContract:
         plugin = import_target(ref)
         if isinstance(plugin, Component):
             config = plugin.config.model_validate(dict(self.options))
-            plugin = resolve_build(load("hooks", ref.name))(config, HookContext(run_folder=tmp_path))
+            plugin = load("hooks", ref.name).build(config, HookContext(run_folder=tmp_path))
         relay.register(plugin, name=ref.name, distribution=f"{ref.distribution} {ref.version}")
         assert any(relay.listens(event) for event in relay.events)
 

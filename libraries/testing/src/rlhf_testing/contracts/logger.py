@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from rlhf_core.components import LoggerContext
 from rlhf_core.entry.train import train
-from rlhf_core.plugins.discovery import Selected, resolve_build
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.protocols import Logger
 
 from ..runs import tiny_run
@@ -73,4 +73,4 @@ class LoggerContract(ComponentContract):
 
 def _build(selected: Selected, config: BaseModel, run_folder: Path) -> Logger:
     context = LoggerContext(run_folder=run_folder, run={"train": {"episodes": 1}, "rewards": [{"name": "exact-match"}]})
-    return cast(Logger, resolve_build(selected)(config, context))
+    return cast(Logger, selected.build(config, context))

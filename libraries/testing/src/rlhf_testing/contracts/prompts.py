@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf_core.components import PromptsContext
-from rlhf_core.plugins.discovery import Selected, resolve_build
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.protocols import PromptSource
 
@@ -66,7 +66,7 @@ class PromptsContract(ComponentContract):
 
 
 def _build(selected: Selected, config: BaseModel, folder: Path) -> PromptSource:
-    built: Any = resolve_build(selected)(config, PromptsContext(0, folder))
+    built: Any = selected.build(config, PromptsContext(0, folder))
     return cast(PromptSource, built)
 
 

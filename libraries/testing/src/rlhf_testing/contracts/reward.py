@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from rlhf_core.components import RewardContext
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.place import resolve_device
-from rlhf_core.plugins.discovery import Selected
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.rewards.scorer import RewardScorer, reward_spec
 from rlhf_core.types import Rollout
 

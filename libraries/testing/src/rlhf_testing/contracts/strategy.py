@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlhf_core.plugins.discovery import Selected
+from rlhf_core.plugins.selected import Selected
 
 from ..strategy_suite import StrategyCase, observe, run_strategies
 from ..tiny_training import MAX_GRAD_NORM, SHARD_BYTES, change_cosine, largest_difference, tiny_model, train_alone

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_core.entry.train import TrainResult, train
 from rlhf_core.errors import RewardError
-from rlhf_core.plugins.discovery import Selected
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.runfolder.folder import RunFolder
 
 from ..runs import tiny_run

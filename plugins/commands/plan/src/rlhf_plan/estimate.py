@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
-from rlhf_core.config import ModelConfig, ResolvedRun
+from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun
 from rlhf_core.prompts import PromptStream
 from rlhf_core.strategy import StateBytes
 from rlhf_core.util import peak_resident_bytes
@@ -159,4 +159,4 @@ def _lengths(
     encode: Any = getattr(algorithm, "encode")  # noqa: B009  # DatasetAlgorithm's
     items = [encode(prompts.record(position), tokenizer) for position in positions]
     known = [item.num_tokens for item in items if item is not None]
-    return (sum(known) / len(known) if known else float(resolved.run.prompts.max_prompt_tokens)), 0
+    return (sum(known) / len(known) if known else float(resolved.prompts.typed(PromptsConfig).max_prompt_tokens)), 0

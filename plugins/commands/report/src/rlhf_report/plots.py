@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from importlib.resources import as_file, files
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#e11d48", "#0ea5b7", "#ca8a04", "#64748b")
-_INK = "#7b8494"
-_GRID = "#8b94a433"
 _SIZE_INCHES = (4.6, 2.5)
 """Small, so that 9.5 points are readable when the picture is as wide as a phone."""
 _DPI = 200
@@ -28,32 +27,7 @@ _LEGEND_SHARE = 0.85
 """Most of a picture's width that its legend takes."""
 _MAX_SERIES = 8
 
-STYLE: Any = {  # matplotlib's own type is a literal of every key it knows
-    "font.family": ["sans-serif"],
-    "font.size": 9.5,
-    "text.parse_math": False,  # a metric may have any name, also one that LaTeX would trip over
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.formatter.limits": (-3, 5),
-    "axes.formatter.useoffset": False,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "ytick.left": False,
-    "text.color": _INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-}
+STYLE = files(__package__) / "assets" / "plots.mplstyle"
 
 
 class Series(NamedTuple):
@@ -142,7 +116,7 @@ def _png(figure: Figure, series: Sequence[Series]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    with rc_context(STYLE):
+    with as_file(STYLE) as style, rc_context(fname=style):
         canvas = Canvas(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(canvas)
         axes = canvas.add_subplot()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.components import PromptsContext
 from rlhf_core.errors import DataError, PluginError, first_line
 from rlhf_core.models import check_answer
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins import load
 from rlhf_core.prompts import RecordRules, Records
 from rlhf_core.protocols import OrderedPromptSource, PromptSource
 from rlhf_core.util import suggestion
@@ -118,7 +118,7 @@ def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | Or
 
 def _read_jsonl(path: Path) -> PromptSource:
     jsonl = load("prompts", "jsonl")
-    built: PromptSource = resolve_build(jsonl)(jsonl.component.config(path=str(path)), PromptsContext(0, Path.cwd()))
+    built: PromptSource = jsonl.build(jsonl.component.config(path=str(path)), PromptsContext(0, Path.cwd()))
     return built
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_core.components import PromptsContext
 from rlhf_core.errors import ConfigError, DataError
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins import load
 from rlhf_core.prompts import IndexedRecords, RecordRules, Records
 from rlhf_core.protocols import OrderedPromptSource, PromptSource
 
@@ -117,7 +117,9 @@ def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | Orde
 
 def _build(entry: MixtureEntry, context: PromptsContext) -> PromptSource | Iterable[Mapping[str, Any]]:
     selected = load("prompts", entry.name)
-    built: Any = resolve_build(selected)(selected.component.config.model_validate(entry.options), context)
+    model = selected.component.config  # its own options, without core's, which the mixture reads of none
+    own = {name: value for name, value in entry.options.items() if name in model.model_fields}
+    built: Any = selected.build(model.model_validate(own), context)
     if isinstance(built, PromptSource | Iterable):
         return built
     raise ConfigError(

@@ -12,7 +12,7 @@ from rlhf_core.components import EngineContext, RewardContext
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import load_policy, load_tokenizer
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins import load
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams
@@ -46,7 +46,7 @@ class LocalJudge:
             seed=context.seed,
             model_path=config.model_path,
         )
-        self._engine = cast(RolloutEngine, resolve_build(selected)(options, place))
+        self._engine = cast(RolloutEngine, selected.build(options, place))
         self._encoder = PromptEncoder(self._tokenizer)
         self._sampling = SamplingParams(
             max_new_tokens=config.max_reply_tokens,

@@ -26,7 +26,7 @@ from rlhf_core.models import (
     is_lora,
 )
 from rlhf_core.place import LocalPlace, Place
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins import load
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.rollout import (
@@ -312,7 +312,7 @@ def make_worker(
     selected = load("engines", engine)
     context = EngineContext(model=models.actor, tokenizer=tokenizer, device=place.device, seed=seed)
     options = selected.component.config.model_validate(dict(engine_options))
-    built = cast(RolloutEngine, resolve_build(selected)(options, context))
+    built = cast(RolloutEngine, selected.build(options, context))
     call_options = RewardCallOptions(timeout_seconds=reward_timeout_seconds)
     by_role = {"policy": models.actor, "critic": models.critic, "reference": models.reference}
     here = {role: model for role, model in by_role.items() if model is not None}

@@ -102,13 +102,7 @@ def open_record(
     def on_line(line: dict[str, object]) -> None:
         hooks.fire("metrics", line=line)
 
-    path = folder / _METRICS
-    if path.exists():
-        metrics = MetricsWriter.resume(path, step=step, on_line=on_line)
-    else:
-        metrics = MetricsWriter(path, step=step, on_line=on_line)
-    stack.enter_context(metrics)
-    return EpisodeRecord(metrics)
+    return EpisodeRecord(stack.enter_context(MetricsWriter(folder / _METRICS, step=step, on_line=on_line)))
 
 
 def _folder(log_dir: Path, step: int) -> Path:

@@ -15,7 +15,7 @@ from torch import nn
 from rlhf_core.components import HookContext
 from rlhf_core.errors import RlhfError
 from rlhf_core.hookspecs import FitInfo
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins import load
 from rlhf_core.types import Experience
 from rlhf_ray.actor_context import settle
 from rlhf_ray.calls import own_name
@@ -254,5 +254,5 @@ def _performance_hook() -> object:
     if not shown.handlers:  # an earlier trainer of this process has added it
         shown.addHandler(logging.StreamHandler(sys.stdout))
     selected = load("hooks", "performance")
-    hook: object = resolve_build(selected)(selected.component.config(), HookContext(run_folder=Path()))
+    hook: object = selected.build(selected.component.config(), HookContext(run_folder=Path()))
     return hook

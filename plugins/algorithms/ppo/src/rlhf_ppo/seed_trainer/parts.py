@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import GroupPasses, PassModels, adapter_off, is_lora
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
 from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.training import BatchPlan, PolicyPublisher, Updater, build_rollout_source
+from rlhf_core.training import BatchPlan, EpisodeEstimates, RolloutSource, Updater
 from rlhf_core.types import Experience
 from rlhf_seed import NeuralReward, seed_reward
 
@@ -57,7 +57,7 @@ class Generation:
     """Components that make experience; the fit's exit stack closes them."""
 
     maker: SeedMaker
-    publisher: PolicyPublisher
+    sync: WeightSync
     scorer: RewardScorer
     neural_reward: NeuralReward | None
 
@@ -97,7 +97,7 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     )
     maker.tokenizer = context.tokenizer
     neural_reward = reward.function if isinstance(reward.function, NeuralReward) else None
-    return Generation(maker, PolicyPublisher(sync, context.hooks), scorer, neural_reward)
+    return Generation(maker, sync, scorer, neural_reward)
 
 
 def build_source(
@@ -109,6 +109,7 @@ def build_source(
     num_collect_steps: int,
     num_update_steps: int,
     timer: PhaseTimer,
+    version: Callable[[], int],
     on_episode: Callable[..., None],
 ) -> ExperienceSource:
     """Episodes collected by `collect`, cut into batches as the trainer's options say."""
@@ -124,18 +125,9 @@ def build_source(
     plan = BatchPlan(size, num_update_steps, strategy.rank, strategy.world_size)
     if batching.sample_buffer:
         plan = RandomBatches(size, num_update_steps, strategy.rank, strategy.world_size, seed=context.rollouts.seed)
-    source = build_rollout_source(
-        channel,
-        context.algorithm,
-        RewardCombiner(generation.scorer.weights),
-        plan,
-        policy=context.models.actor,
-        place=strategy,
-        batch_tokens=None,
-        timer=timer,
-        version=lambda: generation.publisher.version,
-        on_episode=on_episode,
-    )
+    combiner = RewardCombiner(generation.scorer.weights)
+    estimates = EpisodeEstimates(context.algorithm, combiner, strategy, policy=context.models.actor, timer=timer)
+    source = RolloutSource(channel.episode, estimates, plan, version=version, on_episode=on_episode)
     return ExperienceSource(
         source,
         accumulation_steps=batching.accumulation_steps,
@@ -152,7 +144,7 @@ def _engine(context: TrainerContext) -> tuple[RolloutEngine, WeightSync]:
         engine_context = EngineContext(
             model=model, tokenizer=context.tokenizer, device=strategy.device, seed=context.rollouts.seed
         )
-        return cast(RolloutEngine, resolve_build(selected)(selected.component.config(), engine_context))
+        return cast(RolloutEngine, selected.build(selected.component.config(), engine_context))
 
     return build_engine_beside(strategy, actor, build=build, copy=lambda: _empty_copy(strategy.unwrap(actor)))
 

@@ -1,4 +1,4 @@
-"""Names that were once in core, and where they are now: `moved.json` maps an old dotted name to the new one."""
+"""Names for hints: which distribution brings a plugin of this project, and where a name that was in core is now."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import re
 from functools import cache
 from pathlib import Path
 
+KNOWN: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
+"""Kind -> name of a plugin -> the distribution that brings it."""
 _NAME = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 
 
 @cache
 def moved_names() -> dict[str, str]:
     """Old dotted name -> new dotted name, of modules and of the names that a package exported."""
-    found: dict[str, str] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    found: dict[str, str] = json.loads(Path(__file__).with_name("moved.json").read_text(encoding="utf-8"))
     return found
 
 
