@@ -11,7 +11,7 @@ from ..algorithm import DatasetAlgorithm
 from ..errors import RlhfError
 from ..models.batched_forward import Reference, no_reference, reference_pass
 from ..rollout.episode_metrics import ENVIRONMENT, environment_metrics
-from ..rollout.made import SamplesLost
+from ..rollout.samples import SamplesLost
 from ..types import MadeEpisode
 from ..wiring.parts import TrainerParts
 from .batches import BatchPlan, Rows, TrainBatch, Units, rows_of_samples

@@ -21,7 +21,7 @@ from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator
 from ..rollout.maker import Passes, PolicyExperienceMaker
-from ..rollout.run_player import RunPlayer
+from ..rollout.player import RunPlayer
 from ..rollout.samples import check_columns
 from ..rollout.weight_sync import build_engine_beside
 from ..strategy import Strategy

@@ -2,7 +2,9 @@
 
 import pytest
 
+from rlhf_core.components import PromptsContext
 from rlhf_core.config.resolve import resolve
+from rlhf_core.plugins.selected import Selected
 from rlhf_core.wiring import RunInputs
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.runs import tiny_run
@@ -12,11 +14,14 @@ from rlhf_testing.runs import tiny_run
 def test_a_prompt_source_is_told_whether_the_model_has_a_chat_template(monkeypatch, template):
     contexts = []
 
-    def build(selected, config, context):
-        contexts.append(context)
-        return [{"prompt": "1"}]
+    built = Selected.build
 
-    monkeypatch.setattr("rlhf_core.plugins.selected.Selected.build", build)
+    def build(selected, config, context):
+        if isinstance(context, PromptsContext):
+            contexts.append(context)
+        return built(selected, config, context)
+
+    monkeypatch.setattr(Selected, "build", build)
     inputs = RunInputs(resolve(tiny_run()))
     inputs.tokenizer = tiny_tokenizer()
     inputs.tokenizer.chat_template = template
