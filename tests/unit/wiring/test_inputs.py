@@ -2,7 +2,6 @@
 
 import pytest
 
-from rlhf_core.components import PromptsContext
 from rlhf_core.config.resolve import resolve
 from rlhf_core.plugins.selected import Selected
 from rlhf_core.wiring import RunInputs
@@ -13,13 +12,13 @@ from rlhf_testing.runs import tiny_run
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
 def test_a_prompt_source_is_told_whether_the_model_has_a_chat_template(monkeypatch, template):
     contexts = []
-
-    built = Selected.build
+    original = Selected.build
 
     def build(selected, config, context):
-        if isinstance(context, PromptsContext):
-            contexts.append(context)
-        return built(selected, config, context)
+        if selected.kind != "prompts":
+            return original(selected, config, context)
+        contexts.append(context)
+        return [{"prompt": "1"}]
 
     monkeypatch.setattr(Selected, "build", build)
     inputs = RunInputs(resolve(tiny_run()))

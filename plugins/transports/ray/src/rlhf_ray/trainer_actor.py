@@ -14,7 +14,6 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.hookspecs import Action, Moment, hookimpl
 from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
 from rlhf_core.rollout import NoReceiver, evaluation_metrics
@@ -68,8 +67,6 @@ class TrainerActor:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
             hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
-            if strategy.is_main:
-                hooks.register(DrainingCheckpoints(self._coordinator), name="ray draining")
             folder = RunFolder(Path(self._context.spec.folder))
             channel: RayChannel | None = None
             sync: WeightSync = NoReceiver()
@@ -92,19 +89,6 @@ class TrainerActor:
         # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
         canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
         return RunSync(self._coordinator, strategy, run.trained, trained, config, canary)
-
-
-class DrainingCheckpoints:
-    """Decides for a checkpoint of each episode while the node of a trainer is being drained."""
-
-    def __init__(self, coordinator: Any) -> None:
-        self._coordinator = coordinator
-
-    @hookimpl
-    def rlhf_decide(self, moment: Moment) -> list[Action]:
-        if moment.at != "episode" or not ask(self._coordinator, "take_checkpoint_request"):
-            return []
-        return [Action(kind="checkpoint", by="ray", reason="the node of a trainer is being drained")]
 
 
 class RayChannel:
