@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from ..distributed.interrupts import held_signals
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
@@ -25,7 +26,6 @@ from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
 from ..training.decisions import ROLLBACK
 from ..training.request import FitResult
-from ..util.held_signals import held_signals
 from ..util.jsonl import write_json
 from .resume import find_checkpoint, has_updates
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from rlhf_core.errors import EpisodeError, RlhfError
-from rlhf_core.util.printable import printable
+from rlhf_core.util.redact import printable
 
 from ..attempt import EnvironmentFault, EpisodeLost
 from ..clock import Clock
