@@ -17,11 +17,10 @@ def moved_table() -> str:
     for old, new in moved_names().items():
         module, _, name = old.rpartition(".")
         if old not in modules and modules.get(module) != new.rpartition(".")[0]:
-            names[module, new.rpartition(".")[0]].append(name)
+            room, _, now = new.rpartition(".")
+            names[module, room].append(f"`{name}`" if now == name else f"`{name}` (`{now}`)")
     rows = [f"| `{old}` | | `{new}` |" for old, new in modules.items()]
-    rows += [
-        f"| `{old}` | {', '.join(f'`{name}`' for name in found)} | `{new}` |" for (old, new), found in names.items()
-    ]
+    rows += [f"| `{old}` | {', '.join(found)} | `{new}` |" for (old, new), found in names.items()]
     return "\n".join(["| in core | names | now in |", "| --- | --- | --- |", *sorted(rows)])
 
 

@@ -41,19 +41,18 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
-BatchPlan EpisodeBatches EpisodeLedger EpisodeRecord Estimated EvaluationRow EvaluationSet FitResult Group
-HookRelay ItemSummary Lease LocalTransport MetricsWriter NoReceiver OwnProcesses Passes PhaseTimer
-PolicyEvaluator PolicyExperienceMaker PolicyPublisher PrintableFormatter RewardCallOptions RewardCombiner RewardScorer
-RewardSpec RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost SessionParts
+BatchPlan EpisodeBatches EpisodeEstimates EpisodeLedger EpisodeRecord Estimated EvaluationRow EvaluationSet FitResult
+Group HookRelay ItemSummary Lease LocalTransport MetricsWriter NoReceiver OwnProcesses Passes PhaseTimer
+PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer
+RewardSpec RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost
 SingleAnswers TrainBatch Trainer TrainerParts TrainerSession Transport Updater WeightSync build_engine_beside
-build_rollout_source build_strategy evaluation_metrics load_channel_state
-load_models load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder
-reward_spec save_adapter save_run_state set_up_host_memory verify_weights
+build_strategy evaluation_metrics load_channel_state load_models load_run_state made_episode model_dtype own_config
+read_weights register_all replacing_folder reward_spec save_adapter save_run_state set_up_host_memory verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
 _INSIDE = """
-API_VERSION EpisodeData ExperienceChannel Item MakerHooks MakerStates Models PREFIX SPECS Score SetupHooks TrainerHooks
+API_VERSION EpisodeData ExperienceChannel Item MakerHooks Models PREFIX SPECS Score SetupHooks TrainerHooks
 balanced full_disk select
 """
 INSIDE = frozenset(_INSIDE.split())

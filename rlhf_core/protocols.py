@@ -149,13 +149,16 @@ class EpisodeData(Protocol):
 
 
 class ExperienceChannel(Protocol):
-    """Gives a trainer the samples of an episode, wherever they were made."""
+    """Gives a trainer the samples of an episode, and evaluations, wherever they are made. Collective over ranks."""
 
     def episode(self, index: int) -> MadeEpisode:
-        """The episode once all its samples are made, the same on every trainer rank. Collective over trainer ranks."""
+        """The episode once all its samples are made, the same on every trainer rank."""
 
     def published(self, version: int) -> None:
         """Called when a policy version is published: prompts that waited for it may start."""
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Score the newest published policy on held-out prompts."""
 
     def state_dict(self) -> dict[str, Any]:
         """Prompt cursor, ledger and finished, untrained groups: plain values and tensors (see `tensor_files`)."""
@@ -163,7 +166,11 @@ class ExperienceChannel(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, also in the middle of a run on a rollback: later groups are discarded."""
 
-    def close(self) -> None: ...
+    def states(self) -> list[dict[str, Any]]:
+        """One entry for each process that makes samples: `rewards` and `players`. Empty if none keeps any state."""
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Give rewards and players back what they kept."""
 
 
 @runtime_checkable
@@ -179,16 +186,6 @@ class Logger(Protocol):
 
     def finish(self, failed: bool, /) -> None:
         """Write what is queued and close; `failed`: the training ended with an error."""
-
-
-class MakerStates(Protocol):
-    """State of a run's rewards and players over a resume, wherever they are. Its methods are collective over ranks."""
-
-    def states(self) -> list[dict[str, Any]]:
-        """One entry for each process that makes samples: `rewards` and `players`. Empty if none keeps any state."""
-
-    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Give rewards and players back what they kept."""
 
 
 class WeightSync(Protocol):

@@ -1,16 +1,14 @@
 from .batches import BatchPlan as BatchPlan
 from .batches import TrainBatch as TrainBatch
+from .estimates import EpisodeEstimates as EpisodeEstimates
 from .estimates import Estimated as Estimated
 from .loop import EpisodeBatches as EpisodeBatches
 from .loop import Metrics as Metrics
 from .loop import Trainer as Trainer
-from .publisher import PolicyPublisher as PolicyPublisher
 from .record import EpisodeRecord as EpisodeRecord
 from .request import FitResult as FitResult
 from .request import RunRequest as RunRequest
-from .request import SessionParts as SessionParts
 from .request import Transport as Transport
 from .session import TrainerSession as TrainerSession
 from .sources import RolloutSource as RolloutSource
-from .sources import build_rollout_source as build_rollout_source
 from .updater import Updater as Updater

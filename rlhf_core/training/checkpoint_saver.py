@@ -11,7 +11,7 @@ from typing import Any
 from ..algorithm import Algorithm
 from ..config.sections import CheckpointConfig
 from ..hooks.relay import HookRelay
-from ..protocols import ExperienceChannel, MakerStates
+from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
 from ..runfolder.checkpoint_state import (
     RunState,
@@ -26,31 +26,11 @@ from ..strategy import Strategy, Trained
 from ..util.kept_state import load_state_of, state_of
 
 
-class PluginState:
-    """The state of rank 0's hook plugins, and of rewards and players wherever they are. Its methods are collective."""
-
-    def __init__(self, hooks: HookRelay, makers: MakerStates | None, strategy: Strategy) -> None:
-        self._hooks = hooks
-        self._makers = makers
-        self._strategy = strategy
-
-    def state_dict(self) -> dict[str, Any]:
-        """States by name; what is empty is left out. A hook's error on rank 0 is raised on all ranks."""
-        found: dict[str, Any] = {}
-        self._strategy.run_on_main(lambda: found.update(hooks=state_of(self._hooks.plugins)))
-        found["makers"] = [] if self._makers is None else self._makers.states()
-        return {name: each for name, each in found.items() if each}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give them back what they kept."""
-        self._strategy.run_on_main(lambda: load_state_of(self._hooks.plugins, state.get("hooks", {})))
-        makers = state.get("makers") or [{"rewards": each} for each in state.get("rewards", ())]  # of older checkpoints
-        if self._makers is not None and makers:
-            self._makers.load_states(makers)
-
-
 class CheckpointSaver:
-    """Saves and restores models, optimizers, schedules, algorithm, reward normaliser and channel. Collective."""
+    """Saves and restores models, optimizers, schedules, algorithm, reward normaliser, channel, and plugins. Collective.
+
+    Of plugins: the state of rank 0's hooks, and of rewards and players wherever they are.
+    """
 
     def __init__(
         self,
@@ -60,10 +40,12 @@ class CheckpointSaver:
         trained: dict[str, Trained],
         algorithm: Algorithm[Any, Any],
         combiner: RewardCombiner,
-        channel: ExperienceChannel | None,
         config: CheckpointConfig,
-        plugins: PluginState | None = None,
+        hooks: HookRelay,
+        makers: ExperienceChannel | None,
+        keeps_groups: bool = True,
     ) -> None:
+        """keeps_groups: whether the makers have groups to train on, which are saved too."""
         self._store = store
         self._config = config
         self._best: tuple[int, float] | None = None
@@ -71,8 +53,9 @@ class CheckpointSaver:
         self._trained = trained
         self._algorithm = algorithm
         self._combiner = combiner
-        self._channel = channel
-        self._plugins = plugins
+        self._hooks = hooks
+        self._makers = makers
+        self._channel = makers if keeps_groups else None
 
     def improves(self, metrics: Mapping[str, float]) -> float | None:
         """The value of `checkpoint.best` if it is the best so far, else None; rank 0's values decide."""
@@ -91,7 +74,7 @@ class CheckpointSaver:
         if best is not None:
             state = replace(state, best_step=best[0], best_value=best[1])
         channel = None if self._channel is None else self._channel.state_dict()
-        plugins = None if self._plugins is None else self._plugins.state_dict()
+        plugins = self.plugin_state()
         with self._store.writing(step, self._strategy, best=state.best_step) as partial:
             save_run_state(partial, state, channel, self._trained, self._strategy, plugins)
         self._best = best
@@ -104,13 +87,26 @@ class CheckpointSaver:
         channel_state = load_channel_state(path)
         if self._channel is not None and channel_state is not None:
             self._channel.load_state_dict(channel_state)
-        if self._plugins is not None:
-            self._plugins.load_state_dict(load_plugin_state(path))
+        self.load_plugin_state(load_plugin_state(path))
         best = self._best_left(state) if self._strategy.is_main else None
         self._best = self._strategy.broadcast_object(best)
         if self._strategy.is_main:
             self._store.discard_after(state.step, best=None if best is None else best[0])
         return state
+
+    def plugin_state(self) -> dict[str, Any]:
+        """States by name; what is empty is left out. A hook's error on rank 0 is raised on all ranks."""
+        found: dict[str, Any] = {}
+        self._strategy.run_on_main(lambda: found.update(hooks=state_of(self._hooks.plugins)))
+        found["makers"] = [] if self._makers is None else self._makers.states()
+        return {name: each for name, each in found.items() if each}
+
+    def load_plugin_state(self, state: Mapping[str, Any]) -> None:
+        """Give plugins back what they kept."""
+        self._strategy.run_on_main(lambda: load_state_of(self._hooks.plugins, state.get("hooks", {})))
+        makers = state.get("makers") or [{"rewards": each} for each in state.get("rewards", ())]  # of older checkpoints
+        if self._makers is not None and makers:
+            self._makers.load_states(makers)
 
     def _best_left(self, state: RunState) -> tuple[int, float] | None:
         """Step and value of the best checkpoint up to `state` that is still complete.

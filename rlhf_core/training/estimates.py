@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import RolloutAlgorithm
-from ..batching import collate, split
+from ..batching import collate, split, to_device
 from ..columns import Columns
+from ..models.forward_passes import forward_rows
 from ..place import Place
 from ..plugins.errors_of import errors_of
 from ..rewards.scorer import RewardCombiner
 from ..rollout.samples import GREEDY_REWARDS
+from ..runfolder.metrics import PhaseTimer
 from ..types import BufferItem, Experience, ItemSummary, MadeEpisode, Rollout
 from ..whole import EpisodeScalars, Whole, alone
 from .batches import BatchPlan, TrainBatch, rows_of_samples
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 _COMPUTED = (
     "action_mask",
@@ -67,18 +70,21 @@ class EpisodeEstimates:
         combiner: RewardCombiner,
         place: Place,
         *,
-        complete: Callable[[Sequence[BufferItem], BufferItem], list[BufferItem]],
+        policy: nn.Module | None = None,
+        batch_tokens: int | None = None,
+        timer: PhaseTimer | None = None,
         plugin: str | None = None,
     ) -> None:
-        """complete: adds values of the trainer's own models to a rank's rows, before advantages are computed.
+        """policy: the trainer's, for an algorithm that `needs_trainer_log_probs`.
 
-        Its second argument is a masked row, for a rank that has none. Collective.
-        plugin: the algorithm's label, for errors.
+        batch_tokens: of its forward passes. timer: counts these as `train`. plugin: the algorithm's label, for errors.
         """
         self.algorithm = algorithm
         self._combiner = combiner
         self._place = place
-        self._complete = complete
+        self._policy = policy
+        self._batch_tokens = batch_tokens
+        self._timer = timer or PhaseTimer()
         self._plugin = plugin
 
     def of(self, made: MadeEpisode, plan: BatchPlan, texts: Sequence[int] = ()) -> Estimated:
@@ -92,7 +98,7 @@ class EpisodeEstimates:
         scalars, metrics = self._scalars(made.rows)
         filler = self.algorithm.masked(loaded[0])
         given = self._rows([items[row] for row in held], filler, scalars, held)
-        with errors_of(self._plugin, "advantages", module=type(self.algorithm).__module__):
+        with self._errors_of("advantages"):
             output = self.algorithm.advantages(given)
         computed = _computed(given, output.experience)
         stand_in = _with(items[held[0]] if held else loaded[0], computed[0])
@@ -141,13 +147,35 @@ class EpisodeEstimates:
         """The rows that this rank computes, or a filler, as part of the whole."""
         import torch
 
-        rows = collate(self._complete(mine, filler) or [filler])
+        rows = collate(self._with_log_probs(mine, filler) or [filler])
         whole = Whole(scalars=scalars, rows=torch.tensor(held or [-1]), all_reduce=self._place.all_reduce)
         if self.algorithm.needs == "episode":  # every rank has all rows: there is nothing to add up
             whole = replace(whole, all_reduce=alone)
         # A branch may stand here without the others of its sample, or the other way round.
         branches = None if scalars.branches is None else whole.here(scalars.branches)
         return replace(rows, scores=whole.here(scalars.scores), branches=branches, part_of=whole)
+
+    def _with_log_probs(self, mine: list[BufferItem], filler: BufferItem) -> list[BufferItem]:
+        """The rows with the policy's log-probs, where the algorithm needs them. Collective."""
+        algorithm, policy = self.algorithm, self._policy
+        if policy is None or not algorithm.needs_trainer_log_probs:
+            return mine
+
+        def log_probs(rows: Sequence[BufferItem]) -> Tensor:
+            batch = to_device(collate(rows), self._place.device)
+            with self._errors_of("policy_log_probs"):
+                return algorithm.policy_log_probs(policy, batch)
+
+        tokens, shared = self._batch_tokens, algorithm.needs == "episode"
+        with self._timer.phase("train"):
+            found = forward_rows(self._place, policy, mine, log_probs, empty=filler, batch_tokens=tokens, shared=shared)
+        return [
+            replace(row, trainer_log_probs=values[: row.num_response_tokens])
+            for row, values in zip(mine, found, strict=True)
+        ]
+
+    def _errors_of(self, call: str) -> AbstractContextManager[None]:
+        return errors_of(self._plugin, call, module=type(self.algorithm).__module__)
 
     def _users(self, items: Sequence[ItemSummary], plan: BatchPlan) -> list[set[int]]:
         """The rows that each rank trains on."""

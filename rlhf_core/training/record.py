@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
+from ..config.sections import LoggingConfig
 from ..hooks.relay import HookRelay
 from ..place import Place
 from ..rollout.episode_metrics import ENVIRONMENT
-from ..runfolder.file_watch import FileWatch
-from ..runfolder.folder import RunFolder
+from ..runfolder.folder import FileWatch, RunFolder
 from ..runfolder.lines import RunLines
 from ..runfolder.metrics import MetricsWriter, PhaseTimer
-from ..runfolder.samples import Keep, choose, sample_line
-from ..types import MadeEpisode
+from ..runfolder.samples import choose, sample_line
+from ..types import MadeEpisode, PhaseTimes
 from ..util.host_memory import peak_resident_bytes
 from .estimates import Estimated
 from .updater import GAP_KEY
@@ -23,25 +23,15 @@ from .updater import GAP_KEY
 class EpisodeRecord:
     """Collects the values of an episode and writes them when they are known."""
 
-    def __init__(
-        self,
-        metrics: MetricsWriter | None,
-        samples: RunLines | None = None,
-        *,
-        watch: FileWatch | None = None,
-        keep_samples: Keep = "all",
-        sample_tokens: bool = False,
-    ) -> None:
+    def __init__(self, metrics: MetricsWriter | None = None) -> None:
+        """metrics: takes the lines; None: nothing is written."""
         self._metrics = metrics
-        self._samples = samples
-        self._watch = watch
-        self._keep_samples = keep_samples
-        self._sample_tokens = sample_tokens
+        self._samples: RunLines | None = None
+        self._watch: FileWatch | None = None
+        self._logging = LoggingConfig()
         self._is_first_update = True
-        self._response_tokens = 0
+        self._made = PhaseTimes()
         self._train_tokens = 0
-        self._prompt_tokens = self._reused_tokens = 0
-        self._reward_calls: dict[str, float] = {}
         self.values: dict[str, float] = {}
         """Values of the episode and of its newest update."""
         self.timer = PhaseTimer()
@@ -49,37 +39,32 @@ class EpisodeRecord:
     @classmethod
     def open(
         cls,
-        folder: RunFolder | None,
+        folder: RunFolder,
         hooks: HookRelay,
         *,
         step: int,
         episode: int,
-        keep_samples: Keep,
-        sample_tokens: bool = False,
+        logging: LoggingConfig,
         num_samples: int | None = None,
     ) -> EpisodeRecord:
-        """`folder` None: nothing is written. Lines after `step` and `episode` (on a resume) are removed.
-
-        sample_tokens: write the token ids of samples, too.
+        """The record of a run folder. Lines after `step` and `episode` (on a resume) are removed.
 
         Raises:
             CheckpointError: of the `step` lines of metrics and the `num_samples` of samples (None: unknown) that the
                 checkpoint counts, some are missing.
         """
-        if folder is None:
-            return cls(None)
 
         def on_line(line: Mapping[str, Any]) -> None:
             hooks.fire("metrics", line=line)
 
         with ExitStack() as opened:
-            metrics = opened.enter_context(MetricsWriter(folder.metrics, step=step, count=step, on_line=on_line))
-            count = None if keep_samples == "none" else num_samples
+            record = cls(opened.enter_context(MetricsWriter(folder.metrics, step=step, count=step, on_line=on_line)))
+            count = None if logging.samples == "none" else num_samples
             instead = "write no more of them: --set logging.samples=none"
-            samples = opened.enter_context(RunLines(folder.samples, "episode", episode, count=count, instead=instead))
+            record._samples = RunLines(folder.samples, "episode", episode, count=count, instead=instead)
             opened.pop_all()
-        watch = FileWatch(folder)
-        return cls(metrics, samples, watch=watch, keep_samples=keep_samples, sample_tokens=sample_tokens)
+        record._watch, record._logging = FileWatch(folder), logging
+        return record
 
     @property
     def num_samples(self) -> int:
@@ -95,7 +80,7 @@ class EpisodeRecord:
 
     def texts(self, num_rows: int) -> Sequence[int]:
         """The rows, of `num_rows` in an episode, whose rollouts `rollouts` needs."""
-        return () if self._samples is None else choose(range(num_rows), self._keep_samples)
+        return () if self._samples is None else choose(range(num_rows), self._logging.samples)
 
     def rollouts(self, episode: int, made: MadeEpisode, estimated: Estimated) -> None:
         """Record an episode's samples, with their combined scores, before training on them."""
@@ -103,9 +88,7 @@ class EpisodeRecord:
         self.timer.add("reward", made.times.reward_s)
         if made.times.environment_s:
             self.timer.add("environment", made.times.environment_s)
-        self._response_tokens = made.times.response_tokens
-        self._prompt_tokens, self._reused_tokens = made.times.prompt_tokens, made.times.reused_tokens
-        self._reward_calls = made.times.reward_calls
+        self._made = made.times
         self._train_tokens = sum(row.num_tokens for row in made.rows)
         if self._samples is None:
             return
@@ -117,14 +100,14 @@ class EpisodeRecord:
                 rewards=row.rewards,
                 score=score,
                 plays=ENVIRONMENT in row.columns,
-                tokens=self._sample_tokens,
+                tokens=self._logging.sample_tokens,
             )
             for rollout, index in zip(estimated.rollouts, chosen, strict=True)
             for row, score in [(made.rows[index], estimated.scores[index])]
         ]
         self._samples.append(lines)
 
-    def items(self, episode: int, items: Sequence[Any]) -> None:
+    def items(self, items: Sequence[Any]) -> None:
         """Record a dataset episode's items before training on them."""
         self._train_tokens = sum(item.num_tokens for item in items)
 
@@ -151,8 +134,8 @@ class EpisodeRecord:
         """
         import torch
 
-        times = self.timer.take()
-        tokens = [self._response_tokens, self._prompt_tokens, self._reused_tokens]
+        times, made = self.timer.take(), self._made
+        tokens = [made.response_tokens, made.prompt_tokens, made.reused_tokens]
         responses, prompts, reused = place.all_reduce(torch.tensor(tokens, dtype=torch.float64)).tolist()
         peak = place.all_reduce(torch.tensor([peak_memory_bytes(place.device)], dtype=torch.float64), "max")
         values = {**times, "memory/peak_bytes": peak.item()}
@@ -162,7 +145,7 @@ class EpisodeRecord:
             values["memory/prompt_reused_fraction"] = reused / prompts
         if train_s := times.get("time/train_s"):
             values["tokens_per_second/train"] = self._train_tokens / train_s
-        values |= _sum_by_key(place.all_gather_objects(self._reward_calls))
+        values |= _sum_by_key(place.all_gather_objects(made.reward_calls))
         if self._metrics is not None:
             self._metrics.add_to_last(values)
         return {**self.values, **values}

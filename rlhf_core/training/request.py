@@ -1,8 +1,8 @@
-"""Types between a checked run and its loop: the run request, the transport, the parts of a session."""
+"""What a transport is given, and what it gives back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +10,6 @@ from typing import Protocol
 from ..config.resolve import ResolvedRun
 from ..hooks.relay import HookRelay
 from ..hookspecs import Action
-from ..protocols import ExperienceChannel, MakerStates, WeightSync
 from ..runfolder.folder import RunFolder
 from ..wiring.inputs import RunInputs
 
@@ -47,23 +46,3 @@ class Transport(Protocol):
     """Runs a request to its end, and releases all its resources however it ends."""
 
     def run(self, request: RunRequest) -> FitResult: ...
-
-
-class Evaluator(Protocol):
-    """Scores the newest published policy on held-out prompts. Collective."""
-
-    def evaluate(self) -> Mapping[str, float]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionParts:
-    """Parts of a session that the transport provides."""
-
-    channel: ExperienceChannel | None
-    """Channel of rollouts; None for an algorithm trained on a dataset."""
-    sync: WeightSync
-    evaluator: Evaluator | None
-    interrupted: Callable[[], bool]
-    """Whether the user has asked the run to stop."""
-    states: MakerStates | None = None
-    """State of rewards and players, which outlives a resume."""

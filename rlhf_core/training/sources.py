@@ -1,28 +1,21 @@
-"""The batch source of the loop that is fed by rollouts: episodes from a channel, cut into batches."""
+"""Where the batches of an episode come from: rollouts or a dataset."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from ..algorithm import RolloutAlgorithm
-from ..batching import collate, to_device
+from ..algorithm import DatasetAlgorithm
 from ..errors import RlhfError
-from ..models.batched_forward import forward_rows
-from ..place import Place
-from ..plugins.errors_of import errors_of
-from ..protocols import ExperienceChannel
-from ..rewards.combiner import RewardCombiner
 from ..rollout.episode_metrics import ENVIRONMENT, environment_metrics
 from ..rollout.made import SamplesLost
-from ..runfolder.metrics import PhaseTimer
-from ..types import BufferItem, MadeEpisode
-from .batches import BatchPlan, TrainBatch, rows_of_samples
+from ..types import MadeEpisode, Role
+from ..wiring.parts import TrainerParts
+from .batches import BatchPlan, Rows, TrainBatch, Units, rows_of_samples
 from .estimates import EpisodeEstimates, Estimated
 from .loop import EpisodeBatches
-from .units import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +28,7 @@ class RolloutSource:
 
     def __init__(
         self,
-        channel: ExperienceChannel,
+        channel: Callable[[int], MadeEpisode],
         estimates: EpisodeEstimates,
         plan: BatchPlan,
         *,
@@ -43,7 +36,7 @@ class RolloutSource:
         on_episode: Callable[[int, MadeEpisode, Estimated], None],
         texts: Callable[[int], Sequence[int]] = lambda num_rows: (),
     ) -> None:
-        """`texts`: of so many rows, those whose rollouts `on_episode` wants on this rank."""
+        """channel: makes an episode. texts: of so many rows, those whose rollouts `on_episode` wants on this rank."""
         self._channel = channel
         self._estimates = estimates
         self._plan = plan
@@ -64,7 +57,7 @@ class RolloutSource:
 
     def _estimated(self, index: int) -> tuple[MadeEpisode, Estimated]:
         while True:
-            made = self._channel.episode(index)
+            made = self._channel(index)
             if not made.rows:
                 raise RlhfError(
                     f"episode {index} has no sample left: the reward policy dropped all of them",
@@ -92,42 +85,59 @@ def _response_metrics(samples: Sequence[Rows], version: int) -> dict[str, float]
     }
 
 
-def build_rollout_source(
-    channel: ExperienceChannel,
-    algorithm: RolloutAlgorithm,
-    combiner: RewardCombiner,
-    plan: BatchPlan,
-    *,
-    policy: nn.Module,
-    place: Place,
-    batch_tokens: int | None,
-    timer: PhaseTimer,
-    version: Callable[[], int],
-    on_episode: Callable[[int, MadeEpisode, Estimated], None],
-    texts: Callable[[int], Sequence[int]] = lambda num_rows: (),
-    plugin: str | None = None,
-) -> RolloutSource:
-    """Episodes from `channel`, with the trainer's log-probs where the algorithm needs them.
+class DatasetSource:
+    """Episodes of `prompts_per_episode` records in the stream's seeded order, with a reference where one is needed."""
 
-    timer: counts the log-prob forward passes as `train`. plugin: the algorithm's label, for errors.
-    texts, on_episode: see `RolloutSource`.
-    """
+    def __init__(self, run: TrainerParts, algorithm: DatasetAlgorithm[Any, Any], plan: BatchPlan) -> None:
+        """Loads the reference."""
+        self._algorithm = algorithm
+        self._tokenizer = run.inputs.tokenizer
+        self._prompts = run.inputs.prompts
+        self._plan = plan
+        self._place = run.place
+        options = run.resolved.run
+        self._items_per_episode = options.train.prompts_per_episode
+        self._eval_prompts = run.inputs.eval_prompts[None] if run.resolved.measures_eval_records else None
+        self._num_held_out = options.eval.num_prompts if options.eval is not None else 0
+        self._models = run.pass_models
 
-    def log_probs(rows: Sequence[BufferItem]) -> Tensor:
-        batch = to_device(collate(rows), place.device)
-        with errors_of(plugin, "policy_log_probs", module=type(algorithm).__module__):
-            return algorithm.policy_log_probs(policy, batch)
+    def held_out(self) -> list[Any]:
+        """This rank's part of the items to evaluate on, without those too long; empty if there are none. Collective."""
+        own = self._eval_prompts
+        lines = self._prompts.held_out_records() if own is None else own.first_records(self._num_held_out)
+        items = self._prepared(lines)
+        units = Units(self._algorithm.units).places(items)[self._place.rank :: self._place.world_size]
+        mine = [items[place] for unit in units for place in unit]
+        return mine or [self._algorithm.masked(item) for item in items[:1]]
 
-    def complete(rows: Sequence[BufferItem], filler: BufferItem) -> list[BufferItem]:
-        if not algorithm.needs_trainer_log_probs:
-            return list(rows)
-        shared = algorithm.needs == "episode"
-        with timer.phase("train"):
-            found = forward_rows(place, policy, rows, log_probs, empty=filler, batch_tokens=batch_tokens, shared=shared)
-        return [
-            replace(row, trainer_log_probs=values[: row.num_response_tokens])
-            for row, values in zip(rows, found, strict=True)
-        ]
+    def episode(self, index: int) -> tuple[Sequence[Any], EpisodeBatches[TrainBatch]]:
+        """The items of an episode, and their batches."""
+        start = index * self._items_per_episode
+        lines = [self._prompts.record(start + i) for i in range(self._items_per_episode)]
+        items = self._prepared(lines)
+        if not items:
+            raise RlhfError(
+                f"all {len(lines)} records of episode {index} are too long",
+                where="prompts",
+                hint="raise prompts.max_prompt_tokens, or shorten the records",
+            )
+        ask_policy, ask_reference = partial(self._ask, "policy"), partial(self._ask, "reference")
+        self._algorithm.start_episode(items, policy=ask_policy, reference=ask_reference)
+        metrics = {"data/skipped_fraction": 1 - len(items) / len(lines)}
+        samples = [(item,) for item in items]
+        return items, EpisodeBatches(self._plan.batches(samples, self._algorithm.masked, None), metrics)
 
-    estimates = EpisodeEstimates(algorithm, combiner, place, complete=complete, plugin=plugin)
-    return RolloutSource(channel, estimates, plan, version=version, texts=texts, on_episode=on_episode)
+    def _prepared(self, lines: Sequence[Any]) -> list[Any]:
+        encoded = [self._algorithm.encode(line, self._tokenizer) for line in lines]
+        items = [item for item in encoded if item is not None]
+        return list(self._algorithm.prepare_items(items, partial(self._ask, "reference"))) if items else []
+
+    def _ask(self, role: Role, items: Sequence[Any]) -> list[Tensor]:
+        """`reference_forward` of one of the run's models over items that every rank has."""
+        algorithm = self._algorithm
+
+        def forward(model: nn.Module, some: Sequence[Any]) -> Tensor:
+            batch = algorithm.to_device(algorithm.collate(some), self._models.place.device)
+            return algorithm.reference_forward(model, batch)
+
+        return self._models.rows(role, items, forward, empty=algorithm.masked(items[0]), shared=True) if items else []

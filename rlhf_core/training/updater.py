@@ -13,7 +13,7 @@ from ..models.forward_passes import applying, passes_of
 from ..plugins.errors_of import errors_of, is_out_of_memory
 from ..strategy import Strategy, Trained
 from ..types import Experience
-from .units import Units
+from .batches import Units
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..algorithm import RolloutAlgorithm
-from ..rollout.channel import LocalChannel, RankedStates
+from ..errors import RlhfError
+from ..place import Place
+from ..rewards.scorer import RewardScorer
 from ..rollout.coordinator import RolloutCoordinator
+from ..rollout.evaluate import PolicyEvaluator
+from ..rollout.made import made_episode
 from ..rollout.maker import PolicyExperienceMaker
+from ..rollout.sampler import Sampler
 from ..rollout.weight_sync import NoReceiver
-from ..training.request import FitResult, RunRequest, SessionParts, Transport
+from ..training.request import FitResult, RunRequest, Transport
 from ..training.session import TrainerSession
-from ..types import RolloutGroup
+from ..types import MadeEpisode, Prompt, RolloutGroup
 from ..wiring.models import build_strategy
 from ..wiring.parts import TrainerParts
 
@@ -34,41 +41,113 @@ class LocalTransport:
             stack.callback(strategy.teardown)
             strategy.setup()
             run = stack.enter_context(closing(TrainerParts(request.inputs, strategy, run_folder=request.folder.path)))
-            session = TrainerSession(run, request.folder, parts=_parts(request, run), hooks=request.hooks)
+            generates = run.resolved.generates
+            session = TrainerSession(
+                run,
+                request.folder,
+                hooks=request.hooks,
+                sync=run.sync if generates else NoReceiver(),
+                makers=LocalChannel.of(request, run) if generates else None,
+                interrupted=request.interrupted,
+            )
             return session.fit(request.resume)
 
 
-def _parts(request: RunRequest, run: TrainerParts) -> SessionParts:
-    """What surrounds the loop."""
-    if not run.resolved.generates:
-        return SessionParts(channel=None, sync=NoReceiver(), evaluator=None, interrupted=request.interrupted)
-    algorithm, sync, scorer = run.inputs.algorithm, run.sync, run.scorer
-    maker, channel = None, None
-    if isinstance(algorithm, RolloutAlgorithm):
-        maker = run.maker(request.hooks)
-        channel = _channel(run, algorithm, maker)
-    return SessionParts(
-        sync=sync,
-        states=RankedStates(scorer, run.place, maker),
-        channel=channel,
-        evaluator=run.evaluator,
-        interrupted=request.interrupted,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalChannel:
+    """Every rank makes its share of an episode's prompts, then all ranks exchange their groups.
+
+    The coordinators of all ranks see the same groups in the same order, so they stay equal without communication.
+    """
+
+    place: Place
+    scorer: RewardScorer
+    evaluator: PolicyEvaluator | None = None
+    maker: PolicyExperienceMaker | None = None
+    """Like what follows, for an algorithm that learns from rollouts."""
+    coordinator: RolloutCoordinator[RolloutGroup]
+    prompt: Callable[[int, int | None], Prompt]
+    """Of a position, and of the record that a sampler has drawn for it."""
+    keep: Callable[[RolloutGroup], bool] = lambda group: True
+    sampler: Sampler | None = None
+    """Judges the groups; the coordinator draws by it."""
+
+    @classmethod
+    def of(cls, request: RunRequest, run: TrainerParts) -> LocalChannel:
+        """The channel of this rank's parts; some are built here."""
+        algorithm, train = run.inputs.algorithm, run.resolved.run.train
+        scorer, rolls_out = run.scorer, isinstance(algorithm, RolloutAlgorithm)
+        maker = run.maker(request.hooks) if rolls_out else None
+        sampler = run.inputs.sampler() if rolls_out else None
+        return cls(
+            place=run.place,
+            scorer=scorer,
+            maker=maker,
+            coordinator=RolloutCoordinator(
+                num_episodes=train.episodes, prompts_per_episode=train.prompts_per_episode, sampler=sampler
+            ),
+            prompt=run.inputs.prompts.prompt,
+            keep=algorithm.keep if isinstance(algorithm, RolloutAlgorithm) else lambda group: True,
+            sampler=sampler,
+            evaluator=run.evaluator,
+        )
+
+    def episode(self, index: int) -> MadeEpisode:
+        """Make the episode, in as many waves as dynamic sampling needs."""
+        assert self.maker is not None
+        while not self.coordinator.ready(index):
+            leases = self.coordinator.lease(1 << 30)
+            if not leases:
+                raise RlhfError(f"episode {index} cannot go on: {self.coordinator.progress(index)}", where="rollout")
+            mine = leases[self.place.rank :: self.place.world_size]
+            made = list(self.maker.make([self.prompt(lease.position, lease.record) for lease in mine]))
+            gathered = [group for part in self.place.all_gather_objects(made) for group in part]
+            for group in sorted(gathered, key=lambda g: g.position):
+                keep = not group.is_empty and self.keep(group)
+                success = None if self.sampler is None else self.sampler.judge(group)
+                self.coordinator.submit(group, keep=keep, success=success)
+        groups = self.coordinator.take(index)
+        return made_episode(
+            [item for group in groups for item in group.items],
+            self.maker.take_times(),
+            rollouts=[rollout for group in groups for rollout in group.rollouts],
+            metrics=self.coordinator.take_metrics(),
+        )
+
+    def published(self, version: int) -> None:
+        self.coordinator.publish(version)
+        if self.maker is not None:
+            self.maker.published(version)
+
+    def evaluate(self) -> Mapping[str, float]:
+        return {} if self.evaluator is None else self.evaluator.evaluate()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The coordinator's state, which has no groups: between two episodes all of them are taken."""
+        return self.coordinator.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Groups of a transport that makes episodes ahead of their training are made again."""
+        self.coordinator.load_state_dict(
+            {**state, "open": {index: _made_again(saved) for index, saved in state["open"].items()}}
+        )
+
+    def states(self) -> list[dict[str, Any]]:
+        """State of all ranks' rewards and players."""
+        parts = {"rewards": self.scorer.state_dict(), "players": {} if self.maker is None else self.maker.state_dict()}
+        states = self.place.all_gather_objects({name: part for name, part in parts.items() if part})
+        return states if any(states) else []
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """After a resume with more ranks, some start from the same state."""
+        state = states[self.place.rank % len(states)]
+        self.scorer.load_state_dict(state.get("rewards", {}))
+        if self.maker is not None:
+            self.maker.load_state_dict(state.get("players", {}))
 
 
-def _channel(run: TrainerParts, algorithm: RolloutAlgorithm, maker: PolicyExperienceMaker) -> LocalChannel:
-    train, sampler = run.resolved.run.train, run.inputs.sampler()
-    coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
-        num_episodes=train.episodes,
-        prompts_per_episode=train.prompts_per_episode,
-        max_staleness=0,
-        sampler=sampler,
-    )
-    return LocalChannel(
-        coordinator=coordinator,
-        prompt=run.inputs.prompts.prompt,
-        maker=maker,
-        place=run.place,
-        keep=algorithm.keep,
-        sampler=sampler,
-    )
+def _made_again(episode: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an open episode whose finished groups are made again."""
+    positions = [group["position"] for group in episode["accepted"]]
+    learnt = sorted(set(positions) - {int(position) for position in episode.get("outcomes", ())})
+    return {**episode, "accepted": [], "outstanding": sorted([*episode["outstanding"], *positions]), "learnt": learnt}

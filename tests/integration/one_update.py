@@ -52,7 +52,7 @@ def one_update(section: Mapping[str, Any], world_size: int) -> list[Update]:
 
 def _update(algorithm: RolloutAlgorithm, policy: nn.Module, plan: BatchPlan, strategy: Strategy) -> Update:
     combiner = RewardCombiner(REWARDS)
-    estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda mine, filler: list(mine))
+    estimates = EpisodeEstimates(algorithm, combiner, strategy)
     made = estimates.of(made_episode(_items(), PhaseTimes()), plan)
     batch = next(next(made.batches(0)))
     models = {"policy": policy}

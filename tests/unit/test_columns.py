@@ -101,7 +101,7 @@ def test_ranks_share_them(needs: str, items: list[BufferItem]) -> None:
     combiner = RewardCombiner(dict.fromkeys(items[0].rewards, 1.0))
 
     def work(rank: int, strategy: Any) -> list[BufferItem]:
-        estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
+        estimates = EpisodeEstimates(algorithm, combiner, strategy)
         return list(estimates.of(made_episode(items, PhaseTimes()), BatchPlan(5, 1, rank, 2)).items)
 
     found = [item for rank in Ranks(2).run(work) for item in rank]

@@ -9,8 +9,8 @@ from drawn_columns import assert_same_columns, columns_of
 from hypothesis import given, settings
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.rollout.channel import LocalChannel
 from rlhf_core.rollout.coordinator import RolloutCoordinator
+from rlhf_core.transports.local import LocalChannel
 from rlhf_core.types import PhaseTimes, RolloutGroup
 from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_testing.samples import make_group, make_prompt
@@ -66,7 +66,8 @@ class Maker:
 def channel(strategy, *, episodes=3, prompts=4, keep=lambda group: True, empty=()):
     maker = Maker(empty)
     coordinator = RolloutCoordinator(num_episodes=episodes, prompts_per_episode=prompts)
-    return maker, LocalChannel(coordinator=coordinator, prompt=make_prompt, maker=maker, place=strategy, keep=keep)
+    made = {"coordinator": coordinator, "prompt": make_prompt, "maker": maker, "scorer": None}
+    return maker, LocalChannel(place=strategy, keep=keep, **made)
 
 
 def positions(episode):
@@ -165,6 +166,7 @@ def test_any_columns_reach_all_ranks(items):
             coordinator=RolloutCoordinator(**options),
             prompt=make_prompt,
             maker=Given(items),
+            scorer=None,
             place=place,
             keep=lambda group: True,
         )

@@ -11,7 +11,7 @@ from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.runfolder.checkpoint_state import RunState
 from rlhf_core.runfolder.checkpoints import CheckpointStore
-from rlhf_core.training.checkpoint_saver import CheckpointSaver, PluginState
+from rlhf_core.training.checkpoint_saver import CheckpointSaver
 
 
 class Counting:
@@ -25,6 +25,9 @@ class Counting:
 
     def load_state_dict(self, state):
         self.value = state["value"]
+
+    def states(self):
+        return []
 
 
 @pytest.fixture
@@ -49,8 +52,9 @@ def make_saver(store):
             trained={},
             algorithm=algorithm or Counting(),
             combiner=RewardCombiner({"score": 1.0}, clip=None, normalise=False),
-            channel=channel,
             config=CheckpointConfig.model_validate(config),
+            hooks=HookRelay(),
+            makers=channel,
         )
 
     return make
@@ -124,9 +128,8 @@ def test_the_last_good_one_is_from_before_the_episode_that_went_wrong(make_saver
     assert saver.last_good(1) == store.path(4)
 
 
-class Makers:
-    def __init__(self):
-        self.given = None
+class Makers(Counting):
+    given = None
 
     def states(self):
         return [{"rewards": {"length": {"calls": 3}}, "players": {"player": {"best": {"seen": 2}}}}]
@@ -135,12 +138,12 @@ class Makers:
         self.given = list(states)
 
 
-def test_rewards_and_players_keep_a_state_and_older_checkpoints_have_that_of_rewards():
+def test_rewards_and_players_keep_a_state_and_older_checkpoints_have_that_of_rewards(make_saver):
     makers = Makers()
-    plugins = PluginState(HookRelay(), makers, alone())
-    kept = plugins.state_dict()
+    saver = make_saver(channel=makers)
+    kept = saver.plugin_state()
     assert kept == {"makers": makers.states()}
-    plugins.load_state_dict(kept)
+    saver.load_plugin_state(kept)
     assert makers.given == makers.states()
-    plugins.load_state_dict({"rewards": [{"length": {"calls": 3}}]})
+    saver.load_plugin_state({"rewards": [{"length": {"calls": 3}}]})
     assert makers.given == [{"rewards": {"length": {"calls": 3}}}]

@@ -31,7 +31,7 @@ from rlhf_testing.thread_ranks import Ranks
 
 def estimates(algorithm: Any, items: list[BufferItem], plan: BatchPlan, strategy: Any) -> Any:
     combiner = RewardCombiner({"score": 2.0})
-    made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
+    made = EpisodeEstimates(algorithm, combiner, strategy)
     found = made.of(made_episode(items, PhaseTimes()), plan)
     assert not found.filler.action_mask.any()
     assert found.filler.advantages.shape == found.filler.response_ids.shape
@@ -216,7 +216,7 @@ def test_turns_earn_what_each_reward_gave_them() -> None:
     combiner = RewardCombiner({"environment": 2.0, "steps": 10.0})
 
     def work(rank: int, strategy: Any) -> list[float]:
-        made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
+        made = EpisodeEstimates(algorithm, combiner, strategy)
         found = made.of(made_episode([item], PhaseTimes()), BatchPlan(1, 1, rank, 1))
         assert found.scores == [50.0]
         return used(found)[0, 0].advantages.tolist()

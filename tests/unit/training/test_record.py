@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rlhf_core.config.sections import LoggingConfig
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rollout import made_episode
 from rlhf_core.runfolder.folder import RunFolder
@@ -33,7 +34,7 @@ class TwoRanks:
 def record(tmp_path):
     with RunFolder.create(tmp_path / "run") as folder:
         hooks = HookRelay()
-        with EpisodeRecord.open(folder, hooks, step=0, episode=-1, keep_samples="all") as record:
+        with EpisodeRecord.open(folder, hooks, step=0, episode=-1, logging=LoggingConfig()) as record:
             yield record
 
 

@@ -25,7 +25,7 @@ def test_masked_answers_keep_their_length() -> None:
         )
 
     source = RolloutSource(
-        SimpleNamespace(episode=lambda index: made_episode(items, PhaseTimes())),  # type: ignore[arg-type]
+        lambda index: made_episode(items, PhaseTimes()),
         SimpleNamespace(of=masked),  # type: ignore[arg-type]
         BatchPlan(4, 1, 0, 2),
         version=lambda: 0,

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from rlhf_core.batching import collate, split
 from rlhf_core.errors import PluginError
 from rlhf_core.models.forward_passes import ForwardPasses
-from rlhf_core.training.batches import BatchPlan
-from rlhf_core.training.units import Units
+from rlhf_core.training.batches import BatchPlan, Units
 from rlhf_core.types import BufferItem
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from numbers import Real
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from rlhf_core.columns import Column, Columns
 from rlhf_core.errors import DataError, EpisodeError, RlhfError
@@ -21,8 +21,8 @@ from rlhf_core.util.redact import printable
 
 from .clock import CallClock, Clock
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
-from .episode import Episode, Record
-from .options import EnvironmentOptions
+from .episode import Episode
+from .section import EnvironmentConfig
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -67,33 +67,18 @@ class EnvironmentFault(Exception):
 
 
 class EpisodeLost(Exception):
-    """The process that an episode was played in is gone, and not by the fault of this episode: it is made again."""
+    """The process of an episode is gone, and that may not be the fault of this one: it is made again."""
 
 
 Make = Callable[[Caller], Awaitable[Environment]]
 """A new environment for one episode, in the form that core drives; it calls a stranger's methods by the `Caller`."""
 
 
-class Playable(Protocol):
-    """The part of an `Episode` that its environment is run with."""
-
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def num_turns(self) -> int: ...
-
-    @property
-    def was_refused(self) -> bool: ...
-
-    def policy(self) -> Policy: ...
-
-
 async def play_episode(
     task: Task,
-    open_episode: Callable[[Task, Clock, Record], Episode],
+    open_episode: Callable[[Task, Clock], Episode],
     make: Make,
-    options: EnvironmentOptions,
+    options: EnvironmentConfig,
     workers: Workers,
     name: str,
 ) -> Played:
@@ -102,15 +87,14 @@ async def play_episode(
     Raises `EpisodeError` where it still fails and `options.on_failure` is `fail`.
     """
     attempt = 0
-    record: Record = {}
     while attempt <= options.retries:
         clock = Clock(options.timeout_seconds)
-        episode = open_episode(task, clock, record)
+        episode = open_episode(task, clock)
         try:
-            outcome = await _within(clock, run_environment(make, Caller(clock, workers), episode))
+            outcome = await _within(clock, _run(make, Caller(clock, workers), episode))
             return _played(task, episode, outcome)
         except EpisodeLost:
-            continue  # with the same record: what was sampled is not sampled again
+            continue
         except (EpisodeError, DataError) as error:
             fault, hint = error.message, error.hint
         except RlhfError:
@@ -125,7 +109,6 @@ async def play_episode(
         where = f"environment {name}, sample {task.sample_id}"
         failure = EpisodeError(fault, where=where, hint=hint or "mend it, or set environment.on_failure: zero or drop")
         attempt += 1
-        record = {}
         logger.warning("%s (attempt %d of %d)", failure, attempt, options.retries + 1)
     if options.on_failure == "fail":
         raise failure
@@ -140,20 +123,14 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     A run that passes it is cancelled and left behind, whether it ends or not. Raises what it raises, and
     `EpisodeError` where it was too slow or ended by a cancellation that nobody here asked for.
     """
-    loop = asyncio.get_running_loop()
-    running = loop.create_task(run, name=EPISODE_TASK)
+    running = asyncio.get_running_loop().create_task(run, name=EPISODE_TASK)
     try:
-        while True:
-            either: Iterable[asyncio.Future[Any]] = (running, clock.passed)
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            too_slow = clock.passed.done()
-            if not too_slow or clock.judge is None or await clock.judge():
-                break
-            clock.passed = loop.create_future()
+        either: Iterable[asyncio.Future[Any]] = (running, clock.passed)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
         running.cancel()
         running.add_done_callback(_forget)
-    if too_slow:
+    if clock.passed.done():
         raise EpisodeError(
             f"{clock.doing} gave no answer within {clock.seconds:g} s",
             where="environment.timeout_seconds",
@@ -170,16 +147,10 @@ def _forget(task: asyncio.Task[Outcome]) -> None:
         task.exception()
 
 
-async def run_environment(make: Make, call: Caller, episode: Playable) -> Outcome:
-    """The outcome of an environment, checked. Raises what it raises, and `EnvironmentFault` for what none may do."""
+async def _run(make: Make, call: Caller, episode: Episode) -> Outcome:
+    """Run the environment of an episode; what it raises after its endpoint refused a call is an end by that bound."""
     try:
-        environment = await make(call)
-        policy = episode.policy()
-        call.clock.doing = "run"
-        call.clock.start()
-        outcome = await environment.run(episode.task, policy)
-    except EpisodeTruncated:
-        return Outcome(status="truncated")
+        return await run_environment(make, call, episode.task, episode.policy())
     except (RlhfError, EpisodeLost):
         raise
     except Exception as error:
@@ -187,9 +158,19 @@ async def run_environment(make: Make, call: Caller, episode: Playable) -> Outcom
             raise
         logger.info("sample %d is truncated: the endpoint refused a call, and %s", episode.task.sample_id, said(error))
         return Outcome(status="truncated")
+
+
+async def run_environment(make: Make, call: Caller, task: Task, policy: Policy) -> Outcome:
+    """The outcome of an environment, checked. Raises what it raises, and `EnvironmentFault` for what none may do."""
+    try:
+        environment = await make(call)
+        call.clock.doing = "run"
+        call.clock.start()
+        return _checked(await environment.run(task, policy))
+    except EpisodeTruncated:
+        return Outcome(status="truncated")
     except (SystemExit, KeyboardInterrupt) as error:  # raised on, they would end the loop of all episodes
         raise EnvironmentFault(said(error)) from error
-    return _checked(outcome, episode)
 
 
 def said(error: BaseException) -> str:
@@ -197,7 +178,7 @@ def said(error: BaseException) -> str:
     return f"raised {printable(error_text(error, caller=__name__))}"
 
 
-def _checked(found: object, episode: Playable) -> Outcome:
+def _checked(found: object) -> Outcome:
     """An outcome with plain numbers. Raises `EnvironmentFault` for what is none, or says that it failed."""
     if not isinstance(found, Outcome):
         raise EnvironmentFault(f"gave a {type(found).__name__}, not an Outcome")
@@ -205,9 +186,6 @@ def _checked(found: object, episode: Playable) -> Outcome:
         raise EnvironmentFault(f"gave the status {found.status!r:.100}, which is none of {', '.join(get_args(Status))}")
     if found.status == "failed":
         raise EnvironmentFault("says that the episode failed")
-    unknown = [turn for turn in found.turn_rewards if turn not in range(episode.num_turns)]
-    if unknown:
-        raise EnvironmentFault(f"rewards turn {unknown[0]!r:.100}, but there were {episode.num_turns}")
     taken = RESERVED.intersection(found.metrics)
     if taken:
         raise EnvironmentFault(f"measures {min(taken)}, which is the name of a metric of core's")
@@ -237,7 +215,10 @@ def _finite(what: str, value: object) -> float:
 
 
 def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
-    """Raises `EpisodeError` where the policy had no turn."""
+    """Raises `EpisodeError` where the policy had no turn, `EnvironmentFault` for an outcome of other turns."""
+    for turn in outcome.turn_rewards:
+        if turn not in range(episode.num_turns):
+            raise EnvironmentFault(f"rewards turn {turn!r:.100}, but there were {episode.num_turns}")
     rows = tuple(row for row in episode.rows if row.own_turns)
     if not rows:
         raise EpisodeError(

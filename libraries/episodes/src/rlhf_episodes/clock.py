@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 
@@ -22,12 +23,10 @@ class Clock:
         """Turns that the policy is being asked for."""
         self.passed: asyncio.Future[None] = self._loop.create_future()
         """Done once its time is over."""
+        self.when_over: Callable[[], None] = partial(self.passed.set_result, None)
+        """Called once its time is over."""
         self.doing = "run"
         """The last call to the environment, in words."""
-        self.judge: Callable[[], Awaitable[bool]] | None = None
-        """Says, once the time is over, whether this environment is to blame, and ends it then; None: it is.
-
-        One in a process of its own may have been held up by another episode's."""
 
     def start(self) -> None:
         """The environment's time begins (again)."""
@@ -51,7 +50,7 @@ class Clock:
         if self._loop.time() < self._until:
             self._timer = self._loop.call_at(self._until, self._look)
         elif not self.passed.done():
-            self.passed.set_result(None)
+            self.when_over()
 
     @contextmanager
     def answering(self) -> Iterator[None]:

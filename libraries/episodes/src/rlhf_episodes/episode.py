@@ -15,8 +15,8 @@ from rlhf_core.types import Completion, GenerationRequest, Message, SamplingPara
 from .chat import ChatFormat, chat_format
 from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task, Tool
 from .endpoint import Endpoints
-from .options import EnvironmentOptions
 from .row import EpisodeRow
+from .section import EnvironmentConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,15 +29,13 @@ Ask = Callable[[GenerationRequest, tuple[str, ...]], Coroutine[Any, Any, Complet
 
 OVER = "the episode is over"
 NO_FORK = "fork() comes after a turn: before the first, there is nothing to share"
-Record = dict[tuple[int, int], tuple[GenerationRequest, tuple[str, ...], Completion]]
-"""Turns that were sampled, by branch and offset: an episode that is lost and made again is not sampled anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """Settings shared by the episodes of a run."""
 
-    options: EnvironmentOptions
+    options: EnvironmentConfig
     tokenizer: PreTrainedTokenizerBase
     sampling: SamplingParams
     context_tokens: int | None
@@ -59,17 +57,7 @@ class Rules:
 class Episode:
     """The rows, bounds and counts of one episode."""
 
-    def __init__(
-        self,
-        rules: Rules,
-        task: Task,
-        ask: Ask,
-        clock: Clock,
-        endpoints: Endpoints,
-        record: Record | None = None,
-    ) -> None:
-        """record: what was sampled for it already, where it is made again; goes on to be kept. None keeps none."""
-        self._record = record
+    def __init__(self, rules: Rules, task: Task, ask: Ask, clock: Clock, endpoints: Endpoints) -> None:
         self.rules = rules
         self.chat = rules.chat
         self.task = task
@@ -113,17 +101,11 @@ class Episode:
 
     async def ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         """Have the engine sample a turn; the environment's clock rests meanwhile."""
-        known = None if self._record is None else self._record.get((request.branch, request.offset))
-        if known is not None and known[:2] == (request, stop):
-            return known[2]
         asked = asyncio.ensure_future(self._ask(request, stop))
         self._asking.add(asked)
         asked.add_done_callback(self._asking.discard)
         with self._clock.answering():
-            completion = await asked
-        if self._record is not None:
-            self._record[request.branch, request.offset] = (request, stop, completion)
-        return completion
+            return await asked
 
     def policy(self) -> EpisodePolicy:
         """The policy in the episode's first branch."""

@@ -30,9 +30,9 @@ from .clock import Clock
 from .contract import Task
 from .conversations import Conversations
 from .endpoint import Endpoints
-from .episode import Episode, Record, Rules
+from .episode import Episode, Rules
 from .idle import WatchedSelector
-from .isolation.host import IsolatedEnvironments, PlayProcesses
+from .isolation.host import IsolatedEnvironments
 from .workers import SPARE_THREADS, Workers
 
 PATIENCE_SECONDS = 1.0
@@ -59,7 +59,7 @@ class EnvironmentPlayer(TimedPlayer):
     """Plays episodes of one environment with one engine."""
 
     make: Make | IsolatedEnvironments
-    """Makes environments here, or in a process of their own, which `close` ends."""
+    """Makes environments here, or in processes of their own, which `close` ends."""
     rules: Rules
     _: KW_ONLY
     name: str
@@ -72,7 +72,7 @@ class EnvironmentPlayer(TimedPlayer):
     """Whether this environment's calls were found to take time."""
 
     def close(self) -> None:
-        """End the process of its environments, where they have one. It may not be playing."""
+        """End the processes of its environments, where they have some. It may not be playing."""
         if isinstance(self.make, IsolatedEnvironments):
             self.make.close()
 
@@ -111,12 +111,12 @@ class _Session:
     def __init__(self, player: EnvironmentPlayer, samples: Sequence[tuple[Prompt, int]]) -> None:
         self._player = player
         self._options = options = player.rules.options
-        make = player.make
-        self._processes = PlayProcesses(make) if isinstance(make, IsolatedEnvironments) else None
-        self._make: Make = make if self._processes is None else self._processes.make  # type: ignore[assignment]
         self._changed = threading.Condition()
         self._queue = deque(samples)
         self._plays: set[asyncio.Task[None]] = set()
+        self._isolated = player.make if isinstance(player.make, IsolatedEnvironments) else None
+        if self._isolated:
+            self._isolated.begin()
         self._open = min(options.concurrency, len(samples))
         self._asked: Counter[int] = Counter()
         """Sample id -> turns that its episode waits for; only of those that wait."""
@@ -135,7 +135,7 @@ class _Session:
         name = f"environment {player.name}"
         self._workers = Workers(self._loop, options.concurrency + SPARE_THREADS, name)
         self._thread = BoundedThread(self._serve, name)
-        self._hand(self._start, self._open)
+        self._hand(self._begin, self._open)
         self._thread.start()
 
     @property
@@ -154,7 +154,7 @@ class _Session:
     @property
     def is_starting(self) -> bool:
         """Whether a process of the environments is being started."""
-        return self._processes is not None and self._processes.num_starting > 0
+        return self._isolated is not None and self._isolated.num_starting > 0
 
     def wait_for_all(self, seconds: float) -> bool:
         """Whether every open episode has asked for its turns within so many seconds."""
@@ -249,7 +249,7 @@ class _Session:
             if not turn.answer.done():
                 turn.answer.set_result(completion)
 
-    def _start(self, count: int) -> None:
+    def _begin(self, count: int) -> None:
         for _ in range(count):
             prompt, sample_id = self._queue.popleft()
             playing = self._loop.create_task(self._play(self._player.task(prompt, sample_id)))
@@ -258,16 +258,16 @@ class _Session:
 
     async def _play(self, task: Task) -> None:
         try:
+            make: Make = self._isolated.make if self._isolated else self._player.make  # type: ignore[assignment]
             name = self._player.name
-            played = await play_episode(task, self._episode, self._make, self._options, self._workers, name)
+            played = await play_episode(task, self._episode, make, self._options, self._workers, name)
         except BaseException as error:  # raised again where the episodes are awaited
             self._end(None, error)
         else:
             self._end(played, None)
 
-    def _episode(self, task: Task, clock: Clock, record: Record) -> Episode:
-        kept = record if self._processes else None
-        return Episode(self._player.rules, task, self._ask, clock, self._endpoints, kept)
+    def _episode(self, task: Task, clock: Clock) -> Episode:
+        return Episode(self._player.rules, task, self._ask, clock, self._endpoints)
 
     async def _ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())
@@ -294,7 +294,7 @@ class _Session:
             self._open -= not goes_on
             self._changed.notify_all()
         if goes_on:
-            self._start(1)
+            self._begin(1)
 
     def _stop(self) -> None:
         self._endpoints.close()
@@ -309,7 +309,7 @@ class _Session:
             await asyncio.wait(episodes, timeout=LEAVE_SECONDS)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        if self._processes is not None:
-            self._processes.leave()
+        if self._isolated is not None:
+            self._isolated.leave()
         # One more turn of the loop lets them end.
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)

@@ -16,8 +16,6 @@ from .functional.groups import GroupSpread as GroupSpread
 from .functional.groups import group_normalised as group_normalised
 from .functional.groups import group_spread as group_spread
 from .functional.groups import leave_one_out as leave_one_out
-from .functional.kl import AdaptiveKLController as AdaptiveKLController
-from .functional.kl import FixedKLController as FixedKLController
 from .functional.kl import KLController as KLController
 from .functional.kl import KLEstimator as KLEstimator
 from .functional.kl import clamp_log_ratio as clamp_log_ratio

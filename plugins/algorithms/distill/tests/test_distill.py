@@ -146,7 +146,7 @@ def test_ranks_compute_what_one_computes(algorithm: Any, episode: Any, options: 
 
     def work(rank: int, strategy: Any) -> Any:
         scores = RewardCombiner({"it": 1.0})
-        made = EpisodeEstimates(algorithm(options), scores, strategy, complete=lambda mine, _: list(mine))
+        made = EpisodeEstimates(algorithm(options), scores, strategy)
         found = made.of(made_episode(items, PhaseTimes()), plans[rank])
         return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
 

@@ -26,12 +26,12 @@ class ProcessPool(Generic[ProcessT]):
         """The last one is taken first, which keeps few alive."""
         self._closed = False
 
-    def take(self, *, new: bool = False) -> ProcessT:
+    def take(self) -> ProcessT:
         """A process that was kept, or a new one. Raises `PoolClosed`, and `OSError` if the system starts no process."""
         with self._lock:
             if self._closed:
                 raise PoolClosed
-            while self._free and not new:
+            while self._free:
                 if (process := self._free.pop()).exit_code() is None:
                     return process
                 self._alive.discard(process)

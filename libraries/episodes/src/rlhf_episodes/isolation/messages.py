@@ -1,6 +1,6 @@
 """Messages between a run and the process of its environments: frames of pickle to it, of checked JSON from it.
 
-The process writes `FromChild`; it is given tuples whose first part is a `Command`.
+The process writes `FromChild`; it is given `Make`, then for each episode a `Play` and an `Answer` for each turn.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import struct
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,16 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from rlhf_core import errors
 from rlhf_core.errors import RlhfError
 
-from ..contract import EpisodeTruncated, Status
+from ..contract import Endpoint, EpisodeTruncated, Reply, Status, Task
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Limit on one message from the process; an observation may have a million characters, and a turn several."""
 MAX_TEXT_CHARS = 10_000
 """Limit on an error's text, or on the name of a call."""
 _HEAD = struct.Struct("!I")
-
-Command = Literal["make", "play", "answer", "ping"]
-"""make: a recipe's pickle and a number of threads, first of all; play: an `Opening`; answer: an `Answer`."""
 
 
 class BadMessage(ValueError):
@@ -65,26 +62,22 @@ class Ready(_Message):
     error: ErrorTold | None = None
 
 
-class Pong(_Message):
-    """An answer to a ping: the process can go on."""
-
-    say: Literal["pong"] = "pong"
-    ping: int
+class _OfEpisode(_Message):
+    episode: int
+    """Number of the episode (`Play.episode`)."""
 
 
-class Doing(_Message):
+class Doing(_OfEpisode):
     """A call of the environment begins."""
 
     say: Literal["doing"] = "doing"
-    episode: int
     call: str = Field(max_length=MAX_TEXT_CHARS)
 
 
-class TurnAsked(_Message):
+class TurnAsked(_OfEpisode):
     """A turn of the policy is asked for in one branch (`Policy.turn`)."""
 
     say: Literal["turn"] = "turn"
-    episode: int
     branch: int
     """Number of the proxy in the process: 0, or one that `ForkAsked` named."""
     turn: int
@@ -95,37 +88,33 @@ class TurnAsked(_Message):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class EndpointAsked(_Message):
+class EndpointAsked(_OfEpisode):
     """An endpoint is asked for (`Policy.endpoint`)."""
 
     say: Literal["endpoint"] = "endpoint"
-    episode: int
     turn: int
     """A number that the answer bears, of the same count as those of turns."""
 
 
-class TurnLeft(_Message):
+class TurnLeft(_OfEpisode):
     """Nobody waits for a turn any more."""
 
     say: Literal["left"] = "left"
-    episode: int
     turn: int
 
 
-class ForkAsked(_Message):
+class ForkAsked(_OfEpisode):
     """A branch goes on as another one, too (`Policy.fork`)."""
 
     say: Literal["fork"] = "fork"
-    episode: int
     branch: int
     new: int
 
 
-class Ended(_Message):
-    """An episode's outcome."""
+class Ended(_OfEpisode):
+    """The episode's outcome."""
 
     say: Literal["ended"] = "ended"
-    episode: int
     reward: float
     turn_rewards: list[tuple[int, float]]
     metrics: dict[str, float]
@@ -134,74 +123,80 @@ class Ended(_Message):
     columns: dict[str, Any] = Field(default_factory=dict)
 
 
-class Failed(_Message):
-    """An episode's environment failed: what it did, after the name of the call; or an error for the reader."""
+class Failed(_OfEpisode):
+    """The environment failed: what it did, after the name of the call; or an error for the reader."""
 
     say: Literal["failed"] = "failed"
-    episode: int
     fault: str = Field("", max_length=MAX_TEXT_CHARS)
     error: ErrorTold | None = None
 
 
 OfEpisode = Doing | TurnAsked | EndpointAsked | TurnLeft | ForkAsked | Ended | Failed
-FromChild = Ready | Pong | OfEpisode
+FromChild = Ready | OfEpisode
 _FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="say")])
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """First state of the policy's proxy; `left` and `room` are those of `Episode`."""
+class Make:
+    """The first message to the process: what it is to import."""
 
-    remaining_turns: int
-    max_new_tokens: int
-    """Token limit of a turn."""
-    left: int | None
-    room: int | None
+    recipe: bytes
+    """Pickle of a `Recipe`."""
+    num_threads: int
+    """Most calls at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A turn's reply or error, and what the proxy of its branch has to know after it (see `Opening`)."""
+class State:
+    """What the proxy of a branch has to know. `left` and `room` are those of `Episode`."""
 
-    reply: Any
-    """A `Reply`, an `Endpoint`, or what `told_error` gave."""
+    remaining_turns: int
     left: int | None
     room: int | None
     can_fork: bool
 
 
-def told_error(error: Exception) -> tuple[str, str] | RlhfError:
-    """An error as the process is told of it: one of core's as it is, any other by name and text."""
-    return error if isinstance(error, RlhfError) else (type(error).__name__, str(error))
+@dataclass(frozen=True, slots=True)
+class Play:
+    """An episode begins; its first branch is in `state`."""
+
+    episode: int
+    task: Task
+    max_new_tokens: int
+    """Token limit of a turn."""
+    state: State
 
 
-def error_as_told(told: tuple[str, str] | RlhfError) -> Exception:
-    """The error again; of a kind that is not known here, one by the same name."""
-    if isinstance(told, RlhfError):
-        return told
-    name, text = told
-    known = {each.__name__: each for each in (EpisodeTruncated, ValueError, TypeError, RuntimeError)}
-    kind: type[Exception] = known.get(name) or type(name, (Exception,), {})
-    return kind(text)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a turn, and the state of its branch after it."""
+
+    episode: int
+    turn: int
+    reply: Reply | Endpoint | Exception
+    state: State
 
 
-def to_child(command: Command, *values: Any) -> bytes:
+def picklable(error: Exception) -> Exception:
+    """The error, or one with its name and text if the process may not know its class."""
+    is_known = isinstance(error, RlhfError | EpisodeTruncated) or type(error).__module__ == "builtins"
+    return error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def to_child(message: Make | Play | Answer) -> bytes:
     """A frame for the process. Raises what pickling raises."""
-    return _frame(pickle.dumps((command, *values), protocol=pickle.HIGHEST_PROTOCOL))
+    return _frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
-def to_host(message: BaseModel) -> bytes:
+def to_host(message: Mapping[str, Any]) -> bytes:
     """A frame for the run. Raises `TypeError` or `ValueError` where a value is no JSON."""
-    # By json and not by pydantic, which would write values of other types in ways of its own.
-    data = json.dumps(message.__dict__, default=_plain, ensure_ascii=False, allow_nan=False).encode()
+    data = json.dumps(message, default=_refuse, ensure_ascii=False, allow_nan=False).encode()
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a turn of {len(data):,} bytes is more than the {MAX_MESSAGE_BYTES:,} that can be sent")
     return _frame(data)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, ErrorTold):
-        return value.__dict__
+def _refuse(value: Any) -> Any:
     raise TypeError(f"{value!r:.100} is no value of JSON, as messages of an isolated environment have to be")
 
 
@@ -221,29 +216,22 @@ def _frame(data: bytes) -> bytes:
 class Frames:
     """Cuts what arrives into messages of at most `max_bytes`."""
 
-    def __init__(self, max_bytes: int | None) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no part of a message has arrived."""
-        return not self._buffer
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that are whole now. Raises `BadMessage` where one would be too long."""
+    def feed(self, data: bytes) -> None:
         self._buffer += data
-        start = 0
-        try:
-            while len(self._buffer) - start >= _HEAD.size:
-                (length,) = _HEAD.unpack_from(self._buffer, start)
-                if self._max_bytes is not None and length > self._max_bytes:
-                    raise BadMessage(f"wrote a message of {length:,} bytes, more than {self._max_bytes:,}")
-                if len(self._buffer) - start - _HEAD.size < length:
-                    break
-                start += _HEAD.size
-                message = bytes(self._buffer[start : start + length])
-                start += length
-                yield message
-        finally:
-            del self._buffer[:start]
+
+    def take(self) -> bytes | None:
+        """The next message, or None until it is whole. Raises `BadMessage` where it would be too long."""
+        if len(self._buffer) < _HEAD.size:
+            return None
+        end = _HEAD.size + _HEAD.unpack_from(self._buffer)[0]
+        if self._max_bytes is not None and end - _HEAD.size > self._max_bytes:
+            raise BadMessage(f"wrote a message of {end - _HEAD.size:,} bytes, more than {self._max_bytes:,}")
+        if len(self._buffer) < end:
+            return None
+        message = bytes(self._buffer[_HEAD.size : end])
+        del self._buffer[:end]
+        return message

@@ -6,7 +6,7 @@ Estimators: Schulman 2020, "Approximating KL Divergence". Adaptive controller: Z
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -50,67 +50,31 @@ def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KLEst
     raise ValueError(f"unknown KL estimator {estimator!r}: {', '.join(get_args(KLEstimator))}")
 
 
-class KLController(Protocol):
-    """Owns the KL coefficient of a run."""
+class KLController:
+    """The KL coefficient of a run: constant, or steered so that the KL per sample approaches `target` (nats).
 
-    @property
-    def value(self) -> float: ...
-
-    def update(self, kl: float, num_samples: int) -> None: ...
-
-    def state_dict(self) -> dict[str, float]: ...
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None: ...
-
-
-class FixedKLController:
-    """A constant coefficient. Stateless: the run file alone sets it, also after a resume."""
-
-    def __init__(self, value: float) -> None:
-        self._value = float(value)
-
-    @property
-    def value(self) -> float:
-        return self._value
-
-    def update(self, kl: float, num_samples: int) -> None:
-        """Do nothing: the coefficient does not depend on the measured KL."""
-
-    def state_dict(self) -> dict[str, float]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        if state:
-            raise ValueError(f"a fixed KL coefficient keeps no state, got {sorted(state)}")
-
-
-class AdaptiveKLController:
-    """Steers the KL per sample towards `target` (nats): Ziegler 2019, equation 6.
-
-    After each update, value *= 1 + clip(kl / target - 1, -0.2, 0.2) * num_samples / horizon, with `horizon` in
-    samples.
+    After each update a steered `value` is multiplied by 1 + clip(kl / target - 1, -0.2, 0.2) * num_samples / horizon,
+    with `horizon` in samples (Ziegler 2019, equation 6).
     """
 
-    def __init__(self, init: float, target: float, horizon: float) -> None:
-        if target <= 0 or horizon <= 0:
+    def __init__(self, value: float, *, target: float | None = None, horizon: float = 10_000) -> None:
+        """target: None keeps the coefficient constant; the run file alone then sets it, also after a resume."""
+        if target is not None and (target <= 0 or horizon <= 0):
             raise ValueError(f"target and horizon must be > 0, got {target} and {horizon}")
-        self._value = float(init)
+        self.value = float(value)
         self._target = target
         self._horizon = horizon
 
-    @property
-    def value(self) -> float:
-        return self._value
-
     def update(self, kl: float, num_samples: int) -> None:
         """`kl`: mean over samples of the KL summed over a sample's tokens, measured on `num_samples`."""
-        error = min(max(kl / self._target - 1.0, -0.2), 0.2)
-        self._value *= 1.0 + error * num_samples / self._horizon
+        if self._target is not None:
+            error = min(max(kl / self._target - 1.0, -0.2), 0.2)
+            self.value *= 1.0 + error * num_samples / self._horizon
 
     def state_dict(self) -> dict[str, float]:
-        return {"value": self._value}
+        return {} if self._target is None else {"value": self.value}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        if set(state) != {"value"}:
-            raise ValueError(f"an adaptive KL controller keeps 'value' alone, got {sorted(state)}")
-        self._value = float(state["value"])
+        if set(state) != set(self.state_dict()):
+            raise ValueError(f"this KL controller keeps {sorted(self.state_dict())}, got {sorted(state)}")
+        self.value = float(state.get("value", self.value))

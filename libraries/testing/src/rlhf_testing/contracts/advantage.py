@@ -114,7 +114,7 @@ def estimates_of_ranks(
     """What each of so many ranks computes of an episode: the items that it trains on, and the metrics."""
 
     def work(rank: int, place: Place) -> tuple[list[BufferItem], Mapping[str, float]]:
-        made = EpisodeEstimates(make(), combiner, place, complete=lambda mine, filler: list(mine))
+        made = EpisodeEstimates(make(), combiner, place)
         found = made.of(made_episode(items, PhaseTimes()), BatchPlan(5, 1, rank, num_ranks))
         return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
 

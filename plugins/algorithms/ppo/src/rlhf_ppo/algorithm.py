@@ -14,15 +14,7 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.types import BufferItem, Experience, Role
 from rlhf_core.whole import whole_of
 from rlhf_forward import aggregate_count, masked_whiten
-from rlhf_objective import (
-    AdaptiveKLController,
-    FixedKLController,
-    KLController,
-    PolicyObjective,
-    check_groups,
-    gae,
-    token_rewards,
-)
+from rlhf_objective import KLController, PolicyObjective, check_groups, gae, token_rewards
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
@@ -154,6 +146,5 @@ class PPO(PolicyObjective):
 
 
 def _controller(config: PPOConfig) -> KLController:
-    if config.kl_controller == "fixed":
-        return FixedKLController(config.kl_coef)
-    return AdaptiveKLController(config.kl_coef, config.kl_target, config.kl_horizon_samples)
+    target = config.kl_target if config.kl_controller == "adaptive" else None
+    return KLController(config.kl_coef, target=target, horizon=config.kl_horizon_samples)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -16,7 +15,7 @@ from rlhf_core.errors import DeadlineError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.runfolder import PhaseTimer
-from rlhf_core.training import Metrics, Trainer
+from rlhf_core.training import EpisodeBatches, Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience, PhaseTimes
 from rlhf_seed import adapt_callback
 
@@ -103,19 +102,11 @@ class DetachedTrainer(ABC):
         and no whole batch is left, raises `RlhfError` with their reports; the training so far is kept.
         """
         plan = FitPlan(total_steps, update_steps, train_epochs)
-        source = BufferSource(plan, self._draw, self._seed)
-        recorder = _Syncing(self._sync)
-        trainer = Trainer(
-            source,
-            partial(self._train_on, recorder),
-            hooks=self.hooks,
-            recorder=recorder,
-            num_updates=self._num_updates,
-        )
+        trainer = _Fit(self, BufferSource(plan, self._draw, self._seed))
         self._presence.fit_begins()
         self.makers.look_up_again()
         try:
-            trainer.fit(self._fit_info(plan))
+            trainer.run(self._fit_info(plan))
         finally:
             self._num_updates = trainer.num_updates
 
@@ -195,13 +186,6 @@ class DetachedTrainer(ABC):
         use_pinned = self.dataloader_pin_memory and self._step_device().type == "cuda"
         return pinned(agreed) if use_pinned and not isinstance(agreed, str) else agreed
 
-    def _train_on(self, recorder: _Syncing, experience: Experience) -> Metrics:
-        with recorder.timer.phase("train"):
-            metrics = self.training_step(to_device(experience, self._step_device()))
-        recorder.num_tokens += int(experience.attention_mask.sum())
-        logger.debug("trained on %d samples: %s", len(experience), metrics)
-        return metrics
-
     def _sync(self, fully_update: bool = False, **kwargs: Any) -> None:
         with self.hooks.span("sync", version=self.policy_version + 1):
             self._update_remote_makers(fully_update=fully_update, **kwargs)
@@ -216,25 +200,34 @@ class DetachedTrainer(ABC):
         )
 
 
-class _Syncing:
-    """The loop's recorder: syncs weights at the end of an episode."""
+class _Fit(Trainer[Experience]):
+    """Trains on the batches of the buffer, and syncs weights at the end of an episode."""
 
-    def __init__(self, sync: Callable[[], None]) -> None:
-        self.timer = PhaseTimer()
+    def __init__(self, owner: DetachedTrainer, source: BufferSource) -> None:
+        super().__init__(owner.hooks, owner._num_updates)
+        self._owner = owner
+        self._source = source
+        self._timer = PhaseTimer()
         """The rest of an episode's time was spent waiting for batches."""
-        self.num_tokens = 0
+        self._num_tokens = 0
         """Real tokens trained on in the episode, prompts included."""
-        self._sync = sync
+
+    def batches(self, episode: int) -> EpisodeBatches[Experience]:
+        return self._source.episode(episode)
 
     def start_episode(self, episode: int, metrics: Metrics) -> None:
-        self.timer.take()
-        self.num_tokens = 0
+        self._timer.take()
+        self._num_tokens = 0
 
-    def update(self, metrics: Metrics) -> None:
-        """Do nothing: callbacks have received the metrics."""
+    def step(self, batch: Experience) -> Metrics:
+        with self._timer.phase("train"):
+            metrics = self._owner.training_step(to_device(batch, self._owner._step_device()))
+        self._num_tokens += int(batch.attention_mask.sum())
+        logger.debug("trained on %d samples: %s", len(batch), metrics)
+        return metrics
 
     def end_episode(self, episode: int) -> Metrics:
-        with self.timer.phase("sync"):
-            self._sync()
-        rate = self.num_tokens / max(self.timer.seconds("train"), 1e-9)
-        return {**self.timer.take(), "tokens_per_second/train": rate}
+        with self._timer.phase("sync"):
+            self._owner._sync()
+        rate = self._num_tokens / max(self._timer.seconds("train"), 1e-9)
+        return {**self._timer.take(), "tokens_per_second/train": rate}

@@ -14,13 +14,12 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.hookspecs import Action, Moment, hookimpl
 from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
 from rlhf_core.rollout import EvaluationSet, NoReceiver, evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
-from rlhf_core.training import FitResult, SessionParts, TrainerSession
+from rlhf_core.training import FitResult, TrainerSession
 from rlhf_core.types import MadeEpisode, PhaseTimes, RolloutGroup
 from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
 
@@ -68,48 +67,34 @@ class TrainerActor:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
             hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
-            if strategy.is_main:
-                hooks.register(DrainingCheckpoints(self._coordinator), name="ray draining")
             folder = RunFolder(Path(self._context.spec.folder))
-            session = TrainerSession(run, folder, parts=self._parts(run, prompts), hooks=hooks)
+            channel: RayChannel | None = None
+            sync: WeightSync = NoReceiver()
+            if resolved.generates:
+                sync = sent = self._sync(run, prompts)
+                channel = RayChannel(self._context, strategy, sent.metrics)
+            session = TrainerSession(
+                run,
+                folder,
+                hooks=hooks,
+                sync=sync,
+                makers=channel,
+                interrupted=lambda: strategy.is_main and bool(ask(self._coordinator, "interrupted")),
+            )
             return session.fit(None if resume is None else Path(resume))
 
-    def _parts(self, run: TrainerParts, prompts: PromptStream) -> SessionParts:
-        config, resolved, strategy = self._config, run.resolved, run.strategy
-        channel: RayChannel | None = None
-        sync: WeightSync = NoReceiver()
-        if resolved.generates:
-            trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in run.trained.items()}
-            # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
-            canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
-            sync = sent = RunSync(self._coordinator, strategy, run.trained, trained, config, canary)
-            channel = RayChannel(self._context, strategy, sent.metrics)
-        return SessionParts(
-            channel=channel if resolved.rolls_out else None,
-            sync=sync,
-            evaluator=channel if resolved.evaluates else None,
-            interrupted=lambda: strategy.is_main and bool(ask(self._coordinator, "interrupted")),
-            states=channel,
-        )
-
-
-class DrainingCheckpoints:
-    """Decides for a checkpoint of each episode while the node of a trainer is being drained."""
-
-    def __init__(self, coordinator: Any) -> None:
-        self._coordinator = coordinator
-
-    @hookimpl
-    def rlhf_decide(self, moment: Moment) -> list[Action]:
-        if moment.at != "episode" or not ask(self._coordinator, "take_checkpoint_request"):
-            return []
-        return [Action(kind="checkpoint", by="ray", reason="the node of a trainer is being drained")]
+    def _sync(self, run: TrainerParts, prompts: PromptStream) -> RunSync:
+        config, strategy = self._config, run.strategy
+        trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in run.trained.items()}
+        # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
+        canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
+        return RunSync(self._coordinator, strategy, run.trained, trained, config, canary)
 
 
 class RayChannel:
     """Episodes and evaluations; every rank fetches the episodes itself, rank 0 makes all other calls.
 
-    It is an `ExperienceChannel`, an `Evaluator`, and keeps the state of the makers over a resume.
+    It is an `ExperienceChannel`.
     """
 
     def __init__(self, context: ActorContext, strategy: Strategy, metrics: Callable[[], Mapping[str, float]]) -> None:
@@ -189,6 +174,3 @@ class RayChannel:
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Each maker takes its state before its next prompts; with another number of makers some share one."""
         self._strategy.run_on_main(lambda: ask(self._coordinator, "give_maker_states", list(states)))
-
-    def close(self) -> None:
-        """Do nothing: the driver ends the coordinator."""

@@ -23,7 +23,7 @@ from .base import SampleBuffer
 
 
 class CollectedEpisodes:
-    """An `ExperienceChannel`: every rank collects from its own prompts, then all ranks exchange their samples."""
+    """Every rank collects from its own prompts, then all ranks exchange their samples."""
 
     def __init__(
         self,
@@ -47,18 +47,6 @@ class CollectedEpisodes:
             self._buffer.append(self._collect(step))
         items = [item for part in self._strategy.all_gather_objects(self._buffer.items) for item in part]
         return made_episode(items, self._take_times())
-
-    def published(self, version: int) -> None:
-        """Do nothing: the next episode is collected when the loop asks for it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: no state is kept between episodes."""
-
-    def close(self) -> None:
-        """Do nothing: no resource is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +147,16 @@ class TrainerLoop(Trainer[Experience]):
     """
 
     def __init__(self, owner: LoopOwner, source: ExperienceSource, hooks: HookRelay, record: EpisodeRecord) -> None:
-        super().__init__(source, self._step_of_owner, hooks=hooks, recorder=self, num_updates=owner.num_train_step)
+        super().__init__(hooks, owner.num_train_step)
         self._owner = owner
         self._record = record
         self._batches = source
         self._pass: tuple[Iterable[Experience], int, int] = ((), 0, 0)
         self.metrics: Mapping[str, float] = {}
         """Metrics of the last step; kept here because the seed's `_training_step` returns nothing."""
+
+    def batches(self, episode: int) -> EpisodeBatches[Experience]:
+        return self._batches.episode(episode)
 
     def learn(self, batches: Iterable[Experience], episode: int, epoch: int) -> None:
         self._pass = (batches, episode, epoch)
@@ -180,22 +171,20 @@ class TrainerLoop(Trainer[Experience]):
             super()._train_on(batch, episode, epoch, index)
             self._owner._after_update(episode)
             return
-        with self._hooks.span("batch", episode=episode, epoch=epoch, batch=index, experience=batch) as span:
+        with self.hooks.span("batch", episode=episode, epoch=epoch, batch=index, experience=batch) as span:
             self._owner._training_step(batch)
             span.set("metrics", {})
 
-    def _step_of_owner(self, experience: Experience) -> Mapping[str, float]:
+    def step(self, batch: Experience) -> Mapping[str, float]:
         self.metrics = {}
         self._owner.num_train_step = self.num_updates
-        self._owner._training_step(experience)
+        self._owner._training_step(batch)
         return self.metrics
-
-    # What follows is called by the loop itself, as its `Recorder`.
 
     def start_episode(self, episode: int, metrics: Mapping[str, float]) -> None:
         self._record.start_episode(episode, self._owner._version, metrics)
 
-    def update(self, metrics: Mapping[str, float]) -> None:
+    def after_update(self, metrics: Mapping[str, float]) -> None:
         self._record.update(metrics)
 
     def end_episode(self, episode: int) -> Mapping[str, float]:

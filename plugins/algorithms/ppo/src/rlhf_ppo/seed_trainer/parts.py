@@ -21,7 +21,7 @@ from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
 from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.training import BatchPlan, PolicyPublisher, Updater, build_rollout_source
+from rlhf_core.training import BatchPlan, EpisodeEstimates, RolloutSource, Updater
 from rlhf_core.types import Experience
 from rlhf_seed import NeuralReward, seed_reward
 
@@ -57,7 +57,7 @@ class Generation:
     """Components that make experience; the fit's exit stack closes them."""
 
     maker: SeedMaker
-    publisher: PolicyPublisher
+    sync: WeightSync
     scorer: RewardScorer
     neural_reward: NeuralReward | None
 
@@ -97,7 +97,7 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     )
     maker.tokenizer = context.tokenizer
     neural_reward = reward.function if isinstance(reward.function, NeuralReward) else None
-    return Generation(maker, PolicyPublisher(sync, context.hooks), scorer, neural_reward)
+    return Generation(maker, sync, scorer, neural_reward)
 
 
 def build_source(
@@ -109,6 +109,7 @@ def build_source(
     num_collect_steps: int,
     num_update_steps: int,
     timer: PhaseTimer,
+    version: Callable[[], int],
     on_episode: Callable[..., None],
 ) -> ExperienceSource:
     """Episodes collected by `collect`, cut into batches as the trainer's options say."""
@@ -124,18 +125,9 @@ def build_source(
     plan = BatchPlan(size, num_update_steps, strategy.rank, strategy.world_size)
     if batching.sample_buffer:
         plan = RandomBatches(size, num_update_steps, strategy.rank, strategy.world_size, seed=context.rollouts.seed)
-    source = build_rollout_source(
-        channel,
-        context.algorithm,
-        RewardCombiner(generation.scorer.weights),
-        plan,
-        policy=context.models.actor,
-        place=strategy,
-        batch_tokens=None,
-        timer=timer,
-        version=lambda: generation.publisher.version,
-        on_episode=on_episode,
-    )
+    combiner = RewardCombiner(generation.scorer.weights)
+    estimates = EpisodeEstimates(context.algorithm, combiner, strategy, policy=context.models.actor, timer=timer)
+    source = RolloutSource(channel.episode, estimates, plan, version=version, on_episode=on_episode)
     return ExperienceSource(
         source,
         accumulation_steps=batching.accumulation_steps,

@@ -220,12 +220,13 @@ class PPOTrainer(OLTrainer):
                 num_collect_steps=num_collect_steps,
                 num_update_steps=num_update_steps,
                 timer=self._record.timer,
+                version=lambda: self._version,
                 on_episode=self._start_training,
             )
-            self._generation.publisher.publish(self._version)
+            self._publish()
             self._loop = TrainerLoop(self, self._source, self._context.hooks, self._record)
             with self._context.strategy.naming_lost_peers():
-                self._loop.fit(self._fit_info(num_episodes))
+                self._loop.run(self._fit_info(num_episodes))
         self._first_episode = 0
 
     def load_checkpoint(self, path: str | Path | None = None) -> int:
@@ -363,6 +364,10 @@ class PPOTrainer(OLTrainer):
         else:
             self.coordinator.print_on_master(message)
 
+    def _publish(self) -> None:
+        with self._context.hooks.span("sync", version=self._version):
+            self._generation.sync.publish(self._version)
+
     def _fit_info(self, num_episodes: int) -> FitInfo:
         strategy = self._context.strategy
         return FitInfo(
@@ -381,7 +386,8 @@ class PPOTrainer(OLTrainer):
         """Adapt the KL coefficient, publish the policy, save when due. Returns the values of the last line."""
         self._context.algorithm.end_episode()
         self._version += 1
-        self._generation.publisher.publish(self._version, record.timer)
+        with record.timer.phase("sync"):
+            self._publish()
         metrics = record.end_episode(self._context.strategy)
         self.data_buffer.clear()
         self._at_border = self._progress()

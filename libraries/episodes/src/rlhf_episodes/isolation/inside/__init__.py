@@ -1,1 +1,0 @@
-"""The half of isolated environments that runs in their process; it loads neither torch nor transformers."""
