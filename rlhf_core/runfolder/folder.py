@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import ConfigError, DataError, RlhfError, UserInputError
-from ..util.files import discard_half_written, write_bytes
+from ..util.files import discard_half_written, oddity, open_unlinked, write_bytes
 from ..util.jsonl import write_json
 from ..util.redact import PrintableFormatter, redact_mapping
 from ..util.yaml12 import dump_yaml, parse_yaml
