@@ -9,8 +9,7 @@ from ..config.resolve import ResolvedRun
 from ..protocols import RolloutEngine
 from ..rollout.evaluate import at_temperature
 from ..rollout.journal import Journal
-from ..rollout.player import PlayerContext, Purpose
-from ..rollout.run_player import RunPlayer
+from ..rollout.player import PlayerContext, Purpose, RunPlayer
 from ..rollout.single_answer import SingleAnswers
 from ..types import PhaseTimes, SamplingParams
 
