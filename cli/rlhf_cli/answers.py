@@ -17,7 +17,7 @@ from rlhf_core.place import LocalPlace
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.protocols import RolloutEngine
-from rlhf_core.rollout.run_player import RunPlayer
+from rlhf_core.rollout.player import RunPlayer
 from rlhf_core.rollout.samples import SampleRewards, rollout_of
 from rlhf_core.rollout.single_answer import request_of
 from rlhf_core.runfolder.samples import sample_line

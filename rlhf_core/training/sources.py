@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import DatasetAlgorithm
 from ..errors import RlhfError
 from ..rollout.episode_metrics import ENVIRONMENT, environment_metrics
-from ..rollout.made import SamplesLost
+from ..rollout.samples import SamplesLost
 from ..types import MadeEpisode, Role
 from ..wiring.parts import TrainerParts
 from .batches import BatchPlan, Rows, TrainBatch, Units, rows_of_samples

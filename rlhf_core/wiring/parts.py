@@ -20,8 +20,7 @@ from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from ..rollout.maker import Passes, PolicyExperienceMaker
-from ..rollout.player import Purpose
-from ..rollout.run_player import RunPlayer
+from ..rollout.player import Purpose, RunPlayer
 from ..rollout.samples import check_columns
 from ..rollout.weight_sync import build_engine_beside
 from ..strategy import Strategy

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ..config.resolve import ResolvedRun
 from ..protocols import RolloutEngine
 from ..rollout.journal import Journal
-from ..rollout.player import PlayerContext, Purpose
-from ..rollout.run_player import RunPlayer
+from ..rollout.player import PlayerContext, Purpose, RunPlayer
 from ..rollout.single_answer import SingleAnswers
 from ..types import PhaseTimes, SamplingParams
 
