@@ -189,7 +189,7 @@ class RunParts:
                     prompts=(
                         self.inputs.prompts.evaluation_prompts()
                         if stream is None
-                        else stream.first_prompts(own.num_prompts)
+                        else stream.evaluation_prompts(own.num_prompts)
                     ),
                     sampling=self.resolved.sampling,
                     options=own,
