@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
-from rlhf_core.util.printable import printable
+from rlhf_core.util.redact import printable
 
 from .progress import PlainProgress, shown
 

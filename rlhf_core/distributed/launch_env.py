@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Literal
 
 from ..errors import UserInputError
@@ -112,3 +113,13 @@ def first_host(nodelist: str) -> str:
         raise UserInputError(f"cannot read the node list {nodelist!r}", where="SLURM", hint="set MASTER_ADDR")
     prefix, number, suffix = match.groups()
     return f"{prefix}{number or ''}{suffix or ''}"
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether an address is a loopback address, so that all processes that use it are on this machine."""
+    if host is None or host == "localhost":
+        return host is not None
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -25,7 +25,7 @@ from rlhf_core.rollout import RolloutCoordinator, made_episode
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
-from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_ray.groups import group_from_tree, group_to_tree, with_groups
 from rlhf_testing.runs import tiny_run
 from rlhf_testing.samples import make_item

@@ -79,7 +79,7 @@ def test_a_name_without_a_plugin_is_an_error():
 def test_a_resume_without_the_owner_says_what_to_install(tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    folder.write_manifest({"models": {"other": "acme 1.2.3"}})
+    folder.write_manifest({"owners": {"models": {"other": "acme 1.2.3"}}})
     folder.write_config(tiny_run({"model": {"path": "builtin:other"}}))
     assert run(["train", "--resume", str(folder.path)]) == 2
     told = " ".join(capsys.readouterr().err.split())

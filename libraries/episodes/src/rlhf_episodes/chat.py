@@ -17,7 +17,7 @@ from rlhf_core.types import Message
 
 from .chat_template import USER, WHERE, ChatTemplate, shared_length
 from .contract import Tool
-from .options import EnvironmentOptions
+from .section import EnvironmentConfig
 from .tool_calls import FORMATS, ToolFormat
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ class ChatFormat:
 
 
 def chat_format(
-    tokenizer: PreTrainedTokenizerBase, options: EnvironmentOptions, eos_token_ids: Iterable[int] = ()
+    tokenizer: PreTrainedTokenizerBase, options: EnvironmentConfig, eos_token_ids: Iterable[int] = ()
 ) -> ChatFormat:
     """Create the format of conversations for a run.
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins.discovery import find, import_target
 from rlhf_core.types import FinishReason, ToolCall
-from rlhf_web.servers import ServerLimits
+from rlhf_web.servers import Refused, ServerLimits
 
 from .contract import Endpoint, Tool
 
@@ -73,14 +73,8 @@ class Answer:
     policy_version: int = 0
 
 
-class CallRefused(Exception):
+class CallRefused(Refused):
     """A call that is not answered; the client is told why, in OpenAI's form."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        """status: of HTTP; code: a word for programs."""
-        super().__init__(message)
-        self.status = status
-        self.code = code
 
 
 class Answering(Protocol):

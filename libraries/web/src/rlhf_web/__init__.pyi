@@ -1,3 +1,12 @@
+from .client import JsonClient as JsonClient
+from .client import RemoteError as RemoteError
+from .client import RemoteLost as RemoteLost
+from .connection import WebServer as WebServer
+from .connection import serve_until_stopped as serve_until_stopped
+from .guard import Bodies as Bodies
+from .guard import Guard as Guard
+from .guard import bearer_key as bearer_key
+from .servers import Refused as Refused
 from .servers import ServerLimits as ServerLimits
 from .servers import address_parts as address_parts
 from .servers import bound_socket as bound_socket

@@ -1,4 +1,4 @@
-"""Parts that servers and their clients share: size limits, keys, addresses, the listening socket."""
+"""What servers and their clients share before any of them is imported: limits, refusals, keys, addresses, sockets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,23 @@ class ServerLimits:
     max_body_bytes: int = 8 * 2**20
     max_bytes_in_flight: int = 16 * 2**20
     """Limit on all bodies together; a larger one waits until it is alone."""
+    max_in_flight: int | None = None
+    """Limit on the bodies that are held at once; None is any number."""
+    wait_seconds: float = 10.0
+    """Longest wait of a body for its place under these two limits; then its client is told 503."""
     idle_seconds: float = 30.0
-    """Longest time from a request's first byte to its last, headers and body together; longest silence before it."""
+    """Longest time from a request's first byte to its last, headers and body together; longest silence before it, and
+    longest time in which a client takes nothing of a response."""
+
+
+class Refused(Exception):
+    """A request that is not answered; the client is told why."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        """status: of HTTP; code: a word for programs."""
+        super().__init__(message)
+        self.status = status
+        self.code = code
 
 
 def environment_key(variable: str, *, where: str, hint: str | None = None) -> str:

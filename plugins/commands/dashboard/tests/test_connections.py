@@ -1,5 +1,6 @@
 """Clients that connect and send nothing, half of a request, or take no response."""
 
+import asyncio
 import socket
 import threading
 
@@ -12,24 +13,28 @@ WHOLE = HALF + f"Authorization: Bearer {KEY}\r\n\r\n".encode()
 
 
 @pytest.fixture
-def port(runs, monkeypatch):
-    """The command's own server, on a thread."""
-    import uvicorn
-
+def port(runs):
+    """The page's server, on a thread."""
     from rlhf_dashboard.app import make_app
-    from rlhf_dashboard.command import server_config
-    from rlhf_dashboard.connection import BoundedConnection
     from rlhf_dashboard.runs import Runs
+    from rlhf_web import ServerLimits, WebServer
 
-    monkeypatch.setattr(BoundedConnection, "request_seconds", 1.0)
-    server = uvicorn.Server(server_config(make_app(Runs(runs), key=KEY, host="127.0.0.1")))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        wait_until(lambda: server.started, "the server")
-        yield listening.getsockname()[1]
-        server.should_exit = True
-        thread.join(PATIENCE_SECONDS)
+    limits = ServerLimits(max_connections=64, idle_seconds=1.0)
+    server = WebServer(make_app(Runs(runs), key=KEY, host="127.0.0.1"), limits)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def on_loop(work):
+        return asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE_SECONDS)
+
+    on_loop(server.listen("127.0.0.1", 0, where="test"))
+    yield int(server.address.rpartition(":")[2])
+    on_loop(server.stop(PATIENCE_SECONDS))
+    on_loop(loop.shutdown_default_executor())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(PATIENCE_SECONDS)
+    loop.close()
 
 
 def connect(port):

@@ -1,15 +1,17 @@
 """Samples, rewards for a served process to run, and servers for the tests."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing
 
 from rlhf_core.types import Rollout
-from rlhf_reward_http.server import RewardServer, RewardServerLimits
+from rlhf_reward_http.server import RewardApp
+from rlhf_web import ServerLimits, WebServer
 
 PATIENCE_SECONDS = 600.0
 """As in `running`, which a served process, that imports this module, does not find."""
@@ -44,21 +46,41 @@ def raises(rollouts) -> list[float]:
     raise ValueError("no such judge")
 
 
-@contextmanager
-def serving(score, *, token=None, port=0, **limits):
+class Serving:
+    """A reward's server in this process, on a thread."""
+
+    def __init__(self, score, token, limits):
+        async def scored(rollouts):
+            return await asyncio.to_thread(score, rollouts)
+
+        self.limits = ServerLimits(**limits)
+        self.app = RewardApp(scored, self.limits, token=token)
+        self.counts = self.app.counts
+        self.server = WebServer(self.app.guarded, self.limits)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._on_loop(self.server.listen("127.0.0.1", 0, where="test"))
+        self.port = int(self.server.address.rpartition(":")[2])
+        self.url = f"{self.server.address}/v1/score"
+
+    def _on_loop(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_SECONDS)
+
+    def stop(self, grace_seconds):
+        return self._on_loop(self.server.stop(grace_seconds))
+
+    def close(self):
+        self.stop(10.0)
+        self._on_loop(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_SECONDS)
+        self._loop.close()
+
+
+def serving(score, *, token=None, **limits):
     """A server in this process, stopped at the end."""
-    server = RewardServer(("127.0.0.1", port), score, limits=RewardServerLimits(**limits), token=token)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop(10.0)
-        thread.join(PATIENCE_SECONDS)
-
-
-def url_of(server, path="/v1/score"):
-    return f"http://127.0.0.1:{server.server_address[1]}{path}"
+    return closing(Serving(score, token, limits))
 
 
 class ServedProcess:

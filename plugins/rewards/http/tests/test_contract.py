@@ -1,7 +1,7 @@
 """The reward `http`, in front of a server that works, keeps the contract of rewards."""
 
 import pytest
-from http_rewards import serving, url_of
+from http_rewards import serving
 
 from rlhf_testing.contracts import RewardContract
 
@@ -17,4 +17,4 @@ class TestHttp(RewardContract):
     @classmethod
     def given(cls):
         with serving(seen_by_the_server) as server:
-            yield {"url": url_of(server), "samples_per_request": 3}
+            yield {"url": server.url, "samples_per_request": 3}

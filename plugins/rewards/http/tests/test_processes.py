@@ -11,8 +11,9 @@ import pytest
 from http_rewards import make_rollout
 from running import PATIENCE_SECONDS
 
-from rlhf_reward_http.client import HttpReward, RemoteScorerError
+from rlhf_reward_http.client import HttpReward
 from rlhf_reward_http.config import HttpRewardConfig
+from rlhf_web import RemoteError
 
 REWARDS = Path(__file__).with_name("http_rewards.py")
 
@@ -77,7 +78,7 @@ def test_installed_rewards_options_and_tokens(serve):
         "length", "--port", "0", "--option", "target_tokens=1", "--token-env", "T", env={"T": "t0ken"}
     )  # fmt: skip
     assert ask(served.url, [make_rollout(0)], token="t0ken") == [0.0]
-    with pytest.raises(RemoteScorerError, match="status 401: the token is missing or wrong"):
+    with pytest.raises(RemoteError, match="status 401: the key is missing or wrong"):
         ask(served.url, [make_rollout(0)], token="another")
     code, out, err = served.stop()
     assert code == 0
@@ -86,7 +87,7 @@ def test_installed_rewards_options_and_tokens(serve):
 
 def test_a_failing_reward_reaches_the_client_by_name(serve):
     served = serve(f"{REWARDS}:raises", "--port", "0")
-    with pytest.raises(RemoteScorerError, match=r'status 500: reward "raises": .*raised ValueError: no such judge'):
+    with pytest.raises(RemoteError, match=r'status 500: reward "raises": .*raised ValueError: no such judge'):
         ask(served.url, [make_rollout(0)])
 
 

@@ -110,7 +110,7 @@ def test_a_busy_server_is_asked_again(server: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("rlhf_reward_judge.remote._FIRST_WAIT_SECONDS", 0.01)
     assert score(make(server), "a") == [1.0]
     server.replies = lambda body: (503, {}, b"")
-    with pytest.raises(JudgeError, match="status 503, 3 times"):
+    with pytest.raises(JudgeError, match="status 503; gave up after 3 attempts"):
         score(make(server), "a")
 
 
@@ -134,7 +134,7 @@ def test_an_answer_that_is_no_unicode_is_judged(server: Any) -> None:
 def test_the_circuit_opens(server: Any) -> None:
     server.replies = lambda body: (500, {}, b"")
     reward = make(server, **FAST, breaker_failures=2, max_connections=1)
-    with pytest.raises(JudgeError, match="status 500, 1 times"):
+    with pytest.raises(JudgeError, match="status 500; gave up after 1 attempts"):
         score(reward, "a", "b", "c", close=False)
     assert len(server.requests) == 2, "the third was not made"
     with pytest.raises(JudgeError, match="not asked at present: 2 calls in a row were lost"):

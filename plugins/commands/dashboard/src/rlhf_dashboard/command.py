@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    import uvicorn
-    from starlette.types import ASGIApp
-
-_BACKLOG = 128
 
 
 @click.command("dashboard")
@@ -39,63 +28,19 @@ def dashboard(runs: Path, host: str, port: int, api_key_env: str | None) -> None
       rlhf dashboard runs/first --port 9000
       rlhf dashboard --host 0.0.0.0 --api-key-env DASHBOARD_KEY
     """
-    from rlhf_web import bound_socket, server_key
-
-    key = server_key(api_key_env, where="rlhf dashboard", example="DASHBOARD_KEY")
-    listening = bound_socket(host, port, where="rlhf dashboard")
-    listening.listen(_BACKLOG)  # whoever comes before the first turn of the server waits
-    asyncio.run(_serve(runs, host, listening, key or secrets.token_urlsafe(24), shows_key=key is None))
-
-
-def server_config(app: ASGIApp) -> uvicorn.Config:
-    """Bounds on what clients may take."""
-    import uvicorn
-
-    from .connection import BoundedConnection
-
-    return uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        ws="none",
-        http=BoundedConnection,
-        limit_concurrency=64,
-        timeout_graceful_shutdown=1,
-    )
-
-
-async def _serve(runs: Path, host: str, listening: socket.socket, key: str, *, shows_key: bool) -> None:
-    """Until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
-    import uvicorn
-
-    from rlhf_core.distributed import stop_signals
+    from rlhf_web import ServerLimits, serve_until_stopped, server_key
 
     from .app import make_app
     from .runs import Runs
 
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Signals are taken below, so that the command ends as other servers of `rlhf` do."""
-            yield
+    given = server_key(api_key_env, where="rlhf dashboard", example="DASHBOARD_KEY")
+    key = given or secrets.token_urlsafe(24)
 
-    app = make_app(Runs(runs), key=key, host=host)
-    server = Server(server_config(app))
-    loop = asyncio.get_running_loop()
+    def tell(address: str) -> None:
+        click.echo(f"the runs in {runs} at {address}/")
+        if given is None:
+            click.echo(f"open {address}/#key={key}", err=True)
 
-    def ask_to_stop() -> None:
-        for number in stop_signals():
-            loop.remove_signal_handler(number)
-        server.should_exit = True
-
-    for number in stop_signals():
-        loop.add_signal_handler(number, ask_to_stop)
-    port = listening.getsockname()[1]
-    address = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-    click.echo(f"the runs in {runs} at {address}")
-    if shows_key:
-        click.echo(f"open {address}#key={key}", err=True)
-    await server.serve(sockets=[listening])
+    app, limits = make_app(Runs(runs), key=key, host=host), ServerLimits(max_connections=64)
+    serve_until_stopped(app, limits, host=host, port=port, where="rlhf dashboard", ready=tell)
     click.echo("stopped")

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from rlhf_episodes import Answering
 
 
 @click.command("serve")
@@ -49,49 +44,30 @@ def serve(
     """
     from contextlib import closing
 
-    from rlhf_serve.serving import serve_model
-    from rlhf_web import server_key
+    from rlhf_episodes import Keys
+    from rlhf_web import ServerLimits, serve_until_stopped, server_key
 
+    from .server import make_app
+    from .serving import serve_model
     from .weights import choose_model
 
     key = server_key(api_key_env, where="rlhf serve", example="SERVE_KEY")
     chosen = choose_model(model, best=best, device=device)
     served = serve_model(chosen.config, chosen.weights, engine=engine, seed=seed, max_new_tokens=max_new_tokens)
-    with closing(served) as answering:
-        asyncio.run(_serve(answering, chosen.label, _name(model), host, port, key))
+    keys, limits = Keys(), ServerLimits()
+    made, name = keys.add(served, key), _name(model)
+
+    def tell(address: str) -> None:
+        click.echo(f"serving {chosen.label} as {name} at {address}/v1")
+        if key is None:
+            click.echo(f"key: {made}", err=True)
+
+    app = make_app(keys.find, limits, name)
+    with closing(served):
+        serve_until_stopped(app, limits, host=host, port=port, where="rlhf serve", ready=tell, grace_seconds=0.0)
+    click.echo("stopped")
 
 
 def _name(model: str) -> str:
     """How requests call it: the last part of its path."""
     return os.path.basename(os.path.abspath(model)) or model
-
-
-async def _serve(answering: Answering, label: str, name: str, host: str, port: int, key: str | None) -> None:
-    """Until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
-    from rlhf_core.distributed import stop_signals
-    from rlhf_episodes import Keys
-    from rlhf_web import ServerLimits
-
-    from .server import start
-
-    keys = Keys()
-    made = keys.add(answering, key)
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
-
-    def ask_to_stop() -> None:
-        for number in stop_signals():
-            loop.remove_signal_handler(number)
-        asked.set()
-
-    for number in stop_signals():
-        loop.add_signal_handler(number, ask_to_stop)
-    server = await start(keys.find, host=host, port=port, limits=ServerLimits(), model=name)
-    try:
-        click.echo(f"serving {label} as {name} at {server.base_url}")
-        if key is None:
-            click.echo(f"key: {made}", err=True)
-        await asked.wait()
-    finally:
-        server.close()
-        await asyncio.sleep(0)  # connections that were cut are closed at the loop's next turn
-    click.echo("stopped")

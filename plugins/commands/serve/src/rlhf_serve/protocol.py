@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhf_core.types import ToolCall
 from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
+from rlhf_web import Refused
 
 _MAX_PROMPTS = 128
 _MAX_STOPS = 16
@@ -279,7 +280,7 @@ def encode(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False).encode()
 
 
-def error_body(refused: CallRefused) -> bytes:
+def error_body(refused: Refused) -> bytes:
     """An error as OpenAI's clients read it."""
     kind = "server_error" if refused.status >= 500 else "invalid_request_error"
     return encode({"error": {"message": str(refused), "type": kind, "param": None, "code": refused.code}})

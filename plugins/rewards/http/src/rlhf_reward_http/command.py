@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from rlhf_core.rewards import RewardScorer
     from rlhf_core.types import Rollout
 
-    from .server import RewardServer, RewardServerLimits, Score
+    from .server import Score
 
 _STOP_SECONDS = 30.0
 """Grace period of requests in flight when the server stops."""
@@ -55,13 +54,35 @@ def serve_reward(
     """
     from contextlib import closing
 
-    from .server import RewardServerLimits
+    from rlhf_web import ServerLimits, serve_until_stopped
+
+    from .protocol import SCORE_PATH
+    from .server import RewardApp
 
     token = _token(token_env, host)
-    limits = RewardServerLimits(max_in_flight=max_in_flight, max_body_bytes=max_body_bytes)
+    limits = ServerLimits(max_in_flight=max_in_flight, max_body_bytes=max_body_bytes)
+
+    def tell(address: str) -> None:
+        click.echo(f'serving reward "{name}" at {address}{SCORE_PATH}')
+
     with closing(_scorer(name, options, device, max_in_flight)) as scorer:
-        server = _bind(host, port, _scores_of(scorer), limits, token)
-        _serve(server, name)
+        app = RewardApp(_score_by(scorer), limits, token=token, host=None if token else host)
+        whole = serve_until_stopped(
+            app.guarded,
+            limits,
+            host=host,
+            port=port,
+            where="rlhf serve-reward",
+            ready=tell,
+            grace_seconds=_STOP_SECONDS,
+        )
+    counts = app.counts
+    click.echo(
+        f"stopped after {counts['requests']} requests with {counts['samples']} samples ({counts['failed']} failed, "
+        f"{counts['refused']} told to come again, at most {counts['most_in_flight']} in flight)"
+    )
+    if not whole:
+        click.echo(f"requests still running after {_STOP_SECONDS:g} s were cut off", err=True)
 
 
 def _token(variable: str | None, host: str) -> str | None:
@@ -80,16 +101,13 @@ def _token(variable: str | None, host: str) -> str | None:
 
 def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) -> RewardScorer:
     from rlhf_core.components import RewardContext
-    from rlhf_core.config import Problems, resolve_reward
+    from rlhf_core.config import resolve_reward
     from rlhf_core.errors import ConfigError
     from rlhf_core.place import resolve_device
     from rlhf_core.rewards import RewardScorer, reward_spec
 
     entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, options)), "name": name}
-    problems = Problems()
-    reward = resolve_reward(entry, problems, name)
-    problems.raise_if_any("rlhf serve-reward")
-    assert reward is not None
+    reward = resolve_reward(entry, "rlhf serve-reward")
     if reward.call_options.cache:
         raise ConfigError(
             "a server keeps no cache", where="--option cache", hint="say cache: true in the entry of the run that asks"
@@ -108,53 +126,9 @@ def _parse_option(text: str) -> tuple[str, Any]:
     return key, parse_yaml(value, f"--option {key}")
 
 
-def _scores_of(scorer: RewardScorer) -> Score:
-    def score(rollouts: Sequence[Rollout]) -> list[float | None]:
-        return [None if row is None else next(iter(row.values())) for row in scorer.score(rollouts)]
+def _score_by(scorer: RewardScorer) -> Score:
+    async def score(rollouts: Sequence[Rollout]) -> list[float | None]:
+        rows = await asyncio.wrap_future(scorer.submit(rollouts))
+        return [None if row is None else next(iter(row.values())) for row in rows]
 
     return score
-
-
-def _bind(host: str, port: int, score: Score, limits: RewardServerLimits, token: str | None) -> RewardServer:
-    from rlhf_core.errors import UserInputError
-
-    from .server import RewardServer
-
-    try:
-        return RewardServer((host, port), score, limits=limits, token=token)
-    except OSError as error:
-        raise UserInputError(
-            f"cannot listen at {host} port {port}: {error.strerror or error}",
-            where="rlhf serve-reward",
-            hint="choose another --port; 0 takes a free one",
-        ) from None
-
-
-def _serve(server: RewardServer, name: str) -> None:
-    """Until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
-    from rlhf_core.distributed import stop_signals
-
-    from .protocol import SCORE_PATH
-
-    asked = threading.Event()
-
-    def ask_to_stop(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        asked.set()
-
-    for number in stop_signals():
-        signal.signal(number, ask_to_stop)
-    thread = threading.Thread(target=server.serve_forever, name="serve-reward", daemon=True)
-    thread.start()
-    host, port = server.server_address[:2]
-    shown = f"[{host!s}]" if ":" in str(host) else str(host)
-    click.echo(f'serving reward "{name}" at http://{shown}:{port}{SCORE_PATH}')
-    asked.wait()
-    whole = server.stop(_STOP_SECONDS)
-    counts = server.counts
-    click.echo(
-        f"stopped after {counts.scored_requests} requests with {counts.scored_samples} samples "
-        f"({counts.failed} failed, {counts.refused} told to come again, at most {counts.most_in_flight} in flight)"
-    )
-    if not whole:
-        click.echo(f"requests still running after {_STOP_SECONDS:g} s were cut off", err=True)

@@ -123,16 +123,6 @@ def decode_response(body: bytes, count: int) -> list[Any]:
     return scores
 
 
-def error_text(body: bytes) -> str:
-    """The message of an error response, or the start of a body in another format."""
-    try:
-        said = json.loads(body).get("error")
-    except (ValueError, AttributeError, RecursionError):
-        said = None
-    text = said if isinstance(said, str) else body.decode("utf-8", "replace")
-    return " ".join(text.split())[:500]
-
-
 def _message(body: bytes) -> dict[str, Any]:
     try:
         message = json.loads(body)

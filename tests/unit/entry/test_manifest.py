@@ -8,26 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.runfolder.manifest import collect_manifest, git_revision
+from rlhf_core.config.resolve import resolve
+from rlhf_core.entry.run_record import collect_manifest, git_revision
 from rlhf_core.util.redact import redact_command
+from rlhf_testing.runs import tiny_run
 
 
-def test_it_is_json_and_says_what_made_the_run(tmp_path: Path):
-    manifest = collect_manifest(seed=3, command=["rlhf", "train"], data_digest="sha256:00", project_folder=tmp_path)
+def test_it_is_json_and_says_what_made_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["/bin/rlhf", "train"])
+    manifest = collect_manifest(resolve(tiny_run({"train": {"seed": 3}})))
     assert json.loads(json.dumps(manifest)) == manifest
     assert manifest["libraries"]["pydantic"] == version("pydantic")
     assert "rlhf-core" in manifest["plugins"]
     assert manifest["seed"] == 3 and manifest["command"] == ["rlhf", "train"]
-    assert manifest["git_revision"] is None
-
-
-def test_nothing_heavy_is_imported_for_it():
-    code = (
-        "import sys; from rlhf_core.runfolder.manifest import collect_manifest\n"
-        "collect_manifest(seed=0, command=[], data_digest=None)\n"
-        "assert not {'torch', 'transformers', 'ray', 'numpy'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert manifest["git_revision"] is None and manifest["working_folder"] == str(tmp_path)
+    assert manifest["owners"]["algorithms"]["ppo"].startswith("rlhf-ppo ")
 
 
 @pytest.mark.parametrize(
