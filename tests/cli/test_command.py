@@ -305,11 +305,11 @@ def test_plugins_check_tells_ok_missing_and_broken(install, capsys):
 def test_generate_prints_each_answer(monkeypatch, capsys):
     asked = {}
 
-    def generate_text(model, prompts, *, engine, sampling, seed, device):
+    def generate_answers(model, prompts, sections, *, engine, sampling, seed, device):
         asked.update(model=model, sampling=sampling, seed=seed, engine=engine, device=device)
-        return [text.upper() for text in prompts]
+        return [{"completion": text.upper()} for text in prompts]
 
-    provide(monkeypatch, "rlhf_cli.answers", generate_text=generate_text)
+    provide(monkeypatch, "rlhf_cli.answers", generate_answers=generate_answers)
     assert run(["generate", "--model", "m", "--prompt", "a", "--prompt", "b"]) == 0
     assert capsys.readouterr().out == "A\nB\n"
     assert asked["sampling"].greedy

@@ -43,7 +43,7 @@ def test_errors(error, monkeypatch, capsys):
 
 
 def test_answers(monkeypatch, capsys):
-    monkeypatch.setattr(answers, "generate_text", lambda *arguments, **options: [HOSTILE])
+    monkeypatch.setattr(answers, "generate_answers", lambda *arguments, **options: [{"completion": HOSTILE}])
     assert run(["generate", "--model", "m", "--prompt", "p"]) == 0
     assert capsys.readouterr().out == SHOWN + "\n"
     assert run(["generate", "--model", "m", "--prompt", "p", "--json"]) == 0
