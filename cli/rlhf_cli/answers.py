@@ -24,7 +24,7 @@ from rlhf_core.runfolder.samples import sample_line
 from rlhf_core.types import Prompt, SamplingParams
 from rlhf_core.wiring.inputs import RunInputs
 from rlhf_core.wiring.parts import RunParts
-from rlhf_core.wiring.players import player_of
+from rlhf_core.wiring.players import build_player
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,7 +97,7 @@ def players_outside_a_run(
 ) -> RunPlayer:
     """The players of these sections, of which none reads another part of the run."""
     parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
-    return player_of(ResolvedRun(**parts, sections=sections), engine, tokenizer, sampling, seed=seed)
+    return build_player(ResolvedRun(**parts, sections=sections), engine, tokenizer, sampling, seed=seed)
 
 
 def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> dict[str, float]:

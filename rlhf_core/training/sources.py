@@ -104,7 +104,7 @@ class DatasetSource:
     def held_out(self) -> list[Any]:
         """This rank's part of the items to evaluate on, without those too long; empty if there are none. Collective."""
         own = self._eval_prompts
-        lines = self._prompts.held_out_records() if own is None else own.first_records(self._num_held_out)
+        lines = self._prompts.evaluation_records() if own is None else own.evaluation_records(self._num_held_out)
         items = self._prepared(lines)
         units = Units(self._algorithm.units).places(items)[self._place.rank :: self._place.world_size]
         mine = [items[place] for unit in units for place in unit]
