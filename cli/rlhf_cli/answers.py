@@ -17,14 +17,14 @@ from rlhf_core.place import LocalPlace
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.protocols import RolloutEngine
-from rlhf_core.rollout.run_player import RunPlayer
+from rlhf_core.rollout.player import RunPlayer
 from rlhf_core.rollout.samples import SampleRewards, rollout_of
 from rlhf_core.rollout.single_answer import request_of
 from rlhf_core.runfolder.samples import sample_line
 from rlhf_core.types import Prompt, SamplingParams
 from rlhf_core.wiring.inputs import RunInputs
 from rlhf_core.wiring.parts import RunParts
-from rlhf_core.wiring.players import player_of
+from rlhf_core.wiring.players import build_player
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,7 +97,7 @@ def players_outside_a_run(
 ) -> RunPlayer:
     """The players of these sections, of which none reads another part of the run."""
     parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
-    return player_of(ResolvedRun(**parts, sections=sections), engine, tokenizer, sampling, seed=seed)
+    return build_player(ResolvedRun(**parts, sections=sections), engine, tokenizer, sampling, seed=seed)
 
 
 def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> dict[str, float]:

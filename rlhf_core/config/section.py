@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..prompts.records import Records
+    from ..protocols import Sampler
     from ..rollout.player import Player, PlayerContext
-    from ..rollout.sampler import Sampler
     from ..wiring.inputs import RunInputs
     from .resolved import Configured, ResolvedRun
 

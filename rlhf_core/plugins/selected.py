@@ -113,7 +113,7 @@ class Selected:
         """What keeps a result of `build` from being of its kind, as the end of a sentence."""
         wanted = _FED[self.component.feeds] if self.kind == "algorithms" else _BUILT.get(self.kind)
         if wanted is not None:
-            return None if isinstance(built, resolve_name(wanted)) else f"is no {wanted.partition(':')[2]}"
+            return None if isinstance(built, resolve_name(wanted)) else f"is no {wanted.replace(':', '.')}"
         if self.kind in _CALLED:
             return None if callable(built) else f"cannot be called with {_CALLED[self.kind]}"
         if self.kind == "transports":
