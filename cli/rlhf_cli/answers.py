@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.resolved import INVALID, ResolvedRun, SelectedSection
@@ -21,10 +21,7 @@ from rlhf_core.runfolder.samples import sample_line
 from rlhf_core.types import SamplingParams
 from rlhf_core.wiring.inputs import RunInputs
 from rlhf_core.wiring.parts import RunParts
-from rlhf_core.wiring.players import player_of
-
-if TYPE_CHECKING:
-    pass
+from rlhf_core.wiring.players import build_player
 
 
 def generate_answers(
@@ -50,7 +47,7 @@ def generate_answers(
         parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
         run = ResolvedRun(**parts, sections=sections)  # of which these sections read no other part
         encoded = [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts or [""])]
-        with closing(player_of(run, answering, tokenizer, sampling, seed=seed)) as player:
+        with closing(build_player(run, answering, tokenizer, sampling, seed=seed)) as player:
             played = player.play([(prompt, prompt.position) for prompt in encoded])
             samples = sorted(played, key=lambda each: each.sample_id)
     return [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rlhf_core.config.evaluation import score_name
 from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
-from rlhf_core.util.printable import printable
+from rlhf_core.util.redact import printable
 
 from .numbers import readable
 from .output import OutlivingStream

@@ -13,7 +13,7 @@ from rlhf_cli.output import echo, print_json, print_table
 from rlhf_cli.progress import RunProgress
 from rlhf_core.errors import RewardError
 from rlhf_core.runfolder import RunFolder
-from rlhf_core.util.printable import printable
+from rlhf_core.util.redact import printable
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\r\x9b31mc\x7fd\u202ee\ud800"
 SHOWN = r"a\x1b[2J\x1b]0;title\x07b\r\x9b31mc\x7fd\u202ee\ud800"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from rlhf_core.util.printable import PrintableFormatter, printable
+from rlhf_core.util.redact import PrintableFormatter, printable
 
 from ..output import echo
 from ..quickstart import trainer_of

@@ -14,7 +14,7 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.plugins.selected import load
-from rlhf_core.prompts.records import IndexedRecords, RecordRules
+from rlhf_core.prompts.records import RecordRules, Records
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_data.config import CurriculumConfig
 from rlhf_data.curriculum import make_curriculum
@@ -75,7 +75,7 @@ def test_a_position_does_not_depend_on_what_was_asked_before(sizes, weights, see
 
 
 def test_a_source_alone_is_shuffled_as_without_a_mixture():
-    alone, mixed = IndexedRecords(source("a", 20), seed=3), records_of(Mixture([("a", 1.0, source("a", 20))]), seed=3)
+    alone, mixed = Records(source("a", 20), seed=3), records_of(Mixture([("a", 1.0, source("a", 20))]), seed=3)
     assert [alone.order.index(place) for place in range(50)] == [mixed.order.index(place) for place in range(50)]
 
 
@@ -190,7 +190,7 @@ class TestAStreamInAMixture:
 
     def test_each_holds_out_its_share(self, tokenizer):
         stream = self.stream(tokenizer, held_out=8, endless=Endless(100))
-        held_out = [json.dumps(record) for record in stream.held_out_records()]
+        held_out = [json.dumps(record) for record in stream.evaluation_records()]
         assert [json.loads(record)["source"] for record in held_out] == ["a"] * 6 + ["b"] * 2
         assert not {json.dumps(stream.record(position)) for position in range(2000)} & set(held_out)
 

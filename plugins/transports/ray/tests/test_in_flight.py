@@ -21,12 +21,10 @@ from rlhf_core.rollout import ModuleReceiver, PolicyExperienceMaker, SingleAnswe
 from rlhf_core.rollout.weight_sync import named_weights
 from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, SamplingParams
 from rlhf_ray.config import RayConfig
-from rlhf_ray.coordinator_parts import MakerRegistry
 from rlhf_ray.engine_thread import EngineThread
 from rlhf_ray.experience_maker_holder import Lanes
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 from rlhf_ray.maker_parts import MakerWorker
-from rlhf_ray.messages import RolloutWork
 from rlhf_testing.engine import EOS, FakeEngine
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.samples import make_prompt
@@ -276,19 +274,6 @@ def test_weights_come_in_the_middle_of_an_episode(
         sampled = [version for version in rollout.policy_versions if version >= 0]
         assert [version >= 0 for version in rollout.policy_versions] == list(rollout.action_mask or ())
         assert sampled == sorted(sampled) and set(sampled) == {0, 1} and rollout.policy_version == 0
-
-
-def test_a_maker_that_asks_for_more_while_it_works_is_not_idle_and_may_be_stuck() -> None:
-    now = [0.0]
-    registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
-    registry.register("a", 1, "n")
-    registry.begins("a", RolloutWork((4, 5), 0))
-    for now[0] in range(0, 100, 5):
-        registry.begins("a", None, under_way=1)
-    assert registry.take_idle_fraction() == 0.0 and not registry.stuck()
-    now[0] = 101
-    registry.begins("a", None, under_way=1)
-    assert registry.stuck()["a"] == "makes 2 prompts from 4 since 101 s"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf_core.errors import ConfigError, EpisodeError, RlhfError
 from rlhf_core.plugins.selected import Recipe
-from rlhf_core.util.printable import printable
+from rlhf_core.util.redact import printable
 
 from ..attempt import Caller, EnvironmentFault, EpisodeLost
 from ..clock import Clock

@@ -15,7 +15,7 @@ from typing import Protocol
 from rlhf_containment.processes.child import START_SECONDS, ChildProcess
 from rlhf_core.errors import DeadlineError, PluginError
 from rlhf_core.util.bounded_thread import BoundedThread
-from rlhf_core.util.printable import printable
+from rlhf_core.util.redact import printable
 
 from ..clock import Clock
 from .messages import (

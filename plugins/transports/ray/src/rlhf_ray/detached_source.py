@@ -14,7 +14,7 @@ from rlhf_core.training import EpisodeBatches
 from rlhf_core.types import Experience
 
 from .actor_context import HEARTBEAT_SECONDS
-from .coordinator_parts import MakerRegistry
+from .coordinator_parts import ActorRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class MakerPresence:
         """heartbeat_seconds: longest silence of a maker that has given a sign of life."""
         self._is_alive = is_alive
         self._lock = threading.Lock()
-        self._registry = MakerRegistry(heartbeat_seconds, math.inf, clock)
+        self._registry = ActorRegistry(heartbeat_seconds, clock=clock)
         self._names = set(names)
         self._seen: set[str] = set()
         self._ended: dict[str, str] = {}

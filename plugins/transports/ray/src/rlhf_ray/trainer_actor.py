@@ -14,10 +14,9 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.hookspecs import Action, Moment, hookimpl
 from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
-from rlhf_core.rollout import EvaluationSet, NoReceiver, evaluation_metrics
+from rlhf_core.rollout import NoReceiver, evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, TrainerSession
@@ -68,8 +67,6 @@ class TrainerActor:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
             hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
-            if strategy.is_main:
-                hooks.register(DrainingCheckpoints(self._coordinator), name="ray draining")
             folder = RunFolder(Path(self._context.spec.folder))
             channel: RayChannel | None = None
             sync: WeightSync = NoReceiver()
@@ -94,19 +91,6 @@ class TrainerActor:
         return RunSync(self._coordinator, strategy, run.trained, trained, config, canary)
 
 
-class DrainingCheckpoints:
-    """Decides for a checkpoint of each episode while the node of a trainer is being drained."""
-
-    def __init__(self, coordinator: Any) -> None:
-        self._coordinator = coordinator
-
-    @hookimpl
-    def rlhf_decide(self, moment: Moment) -> list[Action]:
-        if moment.at != "episode" or not ask(self._coordinator, "take_checkpoint_request"):
-            return []
-        return [Action(kind="checkpoint", by="ray", reason="the node of a trainer is being drained")]
-
-
 class RayChannel:
     """Episodes and evaluations; every rank fetches the episodes itself, rank 0 makes all other calls.
 
@@ -122,7 +106,7 @@ class RayChannel:
         self._strategy = strategy
         self._options = resolved.run.eval
         self._keeps_samples = resolved.run.logging.samples != "none"
-        self._sets = [EvaluationSet(name, options) for name, options in resolved.evaluation_sets]
+        self._sets = resolved.evaluation_sets
         self._metrics = metrics
 
     def episode(self, index: int) -> MadeEpisode:
