@@ -13,6 +13,7 @@ import multiprocessing
 import queue
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 VOCABULARY = 50
@@ -109,7 +110,7 @@ def measure(name: str) -> dict[str, Any]:
     """How rows share a pass, and the two gaps in nats, in this process."""
     import torch
 
-    from rlhf_core.batching import collate, select
+    from rlhf_core.batching import collate
     from rlhf_core.components import EngineContext
     from rlhf_core.models import disable_dropout
     from rlhf_core.types import BufferItem, GenerationRequest, SamplingParams
@@ -149,7 +150,12 @@ def measure(name: str) -> dict[str, Any]:
         with fast_passes(training):
             packed = takes_packed_rows(training)
             together = policy_forward(training, batch, 1.0).log_probs
-            alone = torch.cat([policy_forward(training, select(batch, [i]), 1.0).log_probs for i in range(len(batch))])
+            found = {each.name: getattr(batch, each.name) for each in fields(batch)}
+            tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+            rows = [
+                replace(batch, **{name: each[i : i + 1] for name, each in tensors.items()}) for i in range(len(batch))
+            ]
+            alone = torch.cat([policy_forward(training, row, 1.0).log_probs for row in rows])
         model.eval()
         short, longer = (model(torch.tensor([prompts[3][:length]])).logits[0, :8] for length in (8, ORIGINAL))
     return {
