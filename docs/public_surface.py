@@ -53,7 +53,7 @@ FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
 _INSIDE = """
 API_VERSION EpisodeData ExperienceChannel Item LostRankError MakerHooks Models PREFIX SPECS Score SetupHooks
-TrainerHooks balanced fills_host_memory full_disk select
+TrainerHooks balanced fills_host_memory full_disk
 """
 INSIDE = frozenset(_INSIDE.split())
 """Names of the contract's modules that only core, the command and libraries use: they are on no page, and may move."""
