@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import DatasetAlgorithm
 from ..errors import RlhfError
 from ..rollout.episode_metrics import ENVIRONMENT, environment_metrics
-from ..rollout.made import SamplesLost
+from ..rollout.samples import SamplesLost
 from ..types import MadeEpisode, Role
 from ..wiring.parts import TrainerParts
 from .batches import BatchPlan, Rows, TrainBatch, Units, rows_of_samples
@@ -104,7 +104,7 @@ class DatasetSource:
     def held_out(self) -> list[Any]:
         """This rank's part of the items to evaluate on, without those too long; empty if there are none. Collective."""
         own = self._eval_prompts
-        lines = self._prompts.held_out_records() if own is None else own.first_records(self._num_held_out)
+        lines = self._prompts.evaluation_records() if own is None else own.evaluation_records(self._num_held_out)
         items = self._prepared(lines)
         units = Units(self._algorithm.units).places(items)[self._place.rank :: self._place.world_size]
         mine = [items[place] for unit in units for place in unit]

@@ -18,9 +18,9 @@ from ..models.passes import GroupPasses, PassModels
 from ..place import Place
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer, reward_spec
-from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator
+from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from ..rollout.maker import Passes, PolicyExperienceMaker
-from ..rollout.run_player import RunPlayer
+from ..rollout.player import Purpose, RunPlayer
 from ..rollout.samples import check_columns
 from ..rollout.weight_sync import build_engine_beside
 from ..strategy import Strategy
@@ -106,16 +106,11 @@ class RunParts:
         # Whether there have to be some, `resolve` has checked.
         return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
 
-    def player(self, *, evaluates: SamplingParams | None = None, greedy: bool = False) -> RunPlayer:
-        """A new player of the run's prompts (see `build_player`)."""
-        return build_player(
-            self.resolved,
-            self.engine,
-            self.inputs.tokenizer,
-            evaluates=evaluates,
-            greedy=greedy,
-            run_folder=self._run_folder,
-        )
+    def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
+        """A new player, by which the policy answers prompts."""
+        run, seed = self.resolved, self.resolved.run.train.seed
+        tokenizer, folder = self.inputs.tokenizer, self._run_folder
+        return build_player(run, self.engine, tokenizer, sampling, seed=seed, purpose=purpose, run_folder=folder)
 
     @cached_property
     def pass_models(self) -> PassModels:
@@ -163,11 +158,11 @@ class RunParts:
 
     def maker(self, hooks: HookRelay) -> PolicyExperienceMaker:
         """A new maker of the run's samples; all of them share engine, rewards and passes."""
-        algorithm = self.inputs.algorithm
+        algorithm, sampling = self.inputs.algorithm, self.resolved.sampling
         is_greedy = isinstance(algorithm, RolloutAlgorithm) and algorithm.needs_greedy_answer
         maker = PolicyExperienceMaker(
-            player=self.player(),
-            greedy_player=self.player(greedy=True) if is_greedy else None,
+            player=self.player("train", sampling),
+            greedy_player=self.player("greedy", at_temperature(sampling, 0)) if is_greedy else None,
             samples_per_prompt=self.resolved.run.train.samples_per_prompt,
             scorer=self.scorer,
             hooks=hooks,
@@ -188,13 +183,13 @@ class RunParts:
             other, stream = rewards.get(name), streams.get(name)
             sets.append(
                 EvaluatedSet(
-                    player=lambda sampling: self.player(evaluates=sampling),
+                    player=partial(self.player, "evaluation"),
                     scorer=self.scorer if other is None else self._scorer_of(other),
                     owns_scorer=other is not None,
                     prompts=(
                         self.inputs.prompts.evaluation_prompts()
                         if stream is None
-                        else stream.first_prompts(own.num_prompts)
+                        else stream.evaluation_prompts(own.num_prompts)
                     ),
                     sampling=self.resolved.sampling,
                     options=own,

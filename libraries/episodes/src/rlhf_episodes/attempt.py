@@ -17,7 +17,7 @@ from rlhf_core.errors import DataError, EpisodeError, RlhfError
 from rlhf_core.rollout.episode_metrics import ENVIRONMENT, EPISODE_COLUMNS, OWN, RESERVED
 from rlhf_core.rollout.row import Played, Row
 from rlhf_core.util.error_text import error_text
-from rlhf_core.util.printable import printable
+from rlhf_core.util.redact import printable
 
 from .clock import CallClock, Clock
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task

@@ -32,7 +32,8 @@ def play_one_turn(inputs: RunInputs, config: EnvironmentConfig) -> None:
     resolved = replace(resolved, sections=shortened)
     options = getattr(resolved.engine.config, "request_options", {})
     answering = cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer, options))
-    with closing(build_player(resolved, answering, inputs.tokenizer)) as player:
+    seed = resolved.run.train.seed
+    with closing(build_player(resolved, answering, inputs.tokenizer, resolved.sampling, seed=seed)) as player:
         list(player.play([(inputs.prompts.prompt(0), 0)]))
 
 

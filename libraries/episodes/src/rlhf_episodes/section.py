@@ -37,10 +37,10 @@ class EnvironmentConfig(Section):
         "the model has room for in each.",
     )
     weight: float = Field(1.0, description="Factor of the environment's reward in the combined score.")
-    history: Literal["append", "branch", "error"] = Field(
+    history: Literal["append", "branch"] = Field(
         "append",
         description="Where the chat template writes earlier turns otherwise than they were sampled (thinking that is "
-        "cut): keep them as sampled, train each turn as a branch of its own, or refuse the model.",
+        "cut): keep them as sampled, or train each turn as a branch of its own.",
     )
     tool_format: str = Field(
         "auto", min_length=1, description="How tool calls are written; auto is as the model's chat template does."

@@ -21,8 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.util.tensor_trees import load_tree, save_tree
-from rlhf_core.util.weight_files import load_weights
+from rlhf_core.util.tensor_files import load_tree, load_weights, save_tree
 
 from .master_adamw import MASTER, MasterAdamW
 from .parts import (

@@ -15,8 +15,7 @@ from rlhf_core.distributed.interrupts import INTERRUPT_FILE
 from rlhf_core.distributed.parent_watch import killed_with_parent
 from rlhf_core.errors import InterruptedRun, LostRankError, RlhfError, full_disk
 from rlhf_core.util.jsonl import write_json
-from rlhf_core.util.printable import printable
-from rlhf_core.util.redact import redact_text
+from rlhf_core.util.redact import printable, redact_text
 
 from .loopback import keep_to_loopback
 

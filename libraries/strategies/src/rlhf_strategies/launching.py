@@ -19,9 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rlhf_core.distributed.interrupts import INTERRUPT_FILE, interrupts_kept, stop_signals
+from rlhf_core.distributed.interrupts import INTERRUPT_FILE, held_signals, interrupts_kept, stop_signals
 from rlhf_core.errors import UserInputError
-from rlhf_core.util.held_signals import held_signals
 
 from .loopback import HOST, loopback_store
 from .ranks import Ranks

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.distributed.interrupts import held_signals
 from rlhf_core.errors import InterruptedRun, RlhfError
-from rlhf_core.util.held_signals import held_signals
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 1.0

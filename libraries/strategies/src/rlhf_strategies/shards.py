@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlhf_core.util import write_tensors
-from rlhf_core.util.weight_files import untied_names
+from rlhf_core.util.tensor_files import untied_names
 
 DEFAULT_SHARD_BYTES = 2 * 1024**3
 _INDEX = "model.safetensors.index.json"

@@ -20,7 +20,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from rlhf_core.errors import CheckpointError
 from rlhf_core.models.pretrained import loaded_by
-from rlhf_core.util.weight_files import weight_files
+from rlhf_core.util.tensor_files import weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
