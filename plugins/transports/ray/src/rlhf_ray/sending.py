@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from .calls import ActorLostError, Call, NamedActors, collect, node_address
-from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, PackedShard, form_link, listening_store
+from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, copied, form_link, listening_store
 from .wire import num_bytes, pack
 
 if TYPE_CHECKING:
@@ -67,16 +67,16 @@ class Sending:
         stored = {keyword: ray.put(arrays), **options}
         self._keep(stored)
         calls: list[Call | None] = []
-        packed: PackedShard | None = None
+        copies: dict[str, Tensor] = {}
         for name in list(self.names):
             link = None if self._links is None else self._links.get(name)
             if link is None:
                 self.fallbacks.add(name)
                 calls.append(self._start(name, stored))
                 continue
-            packed = packed or PackedShard.of(shard, link.device)
+            copies = copies or copied(shard, link.device)
             try:
-                calls.append(self._start(name, {keyword: link.send(packed), **options}))
+                calls.append(self._start(name, {keyword: link.send(copies), **options}))
             except LinkError as error:
                 self._fall_back(name, error)
         self._began(calls)
