@@ -87,9 +87,6 @@ class Coordinator:
         self._times = PhaseTimes()
         self._handed_times = PhaseTimes()
         """Times of the episode that was handed out last."""
-        self._canary_gap = 0.0
-        self._compared: dict[str, int] = {}
-        """Maker -> the newest version whose canary answers it has compared."""
         self._events = EventInbox()
         self._maker_states = MakerStates()
 
@@ -157,16 +154,6 @@ class Coordinator:
         self._makers.seen(maker)
         self._evaluation.done(work, rows)
         self._waiters.wake("evaluation")
-
-    async def canary_gap(self, maker: str, version: int, gap: float) -> None:
-        """Record the gap between the maker's and the trainer's log-probs after the sync of `version`, in nats.
-
-        A version counts once: after a resume the makers compare again the versions of groups in the checkpoint.
-        """
-        self._makers.seen(maker)
-        if version > self._compared.get(maker, -1):
-            self._compared[maker] = version
-            self._canary_gap = max(self._canary_gap, gap)
 
     # Called by trainers.
 
@@ -250,9 +237,8 @@ class Coordinator:
         return self._evaluation.rows()
 
     async def state(self) -> dict[str, Any]:
-        """`RolloutCoordinator.state_dict` with stored groups, and the canary results."""
-        canary = {"gap": self._canary_gap, "compared": dict(self._compared)}
-        return {**self._prompts.state_dict(), "canary": canary}
+        """`RolloutCoordinator.state_dict` with stored groups."""
+        return self._prompts.state_dict()
 
     async def load(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`, at the start or after a rollback; rollouts wait until its weights are published."""
@@ -262,8 +248,6 @@ class Coordinator:
         self._handed = None
         self._arrived.clear()
         self._times = PhaseTimes()
-        canary = state.get("canary", {})  # the checkpoint may be another transport's
-        self._canary_gap, self._compared = canary.get("gap", 0.0), dict(canary.get("compared", {}))
 
     async def maker_states(self) -> list[Mapping[str, Any]]:
         """State of the makers' rewards and players, in the order of the makers."""
@@ -362,10 +346,8 @@ class Coordinator:
         times = replace(self._times, rollout_s=self._times.rollout_s * share, reward_s=self._times.reward_s * share)
         times.forward_s *= share
         self._handed_times, self._times = self._times, PhaseTimes()
-        gap, self._canary_gap = self._canary_gap, 0.0
         metrics = {
             **self._prompts.take_metrics(),
-            "sync/canary_gap_max": gap,
             "transport/queue_s": math.fsum(waited) / max(1, len(waited)),
             "transport/maker_idle_fraction": self._makers.take_idle_fraction(),
             "transport/token_bytes": float(sum(group.token_bytes for group in groups)),

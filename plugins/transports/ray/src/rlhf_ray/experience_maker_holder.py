@@ -21,7 +21,6 @@ from .direct_link import DirectChunk, LinkOffer, MakerEnd
 from .id_tokenizer import IdTokenizer
 from .maker_feed import LoaderFeed, MakerFeed, RunFeed
 from .maker_parts import MakerWorker, make_models, make_place, make_worker
-from .messages import Canary
 from .wire import unpack
 
 if TYPE_CHECKING:
@@ -176,7 +175,6 @@ class ExperienceMakerHolder:
         version: int | None = None,
         sender: str = "",
         checksums: dict[str, str] | None = None,
-        canary: Canary | None = None,
     ) -> None:
         """Receive a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s, or what the link
         brings), its end.
@@ -185,7 +183,7 @@ class ExperienceMakerHolder:
         in between two batches. A call without start or end, outside of a version, is a whole version by itself.
         fully_update: all weights come, whatever `update_lora_weights` says. new_…_lora_config_dict: the sender's
         `lora_scales`. version: policy version; None counts on. sender: keeps the versions of several senders apart.
-        checksums: with the end, by role. canary: in a run, what to compare with. Raises `SyncError`, and keeps the
+        checksums: with the end, by role. Raises `SyncError`, and keeps the
         weights, when something does not match.
         """
         weights = self._worker.weights
@@ -203,8 +201,6 @@ class ExperienceMakerHolder:
                 weights.stage(version, role, arrived, sender=sender, scales=scales)
         if chunk_end or alone:
             self._unnumbered.pop(sender, None)
-            if canary is not None and isinstance(self._feed, RunFeed):
-                self._feed.canaries[version] = canary
             weights.commit(version, checksums, sender=sender)
             if fully_update:
                 self._initialized.set()

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from rlhf_core.types import PhaseTimes
 
 from .sample_store import StoredGroup
 from .status_file import ActorRow
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +67,6 @@ class TakenEpisode:
     times: PhaseTimes
     """Phase times, averaged over the makers."""
     metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Canary:
-    """The trainer's next-token log-probs on a few prompts, for makers to compare theirs with."""
-
-    prompt_ids: Sequence[tuple[int, ...]]
-    log_probs: np.ndarray[Any, Any]
-    """[prompts, V] float32 next-token log-probs in nats, at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
