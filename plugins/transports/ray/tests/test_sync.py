@@ -168,6 +168,7 @@ def test_in_a_run_who_comes_late_gets_it_too(start: Callable[..., dict[str, Any]
         ray.kill(coordinator)
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writ")  # as `settle` has it in an actor
 def test_the_same_bytes_arrive(start: Callable[..., dict[str, Any]]) -> None:
     makers = start(a="takes")
     sync = sync_to(makers)

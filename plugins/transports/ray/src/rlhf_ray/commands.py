@@ -36,8 +36,7 @@ def status(run: Path) -> None:
     state = "running" if found.is_running else "not heard of"
     _say(f"{run}: {state}, driver pid {found.driver_pid} on {values.host}, {age:.0f} s ago")
     _say(f"  Ray {values.address}, namespace {values.namespace}")
-    sync = "" if values.sync_seconds is None else f"; the last sync took {values.sync_seconds:.2g} s"
-    _say(f"  policy version {values.version}{sync}; {values.progress}; {values.queue} finished prompts wait")
+    _say(f"  policy version {values.version}; {values.progress}; {values.queue} finished prompts wait")
     for trainer in values.trainers:
         _say(f"  {trainer.name}  pid {trainer.pid}  {trainer.doing} since {trainer.for_s:g} s{_busy(trainer.busy)}")
     for maker in values.makers:

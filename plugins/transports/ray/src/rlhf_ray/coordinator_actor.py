@@ -20,7 +20,6 @@ from rlhf_core.rollout import EvaluationRow, Sampler
 from rlhf_core.types import PhaseTimes
 
 from .coordinator_parts import ActorRegistry, EvaluationJobs, MakerStates, Waiters
-from .event_relay import EventInbox
 from .leases import LeasedCoordinator
 from .messages import (
     EvaluationWork,
@@ -34,9 +33,6 @@ from .messages import (
     Work,
 )
 from .sample_store import StoredGroup
-
-_REPORT_SECONDS = 20.0
-"""Longest wait of an event for an earlier one of its sender."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +66,6 @@ class Coordinator:
         self._makers = ActorRegistry(settings.heartbeat_seconds, settings.lease_seconds)
         self._num_makers = settings.num_makers
         self._trainers = ActorRegistry(settings.heartbeat_seconds)
-        self._sync_began: float | None = None
-        self._sync_seconds: float | None = None
-        """Of the last version."""
         self._newest: Sequence[Mapping[str, Any]] = ()
         """Calls of `update_experience_maker` that bring the newest version."""
         self._num_publications = 0
@@ -87,7 +80,7 @@ class Coordinator:
         self._times = PhaseTimes()
         self._handed_times = PhaseTimes()
         """Times of the episode that was handed out last."""
-        self._events = EventInbox()
+        self._events: list[Event | LogLine] = []
         self._maker_states = MakerStates()
 
     # Called by makers.
@@ -202,8 +195,7 @@ class Coordinator:
         self._waiters.wake("work")
 
     async def makers(self) -> dict[str, Any]:
-        """Name -> handle of the registered makers, for a sync that begins."""
-        self._sync_began = time.monotonic()
+        """Name -> handle of the registered makers."""
         return self._makers.handles()
 
     async def publish(
@@ -221,10 +213,7 @@ class Coordinator:
         self._prompts.publish(version)
         self._published = True
         self._waiters.wake("work")
-        late = {name: actor for name, actor in self._makers.handles().items() if calls and name not in told}
-        if not late and self._sync_began is not None:
-            self._sync_seconds, self._sync_began = time.monotonic() - self._sync_began, None
-        return late
+        return {name: actor for name, actor in self._makers.handles().items() if calls and name not in told}
 
     async def evaluate(self, part_size: int, timeout_seconds: float) -> list[EvaluationRow]:
         """Have the held-out prompts answered with the newest version."""
@@ -269,16 +258,15 @@ class Coordinator:
 
     # Called for hooks and logs by all actors, and by the driver.
 
-    async def report(self, sender: str, number: int, event: Event | LogLine) -> None:
-        """Queue an event for the driver; returns once the sender's earlier events have arrived too."""
-        self._events.put(sender, number, event)
+    async def report(self, event: Event | LogLine, after: None = None) -> None:
+        """Queue an event for the driver. after: the result of the sender's call before this one."""
+        self._events.append(event)
         self._waiters.wake("events")
-        await self._waiters.until("events", lambda: self._events.has(sender, number), _REPORT_SECONDS)
 
     async def overview(self, timeout_seconds: float) -> Overview:
         """The run's current state; returned at once where there are events, else after the timeout."""
         await self._waiters.until("events", lambda: len(self._events), timeout_seconds)
-        events = self._events.take()
+        events, self._events = self._events, []
         next_episode = 0 if self._handed is None else self._handed[0] + 1
         waiting = Counter(group.owner for group in self._prompts.waiting())
         return Overview(
@@ -287,7 +275,6 @@ class Coordinator:
             makers=self._makers.rows(waiting),
             trainers=self._trainers.rows(),
             queue=waiting.total(),
-            sync_seconds=self._sync_seconds,
             stuck=self._makers.stuck(),
             silent=self._trainers.stuck(),
             events=events,

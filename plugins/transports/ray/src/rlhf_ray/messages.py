@@ -96,8 +96,6 @@ class Overview:
     trainers: Sequence[ActorRow]
     queue: int
     """Groups that are finished and wait to be trained on."""
-    sync_seconds: float | None
-    """Time that the last version took to reach the makers; None before the first."""
     stuck: Mapping[str, str]
     """Makers to be restarted -> reason."""
     silent: Mapping[str, str]

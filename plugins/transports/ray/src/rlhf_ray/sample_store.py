@@ -14,8 +14,7 @@ import pickle
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -92,7 +91,7 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
             position=group.position,
             is_empty=group.is_empty,
             owner=owner,
-            summaries=pickle.dumps([_values(ItemSummary.of(item)) for item in group.items]),
+            summaries=pickle.dumps([ItemSummary.of(item) for item in group.items]),
             parts=tuple(parts[place]),
             text=text,
             text_place=place,
@@ -106,7 +105,8 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
 def summaries(group: StoredGroup) -> list[ItemSummary]:
     """A summary of each row."""
     # From an actor of this run, over Ray, which pickles every message itself; never read from a file.
-    return [ItemSummary(**dict(zip(_SUMMARY, values, strict=True))) for values in pickle.loads(group.summaries)]  # noqa: S301
+    found: list[ItemSummary] = pickle.loads(group.summaries)  # noqa: S301
+    return found
 
 
 @without_collections()
@@ -208,19 +208,6 @@ class StoredEpisode:
                 where="rollout",
             )
         return [items[place] for place in places], [rollouts[index][row] for index, row in told]
-
-
-_SUMMARY = tuple(field.name for field in fields(ItemSummary))
-_MAPPINGS = tuple(place for place, field in enumerate(fields(ItemSummary)) if "Mapping" in str(field.type))
-_summary_values: Callable[[ItemSummary], tuple[Any, ...]] = attrgetter(*_SUMMARY)
-
-
-def _values(row: ItemSummary) -> list[Any]:
-    """Those of `_SUMMARY`, mappings as plain dicts."""
-    values = list(_summary_values(row))
-    for place in _MAPPINGS:
-        values[place] = dict(values[place])
-    return values
 
 
 def _store_rows(rows: Sequence[Sequence[bytes]]) -> list[list[Part]]:
