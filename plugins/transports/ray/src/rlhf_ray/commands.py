@@ -117,7 +117,15 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
         time.sleep(1.0)
         if found.is_running:
             found.interrupt()
-    _wait(found, timeout_seconds)
+    deadline = time.monotonic() + timeout_seconds
+    while found.is_running:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"waited {timeout_seconds:g} s for the driver (pid {found.driver_pid}) to end",
+                where="rlhf ray stop",
+                hint="an episode may take longer; --now does not wait for it",
+            )
+        time.sleep(0.2)
     _say(f"{run}: stopped")
 
 
@@ -133,18 +141,6 @@ def _going_on(run: Path) -> RunningJob | None:
         )
         return None
     return found
-
-
-def _wait(found: RunningJob, timeout_seconds: float) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while found.is_running:
-        if time.monotonic() > deadline:
-            raise DeadlineError(
-                f"waited {timeout_seconds:g} s for the driver (pid {found.driver_pid}) to end",
-                where="rlhf ray stop",
-                hint="an episode may take longer; --now does not wait for it",
-            )
-        time.sleep(0.2)
 
 
 def _say(text: str) -> None:

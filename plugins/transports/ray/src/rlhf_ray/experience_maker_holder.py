@@ -13,14 +13,14 @@ import ray
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.types import Prompt
-from rlhf_seed import BatchReader, adapt_callback, batches_of, sampling_params, set_eos
+from rlhf_seed import BatchReader, adapt_callback, batches_of, sampling_params
 
 from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
 from .calls import NamedActors, node_address, own_name
 from .direct_link import DirectChunk, LinkOffer, MakerEnd
 from .id_tokenizer import IdTokenizer
 from .maker_feed import LoaderFeed, MakerFeed, RunFeed
-from .maker_parts import MakerWorker, make_models, make_place, make_worker
+from .maker_parts import MakerWorker, make_place, make_worker
 from .wire import unpack
 
 if TYPE_CHECKING:
@@ -108,16 +108,15 @@ class ExperienceMakerHolder:
         for callback in callbacks:
             hooks.register(adapt_callback(callback))
         self._sampling = sampling_params(generate_kwargs, tokenizer)
-        place = make_place(strategy_fn)
-        self._models = models = make_models(model_fn, place, kl_coef=kl_coef, seed=seed)
-        set_eos(models.actor, generate_kwargs.get("eos_token_id"))
-        decoder = tokenizer if tokenizer is not None else IdTokenizer(generate_kwargs.get("eos_token_id"))
+        eos_token_id = generate_kwargs.get("eos_token_id")
+        decoder = tokenizer if tokenizer is not None else IdTokenizer(eos_token_id)
         self._worker = make_worker(
-            models,
-            place,
+            model_fn,
+            make_place(strategy_fn),
             decoder,
             self._sampling,
             hooks,
+            eos_token_id=eos_token_id,
             engine=engine,
             engine_options=engine_options,
             seed=seed,
