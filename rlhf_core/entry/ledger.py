@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..distributed.interrupts import held_signals
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
 from ..runfolder.folder import FileWatch, RunFolder, RunStatus
 from ..training.decisions import ROLLBACK
 from ..training.request import FitResult
-from ..util.held_signals import held_signals
 from ..util.jsonl import write_json
 from .resume import find_checkpoint, has_updates
 

@@ -1,5 +1,3 @@
-from .builtin import build_character_tokenizer as build_character_tokenizer
-from .builtin import build_llama as build_llama
 from .forward_passes import ForwardPasses as ForwardPasses
 from .hub import check_answer as check_answer
 from .hub import check_hub as check_hub

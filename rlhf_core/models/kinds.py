@@ -108,12 +108,8 @@ class Classifier(ModelKind):
         return pretrained.add_lora(model, options, seed, "SEQ_CLS")
 
 
-class NoOptions(Section):
-    """A kind of model without options."""
-
-
-causal_lm = Component("Causal LM of transformers", NoOptions, f"{__name__}:ModelKind")
-sequence_classification = Component("Score model of transformers", NoOptions, f"{__name__}:Classifier")
+causal_lm = Component("Causal LM of transformers", Section, f"{__name__}:ModelKind")
+sequence_classification = Component("Score model of transformers", Section, f"{__name__}:Classifier")
 
 
 def owner_of(path: str) -> Selected | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..config.sections import ModelConfig
 from ..errors import CheckpointError, UserInputError
-from ..util.atomic import replacing_folder
+from ..util.files import replacing_folder
 from .chat_options import set_chat_options
 from .kinds import KIND, kind_for, kind_of
 from .pretrained import WHERE

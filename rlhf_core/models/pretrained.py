@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.sections import LoraConfig, ModelConfig
 from ..errors import UserInputError, first_line
-from .builtin import PREFIX, build_builtin, check_builtin
+from .builtin import PREFIX, build_builtin, builtin_folder
 from .classifier import is_score_folder
 from .config_check import check_layers
 from .hub import check_hub, check_name
@@ -42,7 +42,7 @@ def check_pretrained(config: ModelConfig) -> None:
     """Check `model.path` as far as possible without loading weights. Raises `UserInputError`."""
     path = config.path
     if path.startswith(PREFIX):
-        check_builtin(path)
+        builtin_folder(path)
         return
     folder = Path(path)
     check_name(path, where=WHERE)
@@ -72,13 +72,14 @@ def check_pretrained(config: ModelConfig) -> None:
 
 def pretrained_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of `model.path`, whose pad token is EOS if it has none. Raises `UserInputError`."""
-    if config.path.startswith(PREFIX):
-        return build_builtin(config.path, 0)[1]
     from transformers import AutoTokenizer
 
-    check_hub(config.path, where=WHERE)
+    path = config.path
+    if path.startswith(PREFIX):
+        path = str(builtin_folder(path))
+    check_hub(path, where=WHERE)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # `tokenizers` raises plain exceptions on a broken file
         raise UserInputError(
             f"cannot load the tokenizer of {config.path!r}: {first_line(error)}",
@@ -96,7 +97,7 @@ def load_pretrained(config: ModelConfig, dtype: torch.dtype, seed: int, *, score
     Raises `UserInputError`.
     """
     if config.path.startswith(PREFIX):
-        model = build_builtin(config.path, seed)[0]
+        model = build_builtin(config.path, seed)
         model.to(dtype)  # type: ignore[arg-type]
         return model
     with quiet_progress():

@@ -154,18 +154,6 @@ def _before_last_answer(messages: object, name: str) -> object:
     return messages[:last]
 
 
-def is_plain(prompt: Any) -> bool:
-    """Whether it is a prompt as most are, told as fast as can be; `check_prompt` says of the others."""
-    if type(prompt) is str:
-        return prompt != ""
-    if type(prompt) is not list or not prompt:
-        return False
-    for message in prompt:
-        if type(message) is not dict or type(message.get("content")) is not str or type(message.get("role")) is not str:
-            return False
-    return True
-
-
 def check_prompt(record: Record, name: str, *, may_be_empty: bool = False) -> None:
     """Raise `DataError` where a record's prompt is neither text nor chat messages; nothing is encoded."""
     prompt = record.get("prompt")

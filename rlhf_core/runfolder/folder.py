@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import ConfigError, DataError, RlhfError, UserInputError
-from ..util.atomic import discard_half_written, write_bytes
+from ..util.files import discard_half_written, oddity, open_unlinked, write_bytes
 from ..util.jsonl import write_json
-from ..util.plain_files import oddity, open_unlinked
-from ..util.printable import PrintableFormatter
-from ..util.redact import redact_mapping
+from ..util.redact import PrintableFormatter, redact_mapping
 from ..util.yaml12 import dump_yaml, parse_yaml
 
 RunStatus = Literal["running", "done", "failed", "interrupted", "rolled-back-and-failed"]

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.util.tensor_trees import load_tree, save_tree
-from rlhf_core.util.weight_files import load_weights
+from rlhf_core.util.tensor_files import load_tree, load_weights, save_tree
 
 from .parts import (
     LossScale,

@@ -15,8 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.distributed.launch_env import LaunchEnv, read_launch_env
-from rlhf_core.distributed.loopback import is_loopback
+from rlhf_core.distributed.launch_env import LaunchEnv, is_loopback, read_launch_env
 from rlhf_core.errors import LostRankError, first_line
 from rlhf_core.plugins.errors_of import is_lost_peer
 from rlhf_core.util.bounded_thread import BoundedThread

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_core.util import write_tensors
-from rlhf_core.util.weight_files import untied_names
+from rlhf_core.util.tensor_files import untied_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlhf_core.errors import CheckpointError
 from rlhf_core.models.pretrained import loaded_by
-from rlhf_core.util.weight_files import weight_files
+from rlhf_core.util.tensor_files import weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

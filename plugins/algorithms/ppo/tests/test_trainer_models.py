@@ -17,7 +17,7 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.models.loading import is_adapter_weight
 from rlhf_core.models.pretrained import add_lora
 from rlhf_core.strategy import Strategy
-from rlhf_core.util.weight_files import load_weights
+from rlhf_core.util.tensor_files import load_weights
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.seed_trainer.booster import is_booster
 from rlhf_strategies.shards import save_weights, state_dict_shards_of

@@ -94,7 +94,7 @@ def test_an_optimizer_that_was_not_prepared_is_a_bug(strategy):
         ("low_level_zero", LowLevelZeroConfig(), (4, 4, 2, 4)),
         ("low_level_zero", LowLevelZeroConfig(stage=2, precision="bf16"), (2, 0.5, 3, 2)),
         ("gemini", GeminiConfig(), (0.5, 0.5, 3, 2)),
-        ("gemini", GeminiConfig(shard_param_frac=0.5, master_weights=False), (1.25, 0.5, 1, 2)),
+        ("gemini", GeminiConfig(shard_param_frac=0.5), (1.25, 0.5, 3, 2)),
     ],
 )
 def test_what_one_of_four_processes_holds(module, config, expected):
@@ -106,7 +106,6 @@ def test_what_one_of_four_processes_holds(module, config, expected):
     ("module", "config", "key"),
     [
         ("gemini", GeminiConfig(offload_optim_frac=0.5), "offload_optim_frac"),
-        ("gemini", GeminiConfig(placement_policy="auto"), "placement_policy"),
         ("low_level_zero", LowLevelZeroConfig(cpu_offload=True), "cpu_offload"),
     ],
 )

@@ -19,7 +19,6 @@ with quietly():
     from colossalai.booster import Booster
     from colossalai.interface import ModelWrapper, OptimizerWrapper
 
-    from .adam import ensure_kernels
     from .host_support import use_host
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ class BoosterStrategy(StrategyBase):
 
     def setup(self) -> None:
         use_host(self.device)
-        ensure_kernels(self.device)
         ignore_deprecations()
         logging.getLogger("colossalai").setLevel(logging.WARNING)
         super().setup()

@@ -31,8 +31,11 @@ class DdpStrategy(BoosterStrategy):
         self._config = config
 
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> TorchDDPPlugin:
-        # Their names are those of the plugin's arguments.
-        return TorchDDPPlugin(**self._config.model_dump(exclude={"precision", "timeout_seconds"}))
+        return TorchDDPPlugin(
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self._config.find_unused_parameters,
+        )
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
         if is_last:

@@ -16,11 +16,10 @@ from rlhf_core.strategy import Trained
 from rlhf_strategies import ResolvedPrecision, diverged, torch_dtype
 
 from .booster_strategy import BoosterStrategy
-from .config import ZeroConfig
 from .quiet_import import quietly
 
 with quietly():
-    from .adam import make_hybrid_adam
+    from .adam import RunHybridAdam
 
 if TYPE_CHECKING:
     import torch
@@ -32,18 +31,14 @@ if TYPE_CHECKING:
 class ZeroStrategy(BoosterStrategy):
     """Subclasses locate the finer weights, and the point in ColossalAI's step where the norm is known."""
 
-    def __init__(self, config: ZeroConfig, device: torch.device, precision: ResolvedPrecision) -> None:
-        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
-        self._keeps_finer = config.master_weights and precision != "fp32"
-
-    @property
-    def parameter_dtype(self) -> torch.dtype:
-        return torch_dtype("fp32" if self._keeps_finer else self.precision)
+    def __init__(self, *, device: torch.device, precision: ResolvedPrecision, timeout_seconds: float) -> None:
+        super().__init__(device=device, precision=precision, timeout_seconds=timeout_seconds)
+        self._keeps_finer = precision != "fp32"
 
     @property
     def _optimizer_bytes(self) -> int:
         """Bytes per parameter of Adam's moments, and of the finer weights where they are kept."""
-        return 12 if self._keeps_finer else 2 * torch_dtype(self.precision).itemsize
+        return 12 if self._keeps_finer else 8
 
     def autocast(self) -> AbstractContextManager[Any]:
         """No autocast: the weights themselves have the compute type."""
@@ -58,7 +53,9 @@ class ZeroStrategy(BoosterStrategy):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> Optimizer:
-        optimizer: Optimizer = make_hybrid_adam(params, lr, betas, eps, weight_decay)
+        """HybridAdam, as Gemini and LowLevelZero require."""
+        trainable = [param for param in params if param.requires_grad]
+        optimizer: Optimizer = RunHybridAdam(trainable, lr, betas, eps, weight_decay)
         return optimizer
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:

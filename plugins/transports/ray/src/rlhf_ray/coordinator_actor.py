@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_core.errors import DeadlineError
-from rlhf_core.rollout import EvaluationRow, Sampler
+from rlhf_core.protocols import Sampler
+from rlhf_core.rollout import EvaluationRow
 from rlhf_core.types import PhaseTimes
 
 from .coordinator_parts import ActorRegistry, EvaluationJobs, MakerStates, Waiters

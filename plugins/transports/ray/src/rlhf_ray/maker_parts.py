@@ -27,14 +27,13 @@ from rlhf_core.models import (
 )
 from rlhf_core.place import LocalPlace, Place
 from rlhf_core.plugins import load
-from rlhf_core.protocols import InFlightEngine, RolloutEngine
+from rlhf_core.protocols import InFlightEngine, RolloutEngine, Sampler
 from rlhf_core.rewards import RewardScorer
 from rlhf_core.rollout import (
     ModuleReceiver,
     Passes,
     PolicyEvaluator,
     PolicyExperienceMaker,
-    Sampler,
     SingleAnswers,
 )
 from rlhf_core.strategy import Strategy

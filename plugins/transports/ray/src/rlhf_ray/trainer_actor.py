@@ -15,7 +15,7 @@ import ray
 
 from rlhf_core.hooks import HookRelay
 from rlhf_core.protocols import WeightSync
-from rlhf_core.rollout import EvaluationSet, NoReceiver, evaluation_metrics
+from rlhf_core.rollout import NoReceiver, evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, TrainerSession
@@ -102,7 +102,7 @@ class RayChannel:
         self._strategy = strategy
         self._options = resolved.run.eval
         self._keeps_samples = resolved.run.logging.samples != "none"
-        self._sets = [EvaluationSet(name, options) for name, options in resolved.evaluation_sets]
+        self._sets = resolved.evaluation_sets
         self._metrics = metrics
 
     def episode(self, index: int) -> MadeEpisode:

@@ -1,20 +1,25 @@
-"""Trees of tensors and plain values in one safetensors file: optimizer state, random states, buffers.
+"""Tensors in safetensors files: trees of tensors and plain values, and the weights of a model.
 
-Tensors are stored as the file's tensors and the tree's structure as JSON in its header, so a tree is one file,
-written atomically, and reading it executes no code (no pickle).
+A tree (optimizer state, random states, buffers) is one file: its tensors are the file's, its structure is JSON in the
+header. Weights are a folder with transformers' layout: `model.safetensors`, or numbered files. Reading executes no code
+(no pickle).
 """
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
-from .atomic import replacing
+from .files import replacing
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
+
 
 _HEADER_KEY = "rlhf_tree"
 _FORMAT = 1
@@ -120,3 +125,72 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if "$dict" in value:
         return {key: _decode(item, tensors) for key, item in value["$dict"]}
     return {key: _decode(item, tensors) for key, item in value.items()}
+
+
+def untied_names(model: nn.Module) -> dict[str, str]:
+    """Name of every entry of `model.state_dict()` -> name of its tensor; tied tensors share their first name."""
+    aliases: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names[name] = aliases.setdefault(id(tensor), name)
+    return names
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a folder's weights, in order; none is []. A ColossalAI Booster's are `model-00001.safetensors`."""
+    return sorted(folder.glob("model.safetensors")) or sorted(folder.glob("model-*.safetensors"))
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a folder, one at a time, on the CPU."""
+    from safetensors import SafetensorError, safe_open
+
+    folder = Path(folder)
+    files = weight_files(folder)
+    if not files:
+        raise CheckpointError("holds no model*.safetensors", where=str(folder), hint="give a folder `save_model` wrote")
+    for path in files:
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    yield name, file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The widest type among the floating-point tensors of a folder of weights."""
+    import torch
+
+    floats = {tensor.dtype for _, tensor in read_weights(folder) if tensor.is_floating_point()}
+    return functools.reduce(torch.promote_types, floats)
+
+
+def load_weights(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None] | None = None) -> None:
+    """Copy a folder's tensors into `model`, one at a time; names and shapes must match exactly.
+
+    `put(name, tensor)` replaces the plain copy for a strategy with its own layout. Raises `CheckpointError` naming
+    missing, unknown or differently shaped tensors.
+    """
+    import torch
+
+    owners = untied_names(model)
+    state = model.state_dict()
+    seen: set[str] = set()
+    for name, tensor in read_weights(folder):
+        if name not in owners:
+            raise CheckpointError(f"the model has no {name!r}", where=str(folder), hint="is it another model's folder?")
+        target = state[name]
+        if tuple(target.shape) != tuple(tensor.shape):
+            raise CheckpointError(
+                f"{name} has shape {tuple(tensor.shape)}, the model's is {tuple(target.shape)}", where=str(folder)
+            )
+        seen.add(owners[name])
+        if put is not None:
+            put(name, tensor)
+        else:
+            with torch.no_grad():
+                target.copy_(tensor)
+    missing = sorted(set(owners.values()) - seen)
+    if missing:
+        raise CheckpointError(f"lacks {len(missing)} tensors of the model: {', '.join(missing[:5])}", where=str(folder))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_core.batching import collate, masked
-from rlhf_core.models.batched_forward import forward_rows
+from rlhf_core.models.forward_passes import forward_rows
 from rlhf_core.strategy import Strategy
 from rlhf_forward.forward import policy_forward
 from rlhf_testing.models import tiny_model
