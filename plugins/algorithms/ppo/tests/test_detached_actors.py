@@ -84,9 +84,9 @@ def my_actor() -> Any:
 
 def my_lora_actor() -> Any:
     from rlhf_core.config.sections import LoraConfig
-    from rlhf_core.models.pretrained import add_lora
+    from rlhf_core.models.kinds import PLAIN
 
-    return add_lora(my_actor(), LoraConfig(r=2), seed=0)
+    return PLAIN.add_adapter(my_actor(), LoraConfig(r=2), seed=0)
 
 
 def my_critic() -> Any:
