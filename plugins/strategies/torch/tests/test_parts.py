@@ -10,11 +10,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.models.loading import load_policy
 from rlhf_strategies import stored_parameters
+from rlhf_strategies.shards import part_of
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.tiny_training import tiny_model
 from rlhf_torch.config import FsdpConfig
 from rlhf_torch.fsdp import FsdpStrategy
-from rlhf_torch.parts import part_of
 
 
 @pytest.fixture(scope="module")
