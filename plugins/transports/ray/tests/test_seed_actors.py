@@ -197,9 +197,9 @@ def my_strategy() -> Any:
 
 
 def my_actor() -> Any:
-    from rlhf_core.models.builtin import build_character_tokenizer, build_llama
+    from rlhf_testing.models import build_llama, tiny_tokenizer
 
-    return build_llama(build_character_tokenizer("0123456789>,"), hidden_size=32, num_layers=1, num_heads=2, seed=0)
+    return build_llama(tiny_tokenizer("0123456789>,"), hidden_size=32, num_layers=1, num_heads=2, seed=0)
 
 
 def length(rollouts: Any) -> list[float]:

@@ -116,6 +116,11 @@ class EnvironmentProcess(ChildProcess):
         if isinstance(said, Ready) and said.error is not None:
             raise said.error.error()
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it has no episode, and was told all that it is to be told."""
+        return not (self.episodes or self._waiting)
+
     def add(self, episode: RunningEpisode) -> int:
         """Add an episode; returns its number."""
         number = next(self._numbers)
@@ -146,6 +151,7 @@ class EnvironmentProcess(ChildProcess):
             if not data:
                 raise BadMessage(self._fault or self.death())
             self._frames.feed(data)
+            await asyncio.sleep(0)  # one that writes on and on does not hold up the loop
         return read_from_child(frame)
 
     async def _listen(self) -> None:

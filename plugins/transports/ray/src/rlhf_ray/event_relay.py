@@ -113,7 +113,7 @@ def replay(events: Iterable[Event | LogLine], hooks: HookRelay) -> None:
         else:
             # From an actor of this run, over Ray, which pickles every message itself.
             arguments: Mapping[str, Any] = pickle.loads(event.arguments)  # noqa: S301
-            hooks.replay(event.name, arguments)
+            hooks.fire(event.name, **arguments)
 
 
 def _portable(value: Any) -> Any:

@@ -21,7 +21,6 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.models import (
     GroupPasses,
     PassModels,
-    adapter_off,
     disable_dropout,
     is_lora,
 )
@@ -285,7 +284,7 @@ def _reference(
         _placed({"reference": initial}, place)
         return initial, nullcontext
     if is_lora(actor):
-        return actor, partial(adapter_off, actor)
+        return actor, actor.disable_adapter  # type: ignore[return-value]  # of PEFT
     raise UserInputError(
         "the initial model is the actor itself, which changes" if initial is actor else "there is no initial model",
         where="model_fn",
