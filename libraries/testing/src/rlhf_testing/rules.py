@@ -51,7 +51,7 @@ def accepts_unknown(selected: Selected, options: Mapping[str, Any]) -> bool:
 
 def undescribed(selected: Selected) -> Iterator[str]:
     """Options without a description; a function's are described by its docstring."""
-    schema = selected.component.config.model_json_schema() if selected.function is None else {}
-    silent = [name for name, option in schema.get("properties", {}).items() if not option.get("description")]
+    fields = selected.component.config.model_fields if selected.function is None else {}
+    silent = [name for name, field in fields.items() if not field.description]
     if silent:
-        yield f"add a docstring below {', '.join(silent)}, or Field(…, description=…)"
+        yield f"add Field(…, description=…) to {', '.join(silent)}"
