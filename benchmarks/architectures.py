@@ -13,6 +13,7 @@ import multiprocessing
 import queue
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 VOCABULARY = 50
@@ -109,22 +110,22 @@ def measure(name: str) -> dict[str, Any]:
     """How rows share a pass, and the two gaps in nats, in this process."""
     import torch
 
-    from rlhf_core.batching import collate, select
+    from rlhf_core.batching import collate
     from rlhf_core.components import EngineContext
     from rlhf_core.models import disable_dropout
-    from rlhf_core.models.builtin import build_character_tokenizer
     from rlhf_core.types import BufferItem, GenerationRequest, SamplingParams
     from rlhf_forward.forward import policy_forward
     from rlhf_hf.config import HfEngineConfig
     from rlhf_hf.engine import build as build_engine
     from rlhf_passes.fast_passes import fast_passes
     from rlhf_passes.packing import takes_packed_rows
+    from rlhf_testing.models import tiny_tokenizer
 
     torch.set_num_threads(1)
     model = build(name)
     disable_dropout(model)
     model.eval()
-    context = EngineContext(model=model, tokenizer=build_character_tokenizer("abc"), device=torch.device("cpu"), seed=3)
+    context = EngineContext(model=model, tokenizer=tiny_tokenizer("abc"), device=torch.device("cpu"), seed=3)
     engine = build_engine(HfEngineConfig(), context)
     draw = torch.Generator().manual_seed(1)
     prompts = [tuple(torch.randint(3, VOCABULARY, (p,), generator=draw).tolist()) for p in PROMPT_TOKENS]
@@ -149,7 +150,12 @@ def measure(name: str) -> dict[str, Any]:
         with fast_passes(training):
             packed = takes_packed_rows(training)
             together = policy_forward(training, batch, 1.0).log_probs
-            alone = torch.cat([policy_forward(training, select(batch, [i]), 1.0).log_probs for i in range(len(batch))])
+            found = {each.name: getattr(batch, each.name) for each in fields(batch)}
+            tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+            rows = [
+                replace(batch, **{name: each[i : i + 1] for name, each in tensors.items()}) for i in range(len(batch))
+            ]
+            alone = torch.cat([policy_forward(training, row, 1.0).log_probs for row in rows])
         model.eval()
         short, longer = (model(torch.tensor([prompts[3][:length]])).logits[0, :8] for length in (8, ORIGINAL))
     return {

@@ -61,7 +61,7 @@ def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
     tokenizer = load_tokenizer(config)
     model = load_policy(config, dtype=torch.float32, seed=0).eval()
     dpo = DPO(DPOConfig())
-    records = RunInputs(resolved).prompts.held_out_records()
+    records = RunInputs(resolved).prompts.evaluation_records()
     pairs = [pair for record in records if (pair := dpo.encode(record, tokenizer)) is not None][:NUM_PAIRS]
     right = 0
     with torch.no_grad():

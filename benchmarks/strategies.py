@@ -26,7 +26,7 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 from rlhf_core.strategy import Strategy
-from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_testing.strategy_suite import StrategyCase
 from rlhf_testing.tiny_training import Training
 

@@ -41,22 +41,22 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
-BatchPlan EpisodeBatches EpisodeEstimates EpisodeLedger EpisodeRecord Estimated EvaluationRow EvaluationSet FitResult
-Group HookRelay ItemSummary Lease LocalTransport MetricsWriter NoReceiver OwnProcesses Passes PhaseTimer
-PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer
-RewardSpec RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost
-SingleAnswers TrainBatch Trainer TrainerParts TrainerSession Transport Updater WeightSync build_engine_beside
-build_strategy evaluation_metrics load_channel_state load_models load_run_state made_episode model_dtype own_config
-read_weights register_all replacing_folder reward_spec save_adapter save_run_state set_up_host_memory verify_weights
+BatchPlan EpisodeBatches EpisodeEstimates EpisodeLedger EpisodeRecord Estimated EvaluationRow FitResult Group
+HookRelay ItemSummary Lease LocalTransport MadeEpisode MetricsWriter NoReceiver OwnProcesses Passes PhaseTimer
+PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
+RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer
+TrainerParts TrainerSession Transport Updater WeightSync build_engine_beside build_strategy default_tokens
+evaluation_metrics load_channel_state load_models load_run_state made_episode model_dtype own_config read_weights
+register_all replacing_folder reward_spec save_adapter save_run_state set_up_host_memory verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
 _INSIDE = """
-API_VERSION EpisodeData ExperienceChannel Item MakerHooks Models PREFIX SPECS Score SetupHooks TrainerHooks
-balanced full_disk select
+API_VERSION EpisodeData ExperienceChannel Item LostRankError MakerHooks Models PREFIX SPECS Score SetupHooks
+TrainerHooks balanced fills_host_memory full_disk
 """
 INSIDE = frozenset(_INSIDE.split())
-"""Names of the contract's modules that only core and the command use: they are on no page, and may move."""
+"""Names of the contract's modules that only core, the command and libraries use: they are on no page, and may move."""
 
 
 def surface() -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Converts samples to batches and back: collate, split, select, and plan micro-batches."""
+"""Converts samples to batches and back: collate, split, and plan micro-batches."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ from torch import Tensor
 from .columns import Column, Columns
 from .types import BufferItem, Experience
 
-_TOKEN_FIELDS = (
-    "reference_log_probs",
-    "trainer_log_probs",
-    "values",
-    "advantages",
-    "returns",
+_FIELDS: Mapping[str, Column] = dict.fromkeys(
+    ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns"), Column()
 )
-"""Optional fields of a row's tokens ([A] float32), alike in `BufferItem` and `Experience`."""
-
+"""Optional fields of a row's tokens, alike in `BufferItem` and `Experience`."""
 _EVEN_ENOUGH = 1.02
 """What the longest part may be of that of an even split, for neighbours to stay together."""
 _LARGE_MODEL_PARAMETERS = 50_000_000
@@ -63,10 +58,20 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         sequences[row, start:prompt_width] = item.prompt_ids
         sequences[row, prompt_width:end] = item.response_ids
         attention_mask[row, start:end] = True
-    per_token: dict[str, Any] = {name: _pad_optional(items, name, action_width) for name in _TOKEN_FIELDS}
 
     def column(name: str, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor([getattr(item, name) for item in items], dtype=dtype, device=device)
+
+    def optional(name: str) -> Tensor | None:
+        rows = [getattr(item, name) for item in items]
+        return column(name, torch.float32) if _are_there(f"`{name}`", items, rows) else None
+
+    fields = {name: (kind, [getattr(item, name) for item in items]) for name, kind in _FIELDS.items()}
+    kinds = {name: kind for item in items for name, kind in item.columns.kinds.items()}
+    values = {
+        name: _stacked(f"column {name!r}", kind, items, [item.columns.get(name) for item in items], action_width)
+        for name, kind in kinds.items()
+    }
 
     return Experience(
         sequences=sequences,
@@ -79,11 +84,11 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         truncated=column("truncated", torch.bool),
         rewards=_collate_rewards(items),
         support_ids=_collate_support(items, action_width),
-        kl_coef=None if _all_or_none(items, "kl_coef") is None else column("kl_coef", torch.float32),
-        scores=None if _all_or_none(items, "score") is None else column("score", torch.float32),
+        kl_coef=optional("kl_coef"),
+        scores=optional("score"),
         branches=column("branch") if any(item.branch for item in items) else None,
-        columns=_collate_columns(items, action_width),
-        **per_token,
+        columns=Columns(values, kinds),
+        **{name: _stacked(f"`{name}`", kind, items, rows, action_width) for name, (kind, rows) in fields.items()},
     )
 
 
@@ -107,13 +112,6 @@ def to_device(experience: Experience, device: torch.device) -> Experience:
 def pinned(experience: Experience) -> Experience:
     """The same batch with its CPU tensors in page-locked memory, so that copies to a GPU are asynchronous."""
     return _map_tensors(experience, lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)
-
-
-def select(experience: Experience, rows: Sequence[int] | Tensor) -> Experience:
-    """The rows with these indices, in the order given; padding stays as it is."""
-    index = torch.as_tensor(rows, dtype=torch.int64, device=experience.sequences.device)
-    chosen = index.tolist()
-    return _map_tensors(experience, lambda tensor: tensor[index], lambda rows: tuple(rows[row] for row in chosen))
 
 
 def masked(item: BufferItem) -> BufferItem:
@@ -184,36 +182,36 @@ def _item(experience: Experience, row: int) -> BufferItem:
     start = width - int(real[:width].sum())
     length = int(real[width:].sum())
 
-    def tokens(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[row, :length].clone()
+    def tokens(values: Tensor) -> Tensor:
+        return values[row, :length].clone()
 
     def scalar(values: Tensor | None) -> float | None:
         return None if values is None else float(values[row])
 
-    per_token: dict[str, Any] = {name: tokens(getattr(experience, name)) for name in _TOKEN_FIELDS}
+    def value(values: Any, kind: Column) -> Any:
+        if kind.per == "metrics":
+            return values[row]
+        return tokens(values) if kind.per == "token" else values[row].clone()
+
+    found = {name: getattr(experience, name) for name in _FIELDS}
+    per_token: dict[str, Any] = {name: tokens(values) for name, values in found.items() if values is not None}
     return BufferItem(
         sample_id=int(experience.sample_ids[row]),
         group_id=int(experience.group_ids[row]),
         policy_version=int(experience.policy_versions[row]),
         prompt_ids=experience.sequences[row, start:width].clone(),
         response_ids=experience.sequences[row, width : width + length].clone(),
-        action_mask=experience.action_mask[row, :length].clone(),
-        action_log_probs=experience.action_log_probs[row, :length].clone(),
+        action_mask=tokens(experience.action_mask),
+        action_log_probs=tokens(experience.action_log_probs),
         rewards={name: float(scores[row]) for name, scores in experience.rewards.items()},
-        support_ids=_trim_support(tokens(experience.support_ids)),
+        support_ids=None if experience.support_ids is None else _trim_support(tokens(experience.support_ids)),
         truncated=bool(experience.truncated[row]),
         kl_coef=scalar(experience.kl_coef),
         score=scalar(experience.scores),
         branch=0 if experience.branches is None else int(experience.branches[row]),
-        columns=experience.columns.map(lambda values, kind: _row(values, kind, row, length)),
+        columns=experience.columns.map(value),
         **per_token,
     )
-
-
-def _row(values: Any, kind: Column, row: int, length: int) -> Any:
-    if kind.per == "metrics":
-        return values[row]
-    return (values[row, :length] if kind.per == "token" else values[row]).clone()
 
 
 def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
@@ -223,59 +221,32 @@ def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype, fill: float = 0
     return padded
 
 
-def _all_or_none(items: Sequence[BufferItem], name: str) -> list[Any] | None:
-    return _of_all_or_none(items, [getattr(item, name) for item in items], f"`{name}`")
-
-
-def _of_all_or_none(items: Sequence[BufferItem], found: list[Any], what: str) -> list[Any] | None:
-    missing = [item.sample_id for item, value in zip(items, found, strict=True) if value is None]
-    if len(missing) == len(items):
-        return None
-    if missing:
+def _are_there(what: str, items: Sequence[BufferItem], rows: Sequence[Any]) -> bool:
+    """Whether the items have the value. Raises `ValueError` where only some have."""
+    missing = [item.sample_id for item, row in zip(items, rows, strict=True) if row is None]
+    if missing and len(missing) < len(rows):
         raise ValueError(f"{what} is there for some samples of a batch and missing for {missing[:8]}")
-    return found
+    return not missing
 
 
-def _pad_optional(items: Sequence[BufferItem], name: str, width: int) -> Tensor | None:
-    rows = _all_or_none(items, name)
-    return None if rows is None else _pad(rows, width, torch.float32)
-
-
-def _collate_columns(items: Sequence[BufferItem], width: int) -> Columns:
-    kinds: dict[str, Column] = {}
-    for item in items:
-        kinds |= item.columns.kinds
-    if not kinds:
-        return Columns()
-    found = {
-        name: _of_all_or_none(items, _filled(kind, items, [i.columns.get(name) for i in items]), f"column {name!r}")
-        for name, kind in kinds.items()
-    }
-    return Columns({name: _stacked(name, kind, items, found[name] or [], width) for name, kind in kinds.items()}, kinds)
-
-
-def _filled(kind: Column, items: Sequence[BufferItem], rows: list[Any]) -> list[Any]:
-    """The values, with `fill` for the items that lack an optional column."""
-    if not kind.optional or kind.per == "metrics":
-        return rows
-    like: Tensor = next(row for row in rows if row is not None)
-    heads = [(item.num_response_tokens,) if kind.per == "token" else () for item in items]
-    blanks = [like.new_full((*head, *like.shape[len(head) :]), kind.fill) for head in heads]
-    return [blank if row is None else row for row, blank in zip(rows, blanks, strict=True)]
-
-
-def _stacked(name: str, kind: Column, items: Sequence[BufferItem], rows: list[Any], width: int) -> Any:
+def _stacked(what: str, kind: Column, items: Sequence[BufferItem], rows: Sequence[Any], width: int) -> Any:
+    """The values of the items as that of a batch; None if they have none."""
+    is_filled = kind.optional and kind.per != "metrics" and any(row is not None for row in rows)
+    if not is_filled and not _are_there(what, items, rows):
+        return None
     if kind.per == "metrics":
         return tuple(rows)
-    for item, row in zip(items, rows, strict=True):
-        head = (item.num_response_tokens,) if kind.per == "token" else ()
-        tail = rows[0].shape[len(head) :]
-        if row.shape != (*head, *tail):
+    first: Tensor = next(row for row in rows if row is not None)
+    inner = first.shape[1:] if kind.per == "token" else first.shape
+    shapes = [(item.num_response_tokens, *inner) if kind.per == "token" else inner for item in items]
+    filled = [first.new_full(s, kind.fill) if row is None else row for row, s in zip(rows, shapes, strict=True)]
+    for item, row, shape in zip(items, filled, shapes, strict=True):
+        if row.shape != shape:
             raise ValueError(
-                f"column {name!r}, per {kind.per}, has the shape {list(row.shape)} for sample {item.sample_id} of "
-                f"{item.num_response_tokens} response tokens, {list(rows[0].shape)} for sample {items[0].sample_id}"
+                f"{what}, per {kind.per}, has the shape {list(row.shape)} for sample {item.sample_id} of "
+                f"{item.num_response_tokens} response tokens, {list(filled[0].shape)} for sample {items[0].sample_id}"
             )
-    return torch.stack(rows) if kind.per != "token" else _pad(rows, width, rows[0].dtype, kind.fill)
+    return torch.stack(filled) if kind.per != "token" else _pad(filled, width, getattr(torch, kind.dtype), kind.fill)
 
 
 def _collate_rewards(items: Sequence[BufferItem]) -> Mapping[str, Tensor]:
@@ -305,22 +276,14 @@ def _collate_support(items: Sequence[BufferItem], width: int) -> Tensor | None:
     return padded
 
 
-def _trim_support(support: Tensor | None) -> Tensor | None:
-    if support is None:
-        return None
+def _trim_support(support: Tensor) -> Tensor | None:
     used = (support >= 0).any(0).nonzero()
     return support[:, : int(used[-1]) + 1].clone() if used.numel() else None
 
 
-def _map_tensors(
-    experience: Experience, change: Callable[[Tensor], Tensor], change_rows: Callable[[Any], Any] = tuple
-) -> Experience:
-    """change_rows: of the columns that are a tuple with a value of each row."""
-    changed: dict[str, Any] = {}
-    for field in fields(experience):
-        value = getattr(experience, field.name)
-        if isinstance(value, Tensor):
-            changed[field.name] = change(value)
+def _map_tensors(experience: Experience, change: Callable[[Tensor], Tensor]) -> Experience:
+    found = {field.name: getattr(experience, field.name) for field in fields(experience)}
+    changed: dict[str, Any] = {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
     rewards = {name: change(scores) for name, scores in experience.rewards.items()}
-    columns = experience.columns.map(lambda each, kind: (change_rows if kind.per == "metrics" else change)(each))
+    columns = experience.columns.map(lambda each, kind: each if kind.per == "metrics" else change(each))
     return replace(experience, rewards=rewards, columns=columns, **changed)

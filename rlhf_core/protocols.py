@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Rollout, SamplingParams
+from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Rollout, RolloutGroup, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +58,33 @@ class OrderedPromptSource(Protocol):
         Each process calls this and must find the same record at the same position.
         """
         ...
+
+
+class Sampler(Protocol):
+    """Decides which records are drawn, from the success of those drawn before (`Section.sampler`)."""
+
+    def judge(self, group: RolloutGroup) -> float | None:
+        """Return the success of a finished group; None if `learn` should not receive it.
+
+        Called where the answers are made, over Ray on another instance: it must not depend on `learn` or a state.
+        """
+        ...
+
+    def draw(self, count: int, episode: int) -> list[int]:
+        """The records of the next `count` positions, for an episode."""
+        ...
+
+    def learn(self, record: int, success: float) -> None:
+        """Take in the success of a record's group."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics since the last call."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class WeightReceiver(Protocol):
@@ -117,7 +144,10 @@ Asked = tuple[GenerationRequest, SamplingParams]
 
 @runtime_checkable
 class InFlightEngine(RolloutEngine, Protocol):
-    """An engine that takes requests and new weights between two decoding steps. Its component says `in_flight`."""
+    """An engine that takes requests and new weights between two decoding steps. Its component says `in_flight`.
+
+    It may have `cancel(sample_id, branch=0)`, called in `between`: that open request yields no completion.
+    """
 
     def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
         """Answer what `between` returns, each as soon as it is done, until all is answered and it returns nothing.
@@ -127,14 +157,6 @@ class InFlightEngine(RolloutEngine, Protocol):
         of the old weights is used, and `Completion.policy_versions` says which weights sampled each token. No two open
         requests have one `sample_id` and `branch`.
         """
-
-
-@runtime_checkable
-class CancelingEngine(InFlightEngine, Protocol):
-    """An engine that can drop a request on the way."""
-
-    def cancel(self, sample_id: int, branch: int = 0) -> None:
-        """Drop an open request; it yields no completion. Called in `between`."""
 
 
 class EpisodeData(Protocol):

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .types import Experience
-
-
-class AllReduce(Protocol):
-    """Adds up a tensor over all ranks, or takes its maximum: `Strategy.all_reduce`. Collective."""
-
-    def __call__(self, tensor: Tensor, op: Literal["sum", "max"] = "sum", /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +59,8 @@ class Whole:
     """Numbers of all rows of the episode."""
     rows: Tensor
     """[R] int64, the place of each row here among all; -1 for a masked filler."""
-    all_reduce: AllReduce
-    """Sums over all processes."""
+    all_reduce: Callable[..., Tensor]
+    """`Place.all_reduce`: sums, or with "max" maxima, over all ranks. Collective."""
 
     def here(self, values: Tensor) -> Tensor:
         """[B] values of all rows -> [R] those of the rows here, 0 for a filler."""
@@ -102,5 +96,5 @@ def whole_of(rows: Experience) -> Whole:
 
 
 def alone(tensor: Tensor, op: Literal["sum", "max"] = "sum", /) -> Tensor:
-    """An `AllReduce` over one rank."""
+    """`Place.all_reduce` of one rank."""
     return tensor

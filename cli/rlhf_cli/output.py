@@ -12,8 +12,7 @@ from typing import Any, TextIO
 
 import click
 
-from rlhf_core.util.printable import is_hostile, printable
-from rlhf_core.util.redact import redact_text
+from rlhf_core.util.redact import is_hostile, printable, redact_text
 
 
 def echo(text: str, *, err: bool = False, newline: bool = True) -> None:

@@ -1,6 +1,5 @@
 from .evaluation import score_name as score_name
 from .problems import Problem as Problem
-from .problems import Problems as Problems
 from .processes import OwnProcesses as OwnProcesses
 from .processes import StrategyConfig as StrategyConfig
 from .processes import TransportConfig as TransportConfig

@@ -119,9 +119,13 @@ def without_removed(run: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def resolve_reward(entry: Any, problems: Problems, path: str, trust: FileTrust = EVERY_FILE) -> SelectedReward | None:
-    """One entry of `rewards`, checked; None, and problems noted, where it is wrong."""
-    return Selector(problems, trust).reward(entry, path)
+def resolve_reward(entry: Mapping[str, Any], where: str) -> SelectedReward:
+    """One entry of `rewards`, checked. Raises `ConfigError`, as `where`, with all that is wrong."""
+    problems = Problems()
+    reward = Selector(problems).reward(entry, str(entry["name"]))
+    problems.raise_if_any(where)
+    assert reward is not None
+    return reward
 
 
 def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> SelectedSection | None:

@@ -11,7 +11,7 @@ from ..models.loading import check_model, load_policy, load_tokenizer
 from ..place import resolve_device
 from ..plugins.selected import load
 from ..protocols import RolloutEngine
-from ..util.weight_files import load_weights
+from ..util.tensor_files import load_weights
 
 if TYPE_CHECKING:
     import torch

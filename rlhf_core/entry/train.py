@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
+from ..components import LoggerContext
 from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
@@ -21,19 +22,21 @@ from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
+from ..loggers.relay import register_loggers
 from ..models.loading import check_model
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
-from ..runfolder.folder import RunFolder, default_path
+from ..runfolder.folder import FileWatch, RunFolder, default_path
 from ..training.request import FitResult, RunRequest, Transport
 from ..util.host_memory import set_up_host_memory
 from ..util.jsonl import read_lines
+from ..util.redact import redact_mapping
 from ..wiring.inputs import RunInputs
 from .launch import launcher
-from .ledger import RunLedger, TrainingAccount
-from .resume import begun_resume, find_checkpoint, resume_changes, resumed_folder
-from .run_record import RunPlan, already_done, begin_record, refuse_output, register_run_hooks, tell_resume
+from .ledger import RunLedger
+from .resume import Resumed, begun_resume, find_checkpoint, plan_resume, resumed_folder
+from .run_record import already_done, begin_record, refuse_output, tell_resume
 
 logger = logging.getLogger("rlhf")
 
@@ -100,7 +103,7 @@ def train(
     environment = prepared.environment
     if dry_run:
         if resume is not None:
-            tell_resume(_planned(RunFolder(resumed_folder(resume, path)), prepared, resume, restart, None))
+            tell_resume(prepared.resolved, _resumed(RunFolder(resumed_folder(resume, path)), prepared, resume, restart))
         if environment.rank == 0:
             for section in prepared.resolved.sections.values():
                 section.config.rehearse(prepared.inputs)
@@ -117,7 +120,7 @@ def train(
         chosen = path or default_path(prepared.resolved.algorithm.name, datetime.now())
     if environment.rank != 0:
         checkpoint = None if resume is None else find_checkpoint(resume, chosen, restart=restart)
-        run_rank(prepared, RunFolder(chosen), checkpoint)
+        run_rank(prepared, RunLedger(RunFolder(chosen)), checkpoint)
         return read_result(chosen)
     with RunLedger.take(chosen, resume) as ledger:
         return train_in(ledger, prepared, resume, restart, origin)
@@ -181,38 +184,28 @@ def train_in(
     origin: Path | None = None,
 ) -> TrainResult:
     """Train in a run folder that this process owns. The other arguments are those of `train`."""
-    folder = ledger.folder
-    plan = _planned(folder, prepared, resume, restart, origin)
-    if prepared.environment.world_size == 1 and (why := already_done(folder, plan)) is not None:
+    folder, resolved = ledger.folder, prepared.resolved
+    resumed = None if resume is None else _resumed(folder, prepared, resume, restart)
+    if prepared.environment.world_size == 1 and (why := already_done(folder, resolved, resumed)) is not None:
         return replace(read_result(folder.path), already_done=why)
-    ledger.start(None if plan.checkpoint is None else read_run_state(plan.checkpoint))
+    checkpoint = None if resumed is None else resumed.checkpoint
+    ledger.start(None if checkpoint is None else read_run_state(checkpoint))
     with folder.logging():
-        tell_resume(plan)
-        begin_record(folder, plan)
+        if resumed is not None:
+            tell_resume(resolved, resumed)
+        num_processes = max(prepared.num_processes, prepared.environment.world_size)
+        begin_record(folder, prepared.inputs, num_processes, resumed=resumed, origin=origin)
         folder.discard_half_written()
         CheckpointStore(folder.checkpoints, keep=1).discard_partial()
         if prepared.num_processes > 1:
-            _launch(folder, prepared, plan.checkpoint)
+            _launch(folder, prepared, checkpoint)
         else:
-            run_rank(prepared, folder, plan.checkpoint)
+            run_rank(prepared, ledger, checkpoint)
         return read_result(folder.path)
 
 
-def _planned(
-    folder: RunFolder, prepared: PreparedRun, resume: str | None, restart: bool, origin: Path | None
-) -> RunPlan:
-    plan = RunPlan(
-        resolved=prepared.resolved,
-        data_digest=f"sha256:{prepared.inputs.prompts.records.digest}",
-        data_counts=prepared.inputs.prompts.records.counts,
-        num_processes=max(prepared.num_processes, prepared.environment.world_size),
-        origin=origin,
-    )
-    if resume is None:
-        return plan
-    checkpoint = find_checkpoint(resume, folder.path, restart=restart)
-    changes = resume_changes(folder, plan.resolved, prepared.inputs.prompts, is_again=checkpoint is None)
-    return replace(plan, is_resumed=True, checkpoint=checkpoint, changes=changes)
+def _resumed(folder: RunFolder, prepared: PreparedRun, resume: str, restart: bool) -> Resumed:
+    return plan_resume(resume, folder, prepared.resolved, prepared.inputs.prompts, restart=restart)
 
 
 def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -> None:
@@ -302,46 +295,42 @@ def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> No
         )
 
 
-def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) -> None:
-    """Run in this process, as the rank it is; `folder` is owned by it or by its launcher."""
-    resolved = prepared.resolved
-    register_listed(prepared.relay, resolved, folder.path)
-    if prepared.environment.rank != 0:
-        prepared.relay.limit_to("maker")
+def run_rank(prepared: PreparedRun, ledger: RunLedger, checkpoint: Path | None) -> None:
+    """Run in this process, as the rank it is. Rank 0 records in the ledger how the run ended."""
+    resolved, relay, folder = prepared.resolved, prepared.relay, ledger.folder
+    register_listed(relay, resolved, folder.path)
     with InterruptFlag() as interrupted:
         request = RunRequest(
             resolved=resolved,
             folder=folder,
-            hooks=prepared.relay,
+            hooks=relay,
             inputs=prepared.inputs,
             resume=checkpoint,
             interrupted=interrupted,
         )
         if prepared.environment.rank != 0:
+            relay.limit_to("maker")
             _run(request, interrupted)
-        else:
-            run_as_main(request, interrupted)
-
-
-def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
-    """Run, and record how it ended: metrics, log, summary."""
-    resolved, folder, relay = request.resolved, request.folder, request.hooks
-    register_run_hooks(relay, resolved, folder.path)
-    account = TrainingAccount(folder)
-    relay.register(account, name="account")
-    ended: BaseException | None = None
-    with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
-        try:
-            account.finish(_run(request, interrupted))
-        except BaseException as error:
-            ended = error
-            if isinstance(error, Exception) and not isinstance(error, InterruptedRun):
-                logger.debug("the run failed", exc_info=error)
-                error.run_log = folder.log  # type: ignore[attr-defined]
-            raise
-        finally:
-            if (summary := account.write_end(ended)) is not None:
-                span.set("summary", summary)
+            return
+        config = resolved.to_mapping()
+        register_loggers(relay, resolved.loggers, LoggerContext(run_folder=folder.path, run=redact_mapping(config)))
+        relay.register(ledger, name="ledger")
+        with relay.span("run", run_folder=folder.path, config=config) as span:
+            ended: BaseException | None = None
+            result: FitResult | None = None
+            watch = FileWatch(folder)
+            try:
+                result = _run(request, interrupted)
+                watch.check()
+            except BaseException as error:
+                ended, result = error, None
+                if isinstance(error, Exception) and not isinstance(error, InterruptedRun):
+                    logger.debug("the run failed", exc_info=error)
+                    error.run_log = folder.log  # type: ignore[attr-defined]
+                raise
+            finally:
+                if (summary := ledger.end(ended, result)) is not None:
+                    span.set("summary", summary)
 
 
 def _run(request: RunRequest, interrupted: InterruptFlag) -> FitResult:

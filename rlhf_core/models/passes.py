@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, GroupPass, PassContext, RolloutAlgorithm
@@ -15,7 +16,7 @@ from ..errors import PluginError
 from ..place import LocalPlace, Place
 from ..plugins.errors_of import errors_of
 from ..types import BufferItem, Experience, Role, RolloutGroup
-from .batched_forward import forward_rows, on_device
+from .forward_passes import ItemT, forward_rows, on_device
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,24 +46,43 @@ class PassModels(PassContext):
         self.temperature = temperature
         self._batch_tokens = batch_tokens
         self._around = around or {}
-        self._offloaded = offloaded
+        self.offloaded = offloaded
 
     def forward(
         self, role: Role, groups: Sequence[RolloutGroup], run: Callable[[nn.Module, Experience], Tensor]
     ) -> list[Tensor]:
         items = [item for group in groups for item in group.items]
-        model = self.models[role]
 
-        def rows_of(batch: Sequence[BufferItem]) -> Tensor:
+        def rows_of(model: nn.Module, batch: Sequence[BufferItem]) -> Tensor:
             return run(model, to_device(collate(batch), self.place.device))
 
-        empty = masked(items[0] if items else _placeholder())
+        rows = self.rows(role, items, rows_of, empty=masked(items[0] if items else _placeholder()))
+        return [row[: item.num_response_tokens] for item, row in zip(items, rows, strict=True)]
+
+    def rows(
+        self,
+        role: Role,
+        items: Sequence[ItemT],
+        run: Callable[[nn.Module, Sequence[ItemT]], Tensor],
+        *,
+        empty: ItemT,
+        shared: bool = False,
+    ) -> list[Tensor]:
+        """`run(model, batch)`, [B, ...], for all items in batches of bounded tokens (see `forward_rows`).
+
+        Raises `TypeError` for a model that is not among the algorithm's roles.
+        """
+        try:
+            model = self.models[role]
+        except KeyError:
+            raise TypeError(f"the algorithm asks a {role}, which is not among its roles") from None
         size = sum(parameter.numel() for parameter in self.place.unwrap(model).parameters())
         tokens = self._batch_tokens or default_tokens(self.place.device.type, size)
-        placed = on_device(model, self.place) if role in self._offloaded else nullcontext()
+        placed = on_device(model, self.place) if role in self.offloaded else nullcontext()
         with placed, self._around.get(role, nullcontext)():
-            rows = forward_rows(self.place, model, items, rows_of, empty=empty, batch_tokens=tokens)
-        return [row[: item.num_response_tokens] for item, row in zip(items, rows, strict=True)]
+            return forward_rows(
+                self.place, model, items, partial(run, model), empty=empty, batch_tokens=tokens, shared=shared
+            )
 
 
 def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: float) -> Sequence[GroupPass]:

@@ -1,13 +1,18 @@
-"""Core's optimizer and schedules."""
+"""Core's optimizer, AdamW, and its schedules: constant, linear and cosine."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from ..components import Component
+from ..components import Component, OptimizerContext, ScheduleContext
 from ..config.section import Section
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
 class AdamWConfig(Section):
@@ -20,16 +25,44 @@ class AdamWConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
 
 
-class NoOptions(Section):
-    """A schedule without options."""
-
-
 adamw = Component(
     summary="AdamW, by the strategy's own implementation; float32 master weights of 16-bit parameters",
     config=AdamWConfig,
-    build="rlhf_core.optimizers.builtin:adamw",
+    build=f"{__name__}:build_adamw",
     trains_16_bit=True,
 )
-constant = Component("Stays at the peak rate", NoOptions, "rlhf_core.optimizers.builtin:constant")
-linear = Component("Falls in a line to 0 at the last episode", NoOptions, "rlhf_core.optimizers.builtin:linear")
-cosine = Component("Falls as half a cosine to 0 at the last episode", NoOptions, "rlhf_core.optimizers.builtin:cosine")
+constant = Component("Stays at the peak rate", Section, f"{__name__}:build_constant")
+linear = Component("Falls in a line to 0 at the last episode", Section, f"{__name__}:build_linear")
+cosine = Component("Falls as half a cosine to 0 at the last episode", Section, f"{__name__}:build_cosine")
+
+
+def build_adamw(config: AdamWConfig, context: OptimizerContext) -> Optimizer:
+    """The strategy's own AdamW (Loshchilov 2019)."""
+    return context.strategy.make_optimizer(
+        context.parameters.values(),
+        lr=context.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+    )
+
+
+def build_constant(config: Section, context: ScheduleContext) -> Callable[[int], float]:
+    """1 for every update."""
+    return lambda update: 1.0
+
+
+def build_linear(config: Section, context: ScheduleContext) -> Callable[[int], float]:
+    """From 1 at the end of warm-up to 0 after the last update."""
+    return lambda update: 1.0 - _progress(update, context)
+
+
+def build_cosine(config: Section, context: ScheduleContext) -> Callable[[int], float]:
+    """As `build_linear`, along half a period of a cosine (Loshchilov 2017, arXiv:1608.03983, without restarts)."""
+    return lambda update: 0.5 * (1.0 + math.cos(math.pi * _progress(update, context)))
+
+
+def _progress(update: int, context: ScheduleContext) -> float:
+    """Share of the updates after warm-up that come before `update`."""
+    after_warmup = update - context.warmup_updates
+    return min(1.0, after_warmup / max(1, context.total_updates - context.warmup_updates))

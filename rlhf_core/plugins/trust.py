@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PluginError
-from ..util.printable import printable
+from ..util.redact import printable
 
 _REFERENCE = re.compile(r"^(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)$", re.DOTALL)
 

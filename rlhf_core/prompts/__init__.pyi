@@ -1,4 +1,3 @@
-from .records import IndexedRecords as IndexedRecords
 from .records import RecordRules as RecordRules
 from .records import Records as Records
 from .stream import PromptEncoder as PromptEncoder

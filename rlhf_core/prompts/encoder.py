@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..columns import Column, Columns, check_owners
 from ..errors import DataError, PluginError, first_line
-from ..models.kinds import PLAIN, ModelKind
+from ..models.kinds import PLAIN
+from ..models.pretrained import ModelKind
 from ..types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -152,18 +153,6 @@ def _before_last_answer(messages: object, name: str) -> object:
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
     last = len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else len(roles)
     return messages[:last]
-
-
-def is_plain(prompt: Any) -> bool:
-    """Whether it is a prompt as most are, told as fast as can be; `check_prompt` says of the others."""
-    if type(prompt) is str:
-        return prompt != ""
-    if type(prompt) is not list or not prompt:
-        return False
-    for message in prompt:
-        if type(message) is not dict or type(message.get("content")) is not str or type(message.get("role")) is not str:
-            return False
-    return True
 
 
 def check_prompt(record: Record, name: str, *, may_be_empty: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from ..components import PromptsContext
 from ..errors import DataError
 from ..protocols import PromptSource
-from .config import JsonlConfig
+from .plugin import JsonlConfig
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Escapes of surrogates, most of which form pairs for one character."""

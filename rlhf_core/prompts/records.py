@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b, sha256
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from ..errors import DataError
 from ..protocols import PromptSource
@@ -25,19 +24,6 @@ _EPOCHS_KEPT = 4
 
 Check = Callable[[Record, str], None]
 """Raises `DataError` on a record, called by a name, that is wrong."""
-
-
-@runtime_checkable
-class ScannedSource(Protocol):
-    """A source that is read faster from beginning to end than by index, and has a digest of its own."""
-
-    def scan(self) -> Iterator[Record | DataError]:
-        """Every record in order, or what is wrong with it."""
-        ...
-
-    def digest(self) -> str:
-        """Hexadecimal SHA-256 of all records."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +82,12 @@ class ShuffledEpochs:
         return array("q", prompt_order(len(self._training), self._seed, epoch))
 
 
-class Records(ABC):
-    """Training records by position in an endless stream, and the held-out records.
+class Records:
+    """Training records by position in an endless stream, and the held-out records: those of a list.
 
-    A record comes with its name in errors. What is at a position depends only on the records, the seed and the rules.
+    Some are held out, the others are shuffled again in each epoch. A record comes with its name in errors. What is at a
+    position depends only on the records, the seed and the rules. Records of another kind are a subclass with a
+    constructor, `at` and `held_out` of its own, and no indices.
     """
 
     digest: str
@@ -110,29 +98,6 @@ class Records(ABC):
     """Indices in the source of the training records; None if their number is unknown."""
     order: Order | None = None
     """Their order, if `training` has indices."""
-
-    def has_digest(self, digest: str) -> bool:
-        """Whether the records have this digest, which an earlier version may have computed."""
-        return digest == self.digest
-
-    @abstractmethod
-    def at(self, position: int) -> tuple[Record, str]:
-        """Return the training record at `position` (>= 0)."""
-
-    @abstractmethod
-    def held_out(self) -> list[tuple[Record, str]]:
-        """Return the records that training never sees, always in the same order."""
-
-    def at_index(self, index: int) -> tuple[Record, str]:
-        """Return the record at an index of the source, if `training` has indices."""
-        raise TypeError("a streamed source has no index")
-
-
-class IndexedRecords(Records):
-    """The records of a list: some are held out, the others are shuffled again in each epoch."""
-
-    training: Sequence[int]
-    order: Order
 
     def __init__(self, source: PromptSource, rules: RecordRules | None = None, *, seed: int, held_out: int = 0) -> None:
         """Read every record once. Raises one `DataError` for all wrong records, or if no training record is left."""
@@ -151,22 +116,17 @@ class IndexedRecords(Records):
         self.training = array("q", (index for index in usable if index not in kept_back)) if kept_back else usable
         self.order = ShuffledEpochs(self.training, seed)
 
-    def has_digest(self, digest: str) -> bool:
-        if digest == self.digest:
-            return True
-        of_records = sha256()  # the digest of every source in earlier versions
-        for record in _scan(self._source):
-            if not isinstance(record, DataError):
-                of_records.update(_as_line(record))
-        return digest == of_records.hexdigest()
-
     def at(self, position: int) -> tuple[Record, str]:
+        """Return the training record at `position` (>= 0)."""
+        assert self.order is not None
         return self.at_index(self.order.index(position))
 
     def at_index(self, index: int) -> tuple[Record, str]:
+        """Return the record at an index of the source, if `training` has indices."""
         return self._source[index], _name(self._source, index)
 
     def held_out(self) -> list[tuple[Record, str]]:
+        """Return the records that training never sees, always in the same order."""
         return [self.at_index(index) for index in self._held_out]
 
 
@@ -179,7 +139,7 @@ def _read(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int], dict
     wrong: dict[int, DataError] = {}
     too_long: set[int] = set()
     unmeasured: list[tuple[int, Record]] = []
-    scanned = source if isinstance(source, ScannedSource) else None
+    digest_of_source = getattr(source, "digest", None)
     digest, seen, check = sha256(), set[bytes](), rules.check
     filters = rules.skip_duplicates or rules.keep is not None
     # A record that is not measured is let go of at once: to keep it takes longer than to parse it.
@@ -189,7 +149,7 @@ def _read(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int], dict
                 raise record
             if check is not None:
                 check(record, "")
-            if scanned is None:
+            if digest_of_source is None:
                 digest.update(_as_line(record))
             if filters and (reason := rules.refuses(record, _name(source, index), seen)):
                 counts[reason] += 1
@@ -207,7 +167,7 @@ def _read(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int], dict
     counts["too_long"] = len(too_long)
     if too_long:
         usable = array("q", (index for index in usable if index not in too_long))
-    return usable, counts, digest.hexdigest() if scanned is None else scanned.digest()
+    return usable, counts, digest.hexdigest() if digest_of_source is None else digest_of_source()
 
 
 def _too_long(
@@ -265,9 +225,9 @@ def _as_line(record: Record) -> bytes:
 
 
 def _scan(source: PromptSource) -> Iterator[Record | DataError]:
-    """Every record in order, or what is wrong with it."""
-    if isinstance(source, ScannedSource):
-        yield from source.scan()
+    """Every record in order, or what is wrong with it. A source that is read faster from its beginning has `scan`."""
+    if (scan := getattr(source, "scan", None)) is not None:
+        yield from scan()
         return
     for index in range(len(source)):
         try:

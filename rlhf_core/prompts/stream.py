@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 from ..columns import Column
 from ..errors import DataError, PluginError
-from ..models.kinds import ModelKind
+from ..models.pretrained import ModelKind
 from ..protocols import OrderedPromptSource, PromptSource
 from ..types import Prompt
 from .encoder import PromptEncoder as PromptEncoder
 from .encoder import Record as Record
-from .encoder import check_prompt, is_plain
-from .records import Check, IndexedRecords, RecordRules, Records
+from .encoder import check_prompt
+from .records import Check, RecordRules, Records
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +69,7 @@ class PromptStream:
         if isinstance(source, OrderedPromptSource):
             self.records = source.make_records(rules, seed=seed, held_out=held_out)
         elif isinstance(source, PromptSource):
-            self.records = IndexedRecords(source, rules, seed=seed, held_out=held_out)
+            self.records = Records(source, rules, seed=seed, held_out=held_out)
         else:
             raise PluginError(
                 f"a {type(source).__name__} has no length, so its records have no order",
@@ -96,31 +96,25 @@ class PromptStream:
         record, name = self.records.at(position) if index is None else self.records.at_index(index)
         return self._encoder.prompt(record, position, name)
 
-    def first_prompts(self, most: int) -> list[Prompt]:
-        """Return the training prompts of the first epoch, `most` at most."""
-        return [self.prompt(position) for position in self._first(most)]
-
-    def evaluation_prompts(self) -> list[Prompt]:
-        """Return the held-out prompts, numbered from 0 separately."""
-        return [self._encoder.prompt(record, i, name) for i, (record, name) in enumerate(self.records.held_out())]
-
     def record(self, position: int) -> Record:
         return self.records.at(position)[0]
 
-    def held_out_records(self) -> list[Record]:
-        return [record for record, _ in self.records.held_out()]
+    def evaluation_prompts(self, first: int | None = None) -> list[Prompt]:
+        """Return the held-out prompts, numbered from 0 separately, or so many of the first epoch."""
+        return [self._encoder.prompt(record, i, name) for i, (record, name) in enumerate(self._evaluated(first))]
 
-    def first_records(self, most: int) -> list[Record]:
-        """Return the records of the first epoch, `most` at most."""
-        return [self.record(position) for position in self._first(most)]
+    def evaluation_records(self, first: int | None = None) -> list[Record]:
+        """Return the records of `evaluation_prompts`."""
+        return [record for record, _ in self._evaluated(first)]
 
-    def _first(self, most: int) -> range:
+    def _evaluated(self, first: int | None) -> list[tuple[Record, str]]:
+        if first is None:
+            return self.records.held_out()
         training = self.records.training
-        return range(most if training is None else min(most, len(training)))
+        return [self.records.at(i) for i in range(first if training is None else min(first, len(training)))]
 
     def _check_record(self, record: Record, name: str) -> None:
-        if not is_plain(record.get("prompt")):
-            check_prompt(record, name, may_be_empty=self._may_be_empty)
+        check_prompt(record, name, may_be_empty=self._may_be_empty)
         if self._check is not None:
             self._check(record, name)
 

@@ -17,7 +17,7 @@ from ..distributed.lock_watch import lock_watch
 from ..errors import RewardError
 from ..types import Rollout
 from ..util.error_text import error_text
-from ..util.printable import printable
+from ..util.redact import printable
 from .calling import Call, Outcome, RewardSpec, Start, open_callers
 from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed
 from .values import BadScore, RewardFault, fits, read_scores

@@ -7,8 +7,8 @@ abandoned; with `isolate` a reward runs in a process, which can be stopped.
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -37,15 +37,14 @@ def _settle(future: Future[T], job: Callable[[], T]) -> None:
 
 
 class DaemonPool:
-    """At most `size` daemon threads, started when there is work for them."""
+    """At most `size` daemon threads, started when there is work for them; each ends when there is none left."""
 
     def __init__(self, size: int, name: str) -> None:
         self._size = size
         self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._idle = threading.Semaphore(0)
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._threads: set[threading.Thread] = set()
         self._closed = False
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
@@ -55,37 +54,33 @@ class DaemonPool:
             if self._closed:
                 future.set_exception(self._stopped())
                 return future
-            self._jobs.put((future, job))
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
-                thread = BoundedThread(self._work, f"{self._name}-{len(self._threads)}")
+            self._waiting.append((future, job))
+            if len(self._threads) < self._size:
+                thread = BoundedThread(self._work, self._name)
                 thread.start()
-                self._threads.append(thread)
+                self._threads.add(thread)
         return future
 
     def _work(self) -> None:
-        while (entry := self._jobs.get()) is not None:
-            future, job = entry
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads.discard(threading.current_thread())
+                    return
+                future, job = self._waiting.popleft()
             if future.set_running_or_notify_cancel():
                 _settle(future, job)
-            del entry, future, job  # an idle thread must not keep the last result alive
-            self._idle.release()
 
     def close(self) -> None:
-        """Fail jobs that have not started with a `RewardError` and end the threads; waits briefly for running jobs."""
+        """Fail jobs that have not started with a `RewardError`, and wait briefly for running ones."""
         with self._lock:
             self._closed = True
-            while True:
-                try:
-                    entry = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-                if entry is not None:
-                    entry[0].set_exception(self._stopped())
-            for _ in self._threads:
-                self._jobs.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_SECONDS)
+            for future, _ in self._waiting:
+                future.set_exception(self._stopped())
+            self._waiting.clear()
+            running = self._threads - {threading.current_thread()}
+        for thread in running:
+            thread.join(_JOIN_SECONDS)
 
     def _stopped(self) -> RewardError:
         return RewardError("scoring was stopped: the run is ending", where=self._name)

@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import RewardError, RlhfError
-from .sampler import Sampler
+from ..protocols import Sampler
 
 
 class Group(Protocol):

@@ -6,12 +6,10 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..config.sections import EvalSetOptions
-from ..types import BufferItem
-from .episode_metrics import ENVIRONMENT, environment_metrics
+from .episode_metrics import environment_metrics
 
 _RESAMPLES = 1000
 _INTERVAL = (0.025, 0.975)
@@ -35,48 +33,28 @@ class EvaluationRow(NamedTuple):
     environment: Mapping[str, float] = {}
     """The environment's metrics of the episode."""
 
-    @classmethod
-    def of(
-        cls, items: Sequence[BufferItem], sampled: bool, *, prompt: int = 0, answer: str = "", set_index: int = 0
-    ) -> EvaluationRow:
-        """An answer or an episode with all its branches, whose rewards are the episode's; no items: dropped."""
-        tokens = sum(item.num_sampled_tokens for item in items)
-        rewards = dict(items[0].rewards) if items else {}
-        played = items[0].columns.get(ENVIRONMENT, {}) if items else {}
-        truncated = bool(items) and items[-1].truncated
-        return cls(rewards, tokens, truncated, sampled, prompt, answer, set_index, played)
 
-
-@dataclass(frozen=True, slots=True)
-class EvaluationSet:
-    """A set of held-out prompts, as its metrics need it."""
-
-    name: str | None
-    """None: the section `eval` itself, whose keys have no name."""
-    options: EvalSetOptions
-
-    @property
-    def prefix(self) -> str:
-        return "eval" if self.name is None else f"eval/{self.name}"
-
-
-def evaluation_metrics(rows: Sequence[EvaluationRow], sets: Sequence[EvaluationSet]) -> dict[str, float]:
+def evaluation_metrics(
+    rows: Sequence[EvaluationRow], sets: Sequence[tuple[str | None, EvalSetOptions]]
+) -> dict[str, float]:
     """The metrics of every set, and `eval/score`, which is the first set's greedy score.
 
+    sets: their names, and their options; the keys of the section `eval` itself have no name, which is None.
     A sample that a reward's policy drops counts as 0, so that a failing scorer never makes a policy look better.
     """
     metrics: dict[str, float] = {}
-    for index, each in enumerate(sets):
+    prefixes = ["eval" if name is None else f"eval/{name}" for name, _ in sets]
+    for index, (prefix, (_, options)) in enumerate(zip(prefixes, sets, strict=True)):
         own = sorted((row for row in rows if row.set_index == index), key=lambda row: row.prompt)
         greedy, sampled = [row for row in own if not row.sampled], [row for row in own if row.sampled]
-        metrics |= _means(greedy, each.options.score, each.prefix)
-        metrics |= _means(sampled, each.options.score, f"{each.prefix}/sampled")
-        by_prompt = per_prompt_values(greedy, sampled, each.options)
-        if each.options.samples_per_prompt:
-            metrics |= {f"{each.prefix}/{name}": math.fsum(v) / len(v) for name, v in by_prompt.items()}
+        metrics |= _means(greedy, options.score, prefix)
+        metrics |= _means(sampled, options.score, f"{prefix}/sampled")
+        by_prompt = per_prompt_values(greedy, sampled, options)
+        if options.samples_per_prompt:
+            metrics |= {f"{prefix}/{name}": math.fsum(v) / len(v) for name, v in by_prompt.items()}
         for name, (low, high) in bootstrap_intervals(by_prompt).items():
-            metrics |= {f"{each.prefix}/{name}_low": low, f"{each.prefix}/{name}_high": high}
-    if sets and (first := metrics.get(f"{sets[0].prefix}/score")) is not None:
+            metrics |= {f"{prefix}/{name}_low": low, f"{prefix}/{name}_high": high}
+    if sets and (first := metrics.get(f"{prefixes[0]}/score")) is not None:
         metrics["eval/score"] = first
     return metrics
 

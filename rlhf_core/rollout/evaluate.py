@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -12,7 +12,8 @@ from ..hooks.relay import HookRelay
 from ..place import Place
 from ..rewards.scorer import RewardScorer
 from ..types import BufferItem, Prompt, RolloutGroup, SamplingParams
-from .eval_metrics import EvaluationRow, EvaluationSet, evaluation_metrics, final_answer
+from .episode_metrics import ENVIRONMENT
+from .eval_metrics import EvaluationRow, evaluation_metrics, final_answer
 from .maker import PolicyExperienceMaker
 from .player import TimedPlayer
 
@@ -38,7 +39,7 @@ class EvaluatedSet:
         has one, the length limit are those of `options`. owns_scorer: whether `close` ends it.
         """
         self.prompts = prompts
-        self.about = EvaluationSet(name, options)
+        self.about = name, options
         if options.max_new_tokens is not None:
             sampling = replace(sampling, max_new_tokens=options.max_new_tokens)
         self._owned = [scorer] if owns_scorer else []
@@ -122,20 +123,22 @@ def at_temperature(sampling: SamplingParams, temperature: float) -> SamplingPara
     return replace(sampling, greedy=False, temperature=temperature)
 
 
-def _rows(group: RolloutGroup, count: int, sampled: bool, set_index: int) -> list[EvaluationRow]:
-    """One a sample, those that were dropped included."""
-    items: dict[int, list[BufferItem]] = defaultdict(list)
+def _rows(group: RolloutGroup, count: int, sampled: bool, set_index: int) -> Iterator[EvaluationRow]:
+    """One a sample, those that were dropped included: an answer, or an episode with all its branches."""
+    branches: dict[int, list[BufferItem]] = defaultdict(list)
     for item in group.items:
-        items[item.sample_id].append(item)
+        branches[item.sample_id].append(item)
     answers = {rollout.sample_id: final_answer(rollout.completion) for rollout in group.rollouts}
     first = FIRST_SAMPLE_ID + group.position * count
-    return [
-        EvaluationRow.of(
-            items.get(number, ()),
-            sampled,
+    for number in range(first, first + count):
+        items = branches.get(number, [])
+        yield EvaluationRow(
+            rewards=dict(items[0].rewards) if items else {},
+            num_tokens=sum(item.num_sampled_tokens for item in items),
+            truncated=bool(items) and items[-1].truncated,
+            sampled=sampled,
             prompt=group.position,
             answer=answers.get(number, ""),
             set_index=set_index,
+            environment=items[0].columns.get(ENVIRONMENT, {}) if items else {},
         )
-        for number in range(first, first + count)
-    ]

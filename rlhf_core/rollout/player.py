@@ -1,14 +1,22 @@
-"""Players: how the policy answers the prompts of a run. A section of the run file may bring one (docs/players.md)."""
+"""Players: how the policy answers the prompts of a run. A section of the run file may bring one (docs/players.md).
+
+A run's own player is one answer for each prompt, wrapped by the players of sections.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..config.fitting import named_code
+from ..errors import PluginError
 from ..protocols import RolloutEngine
 from ..types import PhaseTimes, Prompt, SamplingParams
+from ..util.kept_state import load_state_of, state_of
 from .journal import Journal
 from .row import Played
 
@@ -65,3 +73,56 @@ class PlayerContext:
     journal: Journal
     """Lines in the run folder, which outlive a crash. Each section and purpose has its own."""
     run: ResolvedRun
+
+
+class RunPlayer(TimedPlayer):
+    """Plays by the outermost player, and owns the state and the resources of all of them."""
+
+    def __init__(self, context: PlayerContext, folder: Path | None) -> None:
+        """context: with core's own player as the default. folder: the run folder, for journals, if there is one."""
+        self.times = context.times
+        self.sections: dict[str, Player] = {}
+        """The player of each section that brings one, innermost first."""
+        self._columns = {name for _, columns in context.run.row_columns for name in columns}
+        self._by = "core's player"
+        self._outermost = context.default
+        journals = folder / "journal" if folder is not None and folder.is_dir() else None
+        with ExitStack() as stack:
+            for name, section, owner in context.run.player_sections:
+                journal = Journal(None if journals is None else journals / name / context.purpose)
+                stack.callback(journal.close)
+                with named_code(f"player of the section {name}", owner):
+                    player = section.player(replace(context, default=self._outermost, journal=journal))
+                if player is not None:
+                    stack.callback(getattr(player, "close", lambda: None))
+                    self._outermost = self.sections[name] = player
+                    self._by = f"the player of the section {name} ({owner})"
+            self._closing = stack.pop_all()
+
+    def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
+        """See `Player`. Raises `PluginError` if a section's player answers a sample twice or not at all, or adds a
+        column that no section declares.
+        """
+        waiting = {sample_id for _, sample_id in samples}
+        for played in self._outermost.play(samples):
+            if played.sample_id not in waiting:
+                raise self._wrong(f"answered sample {played.sample_id}, which is not or no longer requested")
+            waiting.remove(played.sample_id)
+            if unknown := {name for row in played.rows for name in row.columns} - self._columns:
+                raise self._wrong(f"added a column {min(unknown)!r}, which no section declares in `columns`")
+            yield played
+        if waiting:
+            raise self._wrong(f"left {len(waiting)} of {len(samples)} samples without an answer")
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of each section's player that keeps any."""
+        return {name: state for name, state in state_of(self.sections).items() if state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        load_state_of(self.sections, state)
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def _wrong(self, what: str) -> PluginError:
+        return PluginError(f"{self._by} {what}", where="rollout", hint="report this to the authors of the plugin")

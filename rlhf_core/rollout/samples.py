@@ -1,18 +1,17 @@
-"""Converts played samples into rollouts for the rewards and items for the trainer."""
+"""Converts played samples into rollouts for the rewards, items for the trainer, and episodes of items."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..columns import ENGINE_COLUMNS, Column, Columns, check_owners
 from ..config.load import OWN_REWARD
-from ..errors import ConfigError
+from ..errors import ConfigError, RlhfError
 from ..rewards.values import TurnScores
-from ..types import BufferItem, Rollout
+from ..types import BufferItem, ItemSummary, MadeEpisode, PhaseTimes, Rollout
 from .episode_metrics import EPISODE_COLUMNS
-from .requests import row_columns
 from .row import Played, Row
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def item_of(
     """One row of a sample as the trainer's buffer item."""
     import torch
 
-    columns = sample.prompt.columns | row.columns | row_columns(row.sampled_columns, len(row.ids))
+    columns = sample.prompt.columns | row.columns | _row_columns(row.sampled_columns, len(row.ids))
     if greedy_rewards is not None:
         columns |= Columns({GREEDY_REWARDS: greedy_rewards}, GREEDY_COLUMNS)
     if sample.reward is not None:
@@ -139,6 +138,24 @@ def item_of(
     )
 
 
+def _row_columns(parts: list[tuple[int, Columns]], num_tokens: int) -> Columns:
+    """Columns of a response of `num_tokens`, from those of its sampled parts and the tokens before each.
+
+    Tokens without a value have `fill`. Per sample, the value of the last part is kept.
+    """
+    found = Columns()
+    for start, columns in parts:
+        for name, value in columns.items():
+            if columns.kinds[name].per == "token":
+                whole = found.get(name)
+                if whole is None:
+                    whole = value.new_full((num_tokens, *value.shape[1:]), columns.kinds[name].fill)
+                whole[start : start + len(value)] = value
+                columns |= Columns({name: whole}, columns.kinds)
+        found |= columns
+    return found
+
+
 def _turn_rewards(row: Row, turns: Sequence[Mapping[int, float]]) -> Tensor:
     """[A, R] float32: what each reward gave to each turn that was sampled in this row, at the turn's last token."""
     import torch
@@ -158,3 +175,31 @@ def _support_tensor(support: Sequence[Sequence[int]]) -> Tensor:
     for row, ids in enumerate(support):
         table[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return table
+
+
+class SamplesLost(RlhfError):
+    """Samples of an episode were lost before they were trained on, and are made again."""
+
+
+def made_episode(
+    items: Iterable[BufferItem],
+    times: PhaseTimes,
+    *,
+    rollouts: Iterable[Rollout] = (),
+    metrics: Mapping[str, float] | None = None,
+) -> MadeEpisode:
+    """The episode of samples that this process holds, in any order. `rollouts`: their texts, where these are kept."""
+    data = _Held(items, rollouts)
+    return MadeEpisode(
+        rows=[ItemSummary.of(item) for item in data.items], data=data, times=times, metrics=metrics or {}
+    )
+
+
+class _Held:
+    def __init__(self, items: Iterable[BufferItem], rollouts: Iterable[Rollout]) -> None:
+        self.items = sorted(items, key=lambda item: (item.sample_id, item.branch))
+        self._rollouts = {(rollout.sample_id, rollout.branch): rollout for rollout in rollouts}
+
+    def load(self, rows: Sequence[int], texts: Sequence[int]) -> tuple[list[BufferItem], list[Rollout]]:
+        told = [self.items[row] for row in texts]
+        return [self.items[row] for row in rows], [self._rollouts[item.sample_id, item.branch] for item in told]

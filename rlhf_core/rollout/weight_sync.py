@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import SyncError
 from ..protocols import RolloutEngine, WeightReceiver, WeightSync
 from ..strategy import Strategy
-from ..util.weight_files import untied_names
+from ..util.tensor_files import untied_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

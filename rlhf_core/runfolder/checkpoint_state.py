@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..strategy import Strategy, Trained
-from ..util.tensor_trees import load_tree, save_tree
+from ..util.tensor_files import load_tree, save_tree
 
 _STATE = "state.json"
 _CHANNEL = "channel.safetensors"

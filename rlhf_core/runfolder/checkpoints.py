@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..place import Place
-from ..util.atomic import write_bytes
+from ..util.files import write_bytes
 
 _LISTING = "files.json"
 _LAST = "last"

@@ -11,21 +11,18 @@ import fcntl
 import json
 import logging
 import os
-import socket
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from ..errors import ConfigError, DataError, UserInputError
-from ..util.atomic import discard_half_written, write_bytes
+from ..errors import ConfigError, DataError, RlhfError, UserInputError
+from ..util.files import discard_half_written, oddity, open_unlinked, write_bytes
 from ..util.jsonl import write_json
-from ..util.plain_files import oddity, open_unlinked
-from ..util.printable import PrintableFormatter
-from ..util.redact import redact_mapping
+from ..util.redact import PrintableFormatter, redact_mapping
 from ..util.yaml12 import dump_yaml, parse_yaml
 
 RunStatus = Literal["running", "done", "failed", "interrupted", "rolled-back-and-failed"]
@@ -35,53 +32,18 @@ _LOCK_ATTEMPTS = 10
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class _LogFile(logging.FileHandler):
-    """A log file that ignores a full disk: important files raise, while logging would print tracebacks."""
-
-    def _open(self) -> TextIOWrapper:
-        opened = open_unlinked(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        return open(opened, "a", encoding=self.encoding, errors=self.errors)
+class _LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Ignores a full disk: important files raise, while logging would print tracebacks."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
-    def close(self) -> None:
-        with suppress(OSError):  # it retries the failed write
-            super().close()
-
-
-class _Inside:
-    """The path of a run's file, by its name in the folder."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
-        return folder.path / self._name
-
 
 class RunFolder:
     """One run's files. Make one with `create` or `open`, and close it (or use it as a context manager)."""
 
-    lock = _Inside(".lock")
-    """Lock file; names the process that owns the folder."""
-    config = _Inside("config.yaml")
-    manifest = _Inside("manifest.json")
-    metrics = _Inside("metrics.jsonl")
-    samples = _Inside("samples.jsonl")
-    summary = _Inside("summary.json")
-    log = _Inside("run.log")
-    checkpoints = _Inside("checkpoints")
-    model = _Inside("model")
-    adapter = _Inside("adapter")
-    control = _Inside("control")
-    """Folder of commands to a running run."""
-    tensorboard = _Inside("tensorboard")
-    performance = _Inside("performance.json")
-    evaluation_before = _Inside("evaluation-before.json")
-
-    def __init__(self, path: Path, lock: IO[str] | None = None, made: Sequence[Path] = ()) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises `UserInputError` for an invalid or inaccessible path."""
         try:
             (path / ".lock").lstat()
@@ -91,9 +53,25 @@ class RunFolder:
             reason = getattr(error, "strerror", None) or error
             raise UserInputError(f"cannot be a run folder: {reason}", where=str(path)) from error
         self.path = path
-        self._lock_file = lock
-        self.made = tuple(made)
-        """Paths created to take the folder, innermost first: `.lock`, the folder, folders above it."""
+        self.lock = path / ".lock"
+        """Lock file; names the process that owns the folder."""
+        self.config = path / "config.yaml"
+        self.manifest = path / "manifest.json"
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"
+        self.summary = path / "summary.json"
+        self.log = path / "run.log"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.adapter = path / "adapter"
+        self.control = path / "control"
+        """Folder of commands to a running run."""
+        self.tensorboard = path / "tensorboard"
+        self.performance = path / "performance.json"
+        self.evaluation_before = path / "evaluation-before.json"
+        self._lock_file: IO[str] | None = None
+        self._before: Collection[Path] = ()
+        self._made: Collection[Path] = ()
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
@@ -136,27 +114,40 @@ class RunFolder:
 
     @classmethod
     def _locked(cls, path: Path, *, make: bool) -> RunFolder:
-        cls(path).refuse_oddities()
+        folder = cls(path)
+        folder.refuse_oddities()
         for _ in range(_LOCK_ATTEMPTS):
-            missing = [each for each in (path / ".lock", path, *path.parents) if not each.exists()]
-            lock = cls._take_lock(path, make=make)
-            if _is_at(path / ".lock", lock):
+            folder._made = [each for each in (path, *path.parents) if not each.exists()]
+            lock = folder._take_lock(make=make)
+            if _identity(folder.lock) == _identity(lock.fileno()):
                 lock.truncate(0)
                 lock.write(str(os.getpid()))
                 lock.flush()
-                return cls(path, lock, missing)
+                folder._lock_file = lock
+                return folder
             lock.close()  # its owner was refused meanwhile and removed the paths it had made
         raise UserInputError("its .lock is removed again and again", where=str(path), hint="choose another --output")
 
-    @staticmethod
-    def _take_lock(path: Path, *, make: bool) -> IO[str]:
+    def remove_made(self) -> None:
+        """Leave the folder, and those above it, as they were before this process took it."""
+        for path in set(self.path.iterdir()) - set(self._before):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for path in self._made:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
+
+    def _take_lock(self, *, make: bool) -> IO[str]:
         try:
             if make:
-                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private to the user
-            lock = os.fdopen(open_unlinked(str(path / ".lock"), os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+")
+                self.path.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private to the user
+            self._before = set(self.path.iterdir())
+            lock = open(self.lock, "a+", opener=open_unlinked)  # noqa: SIM115  # until `close`
         except OSError as error:
             raise UserInputError(
-                f"cannot be written: {error.strerror or error}", where=str(path), hint="choose another --output"
+                f"cannot be written: {error.strerror or error}", where=str(self.path), hint="choose another --output"
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,7 +157,7 @@ class RunFolder:
             lock.close()
             raise UserInputError(
                 f"another process (pid {owner}) runs in this folder",
-                where=str(path),
+                where=str(self.path),
                 hint="wait for it, stop it, or choose another --output",
             ) from error
         return lock
@@ -261,53 +252,42 @@ class RunFolder:
             _overwrite(self.summary, json.dumps(summary, ensure_ascii=False, allow_nan=False, indent=2).encode())
         return summary
 
-    def write_running(self, *, eval_before: float | None = None, wall_s: float = 0.0) -> None:
-        """Mark the run as running in this process in `summary.json`; the numbers are those before a resume."""
-        facts = {"pid": os.getpid(), "host": socket.gethostname()}
-        self.write_summary(status="running", eval_before=eval_before, eval_after=None, wall_s=wall_s, extra=facts)
-
     def read_json(self, path: Path) -> dict[str, Any]:
         """A JSON object of this folder, {} for a missing file; raises `DataError` where it is not an object."""
-        if not path.exists():
-            return {}
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError, OSError) as error:
-            raise DataError(f"is no JSON: {error}", where=str(path)) from error
-        if not isinstance(value, dict):
-            raise DataError("is no JSON object", where=str(path))
-        return value
+        return self._read(path, json.loads)
 
     def read_config(self) -> dict[str, Any]:
         """`config.yaml`, {} where there is none; raises `DataError` where it is not a mapping."""
-        if not self.config.exists():
+        return self._read(self.config, lambda text: parse_yaml(text, str(self.config)))
+
+    def _read(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+        if not path.exists():
             return {}
         try:
-            value = parse_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
-        except ConfigError as error:
-            raise DataError(f"is no YAML: {error.message}", where=error.where) from error
-        except (ValueError, OSError) as error:
-            raise DataError(f"is no text: {error}", where=str(self.config)) from error
+            value = parse(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError, OSError, ConfigError) as error:
+            raise DataError(f"cannot be read: {error}", where=str(path)) from error
         if not isinstance(value, dict):
-            raise DataError("is no mapping", where=str(self.config))
+            raise DataError("is no mapping of keys to values", where=str(path))
         return value
 
     @contextmanager
-    def logging(self, level: int = logging.DEBUG) -> Iterator[None]:
-        """Context in which records of the logger `rlhf` and its children are also written to `run.log`."""
+    def logging(self) -> Iterator[None]:
+        """Context in which all records of the logger `rlhf` and its children are also written to `run.log`."""
         logger = logging.getLogger("rlhf")
         before = logger.level
-        handler = _LogFile(self.log, encoding="utf-8", errors="backslashreplace")
+        file = open(self.log, "a", encoding="utf-8", errors="backslashreplace", opener=open_unlinked)  # noqa: SIM115
+        handler = _LogHandler(file)
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT))
-        handler.setLevel(level)
         logger.addHandler(handler)
-        logger.setLevel(min(before, level) if before else level)
+        logger.setLevel(logging.DEBUG)
         try:
             yield
         finally:
             logger.setLevel(before)
             logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # it retries a failed write
+                file.close()
 
     def close(self) -> None:
         """Release the folder to other processes."""
@@ -320,6 +300,36 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class FileWatch:
+    """Remembers the run folder's files at construction and detects when one is removed or replaced.
+
+    If a user removes the folder and starts another run in it, the first run must not write into it.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        appended = (folder.lock, folder.metrics, folder.samples)
+        self._appended = {path: seen for path in appended if (seen := _identity(path)) is not None}
+        self._replaced = [path for path in (folder.config, folder.manifest) if path.exists()]  # by every change
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether the folder still belongs to this run."""
+        lock = self._folder.lock
+        return self._folder.path.is_dir() and self._appended.get(lock) in (None, _identity(lock))
+
+    def check(self) -> None:
+        """Raise `RlhfError`, naming them, where files were removed or replaced."""
+        gone = [path for path, seen in self._appended.items() if _identity(path) != seen]
+        gone += [path for path in self._replaced if not path.exists()]
+        if gone:
+            what, hint = "the run folder", "start anew with another --output"
+            if self.has_folder:
+                what, hint = ", ".join(path.name for path in gone), f"put it back, then --resume auto; or {hint}"
+            message = f"{what} was removed or replaced by somebody while the run went on"
+            raise RlhfError(message, where=str(self._folder.path), hint=hint)
 
 
 def default_path(algorithm: str, now: datetime, runs: Path = DEFAULT_RUNS) -> Path:
@@ -344,17 +354,18 @@ def _started(path: Path) -> tuple[int, str]:
     return (config if config.exists() else path).stat().st_mtime_ns, path.name
 
 
-def _is_at(path: Path, file: IO[str]) -> bool:
-    """Whether `path` is still the open file, neither removed nor replaced."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
 def _overwrite(path: Path, content: bytes) -> None:
     """Overwrite a small file in place; on a full disk this needs no new block."""
     with path.open("r+b") as file:
         file.write(content + b"\n")
         file.truncate()
         os.fsync(file.fileno())
+
+
+def _identity(path: Path | int) -> tuple[int, int] | None:
+    """Device and inode of a file (or a descriptor), None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import RolloutAlgorithm
 from ..batching import collate, split, to_device
 from ..columns import Columns
-from ..models.batched_forward import forward_rows
+from ..models.forward_passes import forward_rows
 from ..place import Place
 from ..plugins.errors_of import errors_of
 from ..rewards.scorer import RewardCombiner

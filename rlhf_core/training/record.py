@@ -10,8 +10,7 @@ from ..config.sections import LoggingConfig
 from ..hooks.relay import HookRelay
 from ..place import Place
 from ..rollout.episode_metrics import ENVIRONMENT
-from ..runfolder.file_watch import FileWatch
-from ..runfolder.folder import RunFolder
+from ..runfolder.folder import FileWatch, RunFolder
 from ..runfolder.lines import RunLines
 from ..runfolder.metrics import MetricsWriter, PhaseTimer
 from ..runfolder.samples import choose, sample_line

@@ -91,7 +91,7 @@ class TrainerSession(Trainer[TrainBatch]):
         self._plan = BatchPlan(*sizes, Units(algorithm.units, passes_of(strategy).price, plugin))
         self._dataset: DatasetSource | None = None
         if isinstance(algorithm, DatasetAlgorithm):
-            self._dataset = DatasetSource(run, algorithm, self._plan, batch_tokens=self._tokens)
+            self._dataset = DatasetSource(run, algorithm, self._plan)
         self._record = EpisodeRecord()
         self._num_samples: int | None = 0
         self._version = 0

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..algorithm import DatasetAlgorithm
 from ..errors import RlhfError
-from ..models.batched_forward import Reference, no_reference, reference_pass
 from ..rollout.episode_metrics import ENVIRONMENT, environment_metrics
-from ..rollout.made import SamplesLost
-from ..types import MadeEpisode
+from ..rollout.samples import SamplesLost
+from ..types import MadeEpisode, Role
 from ..wiring.parts import TrainerParts
 from .batches import BatchPlan, Rows, TrainBatch, Units, rows_of_samples
 from .estimates import EpisodeEstimates, Estimated
 from .loop import EpisodeBatches
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 logger = logging.getLogger("rlhf")
 
@@ -86,14 +88,7 @@ def _response_metrics(samples: Sequence[Rows], version: int) -> dict[str, float]
 class DatasetSource:
     """Episodes of `prompts_per_episode` records in the stream's seeded order, with a reference where one is needed."""
 
-    def __init__(
-        self,
-        run: TrainerParts,
-        algorithm: DatasetAlgorithm[Any, Any],
-        plan: BatchPlan,
-        *,
-        batch_tokens: int,
-    ) -> None:
+    def __init__(self, run: TrainerParts, algorithm: DatasetAlgorithm[Any, Any], plan: BatchPlan) -> None:
         """Loads the reference."""
         self._algorithm = algorithm
         self._tokenizer = run.inputs.tokenizer
@@ -104,17 +99,12 @@ class DatasetSource:
         self._items_per_episode = options.train.prompts_per_episode
         self._eval_prompts = run.inputs.eval_prompts[None] if run.resolved.measures_eval_records else None
         self._num_held_out = options.eval.num_prompts if options.eval is not None else 0
-        own = Reference(run.models["policy"], nullcontext)
-        self._ask_policy = reference_pass(algorithm, own, run.place, batch_tokens=batch_tokens)
-        self._ask = no_reference(algorithm)
-        if run.reference is not None:
-            offload = run.offloads_reference
-            self._ask = reference_pass(algorithm, run.reference, run.place, batch_tokens=batch_tokens, offload=offload)
+        self._models = run.pass_models
 
     def held_out(self) -> list[Any]:
         """This rank's part of the items to evaluate on, without those too long; empty if there are none. Collective."""
         own = self._eval_prompts
-        lines = self._prompts.held_out_records() if own is None else own.first_records(self._num_held_out)
+        lines = self._prompts.evaluation_records() if own is None else own.evaluation_records(self._num_held_out)
         items = self._prepared(lines)
         units = Units(self._algorithm.units).places(items)[self._place.rank :: self._place.world_size]
         mine = [items[place] for unit in units for place in unit]
@@ -131,7 +121,8 @@ class DatasetSource:
                 where="prompts",
                 hint="raise prompts.max_prompt_tokens, or shorten the records",
             )
-        self._algorithm.start_episode(items, policy=self._ask_policy, reference=self._ask)
+        ask_policy, ask_reference = partial(self._ask, "policy"), partial(self._ask, "reference")
+        self._algorithm.start_episode(items, policy=ask_policy, reference=ask_reference)
         metrics = {"data/skipped_fraction": 1 - len(items) / len(lines)}
         samples = [(item,) for item in items]
         return items, EpisodeBatches(self._plan.batches(samples, self._algorithm.masked, None), metrics)
@@ -139,4 +130,14 @@ class DatasetSource:
     def _prepared(self, lines: Sequence[Any]) -> list[Any]:
         encoded = [self._algorithm.encode(line, self._tokenizer) for line in lines]
         items = [item for item in encoded if item is not None]
-        return list(self._algorithm.prepare_items(items, self._ask)) if items else []
+        return list(self._algorithm.prepare_items(items, partial(self._ask, "reference"))) if items else []
+
+    def _ask(self, role: Role, items: Sequence[Any]) -> list[Tensor]:
+        """`reference_forward` of one of the run's models over items that every rank has."""
+        algorithm = self._algorithm
+
+        def forward(model: nn.Module, some: Sequence[Any]) -> Tensor:
+            batch = algorithm.to_device(algorithm.collate(some), self._models.place.device)
+            return algorithm.reference_forward(model, batch)
+
+        return self._models.rows(role, items, forward, empty=algorithm.masked(items[0]), shared=True) if items else []

@@ -90,7 +90,7 @@ class Updater:
         with self._errors_of("collate"):
             batches = [self._algorithm.collate([items[i] for i in plan]) for plan in plans]
         counts, num_micro_batches = self._global_counts(batches)
-        meter = _Meter(self._strategy, self._learning(counts))
+        meter = _Meter(self._strategy, counts, self._learning(counts))
         if backward and not meter.learning:
             return meter  # on every rank alike, since the counts are global
         for index in range(num_micro_batches):
@@ -98,7 +98,7 @@ class Updater:
             is_last = index == num_micro_batches - 1
             output = self._micro_step(batch, counts, is_last=is_last, backward=backward)
             if index < len(batches):
-                self._measure(meter, output, batch, counts, gap_version)
+                self._measure(meter, output, batch, gap_version)
         return meter
 
     def _errors_of(self, call: str) -> AbstractContextManager[None]:
@@ -157,11 +157,9 @@ class Updater:
             loss = part if loss is None else loss + part
         return loss
 
-    def _measure(
-        self, meter: _Meter, output: LossOutput, batch: Any, counts: Mapping[str, float], gap_version: int | None
-    ) -> None:
+    def _measure(self, meter: _Meter, output: LossOutput, batch: Any, gap_version: int | None) -> None:
         for name, total in output.sums.items():
-            meter.add(f"loss/{name}", Mean(total.detach(), counts[name]), fixed_count=True)
+            meter.add(f"loss/{name}", Mean(total.detach(), 0.0))
         for name, metric in output.metrics.items():
             meter.add(name, metric)
         if gap_version is not None and output.log_probs is not None and isinstance(batch, Experience):
@@ -211,53 +209,44 @@ def _log_prob_gap(log_probs: Tensor, batch: Experience, version: int) -> Tensor 
 class _Meter:
     """Sums metrics over micro-batches and, once, over ranks."""
 
-    def __init__(self, strategy: Strategy, learning: frozenset[str]) -> None:
+    def __init__(self, strategy: Strategy, counts: Mapping[str, float], learning: frozenset[str]) -> None:
+        """counts: of the loss terms, over the whole update."""
         self._strategy = strategy
+        self._known = {f"loss/{name}": count for name, count in counts.items()}
         self.learning = learning
         """Roles for which something counts, on any rank."""
-        self._totals: dict[str, Any] = {}
-        self._counts: dict[str, Any] = {}
-        self._fixed: set[str] = set()
-        self._maxima: dict[str, Any] = {}
+        self._sums: dict[str, tuple[float, float]] = {}
+        """Total and count."""
+        self._maxima: dict[str, float] = {}
 
-    def add(self, name: str, metric: Mean | Max, *, fixed_count: bool = False) -> None:
-        """`fixed_count`: the count is already that of the whole update and is not summed."""
+    def add(self, name: str, metric: Mean | Max) -> None:
         if isinstance(metric, Max):
-            known = self._maxima.get(name)
             value = float(metric.value)
-            self._maxima[name] = value if known is None else max(known, value)
+            self._maxima[name] = max(self._maxima.get(name, value), value)
             return
-        self._totals[name] = self._totals.get(name, 0.0) + float(metric.total)
-        if fixed_count:
-            self._fixed.add(name)
-            self._counts[name] = float(metric.count)
-        else:
-            self._counts[name] = self._counts.get(name, 0.0) + float(metric.count)
+        total, count = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = total + float(metric.total), count + float(metric.count)
 
     def first_not_finite(self) -> str | None:
-        return next((n for n, v in self._totals.items() if n.startswith("loss/") and not math.isfinite(v)), None)
+        losses = {name: total for name, (total, _) in self._sums.items() if name.startswith("loss/")}
+        return next((name for name, total in losses.items() if not math.isfinite(total)), None)
 
     def result(self) -> dict[str, float]:
         """Means and maxima over all ranks; a mean with zero count is left out."""
-        names = sorted(set().union(*self._strategy.all_gather_objects([*self._totals, *self._maxima])))
+        names = sorted(set().union(*self._strategy.all_gather_objects([*self._sums, *self._maxima])))
         if not names:
             return {}
         import torch
 
-        rows = [[self._totals.get(n, 0.0), self._counts.get(n, 0.0)] for n in names]
-        sums = torch.tensor(rows, dtype=torch.float64)
-        fixed = torch.tensor([[float(n in self._fixed), self._maxima.get(n, -math.inf)] for n in names])
-        largest_counts = torch.tensor([r[1] for r in rows], dtype=torch.float64)
-        peaks = torch.cat([fixed.double(), largest_counts[:, None]], dim=1)
+        sums = torch.tensor([self._sums.get(name, (0.0, 0.0)) for name in names], dtype=torch.float64)
+        maxima = torch.tensor([self._maxima.get(name, -math.inf) for name in names]).double()
         sums = self._strategy.all_reduce(sums)
-        peaks = self._strategy.all_reduce(peaks, "max")
+        maxima = self._strategy.all_reduce(maxima, "max")
         result: dict[str, float] = {}
-        for row, name in enumerate(names):
-            is_fixed, peak, fixed_count = peaks[row].tolist()
-            total, count = sums[row].tolist()
-            count = fixed_count if is_fixed else count
-            if peak != -math.inf:
-                result[name] = peak
+        for name, (total, summed), maximum in zip(names, sums.tolist(), maxima.tolist(), strict=True):
+            count = self._known.get(name, summed)
+            if maximum != -math.inf:
+                result[name] = maximum
             elif count:
                 result[name] = total / count
         return result

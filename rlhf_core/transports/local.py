@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import RolloutAlgorithm
 from ..errors import RlhfError
 from ..place import Place
+from ..protocols import Sampler
 from ..rewards.scorer import RewardScorer
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.evaluate import PolicyEvaluator
-from ..rollout.made import made_episode
 from ..rollout.maker import PolicyExperienceMaker
-from ..rollout.sampler import Sampler
+from ..rollout.samples import made_episode
 from ..rollout.weight_sync import NoReceiver
 from ..training.request import FitResult, RunRequest, Transport
 from ..training.session import TrainerSession

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .atomic import write_bytes
+from .files import write_bytes
 
 Record = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Removes secrets from everything that is written or shown.
+"""Makes text fit to be written or shown: without secrets, and without what a terminal would obey.
 
 A secret is recognised by its place (a key that names one, credentials or a query in a URL, a header), and from then
 on by its value: `learn` remembers it, and `redact_text` removes it from any later text, such as another library's
@@ -8,8 +8,10 @@ error. It is replaced by `***`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
@@ -153,3 +155,28 @@ def hidden_parts(value: Any, path: str = "") -> Iterator[str]:
 
 def _is_query(found: re.Match[str]) -> bool:
     return names_secret(found["key"])
+
+
+_HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories: control and format characters (which can reverse text), surrogates, separators."""
+_KEPT = frozenset("\n\t\u200c\u200d")
+"""Newlines, tabs, and the two joiners that scripts and emoji need."""
+
+
+def printable(text: str) -> str:
+    """`text` with what a terminal would obey written out as Python escapes: \\x1b in place of ESC."""
+    if text.isprintable():
+        return text
+    return "".join(repr(char)[1:-1] if is_hostile(char) else char for char in text)
+
+
+def is_hostile(char: str) -> bool:
+    """Whether a terminal would act on a character instead of showing it."""
+    return char not in _KEPT and unicodedata.category(char) in _HOSTILE
+
+
+class PrintableFormatter(logging.Formatter):
+    """A log formatter whose lines, tracebacks included, are printable and without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(redact_text(super().format(record)))

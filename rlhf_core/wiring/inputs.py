@@ -18,8 +18,8 @@ from ..models.loading import load_tokenizer
 from ..plugins.functions import function_of_file
 from ..prompts.records import Check
 from ..prompts.stream import PromptStream
+from ..protocols import Sampler
 from ..rewards.combiner import combined_score
-from ..rollout.sampler import Sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,16 +12,15 @@ from ..algorithm import RolloutAlgorithm
 from ..components import EngineContext, RewardContext
 from ..config.resolved import SelectedReward
 from ..hooks.relay import HookRelay
-from ..models.batched_forward import Reference
 from ..models.frozen import place_frozen
-from ..models.loading import adapter_off, is_lora
+from ..models.loading import is_lora
 from ..models.passes import GroupPasses, PassModels
 from ..place import Place
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer, reward_spec
-from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator
+from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from ..rollout.maker import Passes, PolicyExperienceMaker
-from ..rollout.run_player import RunPlayer
+from ..rollout.player import Purpose, RunPlayer
 from ..rollout.samples import check_columns
 from ..rollout.weight_sync import build_engine_beside
 from ..strategy import Strategy
@@ -107,71 +106,64 @@ class RunParts:
         # Whether there have to be some, `resolve` has checked.
         return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
 
-    def player(self, *, evaluates: SamplingParams | None = None, greedy: bool = False) -> RunPlayer:
-        """A new player of the run's prompts (see `build_player`)."""
-        return build_player(
-            self.resolved,
-            self.engine,
-            self.inputs.tokenizer,
-            evaluates=evaluates,
-            greedy=greedy,
-            run_folder=self._run_folder,
-        )
+    def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
+        """A new player, by which the policy answers prompts."""
+        run, seed = self.resolved, self.resolved.run.train.seed
+        tokenizer, folder = self.inputs.tokenizer, self._run_folder
+        return build_player(run, self.engine, tokenizer, sampling, seed=seed, purpose=purpose, run_folder=folder)
 
     @cached_property
-    def reference(self) -> Reference | None:
-        """None if the algorithm needs none; with LoRA the policy with its adapter off; else a frozen copy."""
-        if "reference" not in self.inputs.algorithm.roles:
-            return None
-        policy = self.models["policy"]
-        inner = self.place.unwrap(policy)
-        if is_lora(inner):
-            return Reference(policy, partial(adapter_off, inner))
-        with self.place.model_init_context():
-            model = load_start_policy(self.resolved, self.place)
-        return Reference(self.place.prepare_inference(model), nullcontext)
+    def pass_models(self) -> PassModels:
+        """The models that run forward: those of this process, the reference, and what else the algorithm declares.
 
-    @property
-    def offloads_reference(self) -> bool:
-        """Whether a separate, whole reference leaves the device between passes. The policy, under LoRA, must not."""
-        options = self.resolved.run.model
-        return options.offload_reference and options.lora is None and not self.place.shards_parameters
-
-    @cached_property
-    def passes(self) -> Passes | None:
-        """The algorithm's passes over finished samples; None if it learns from a dataset. A transport may wrap them."""
+        With LoRA the reference is the policy with its adapter off. Models may be in host memory between their passes,
+        unless they are sharded, or the policy itself.
+        """
         resolved, algorithm, place = self.resolved, self.inputs.algorithm, self.place
-        if not isinstance(algorithm, RolloutAlgorithm):
-            return None
-        models = dict(self.models)
-        around, offloaded = {}, set()
-        if (reference := self.reference) is not None:
-            models["reference"], around["reference"] = reference.model, reference.context
-            if self.offloads_reference:
-                offloaded.add("reference")
+        models, offloaded = dict(self.models), set()
+        around: dict[Role, Any] = {}
+        if "reference" in algorithm.roles:
+            inner = place.unwrap(policy := self.models["policy"])
+            if is_lora(inner):
+                models["reference"], around["reference"] = policy, inner.disable_adapter
+            else:
+                with place.model_init_context():
+                    model = load_start_policy(resolved, place)
+                models["reference"] = place.prepare_inference(model)
+                if resolved.run.model.offload_reference:
+                    offloaded.add("reference")
         dtype = model_dtype(resolved, place)
-        for role, frozen in algorithm.frozen_models.items():
-            models[role] = place_frozen(role, frozen, place, dtype=dtype, seed=resolved.run.train.seed)
-            if frozen.offload and not place.shards_parameters:
+        frozen = algorithm.frozen_models if isinstance(algorithm, RolloutAlgorithm) else {}
+        for role, each in frozen.items():
+            models[role] = place_frozen(role, each, place, dtype=dtype, seed=resolved.run.train.seed)
+            if each.offload:
                 offloaded.add(role)
-        context = PassModels(
+        return PassModels(
             place,
             models,
             temperature=resolved.sampling.temperature,
             batch_tokens=resolved.run.train.micro_batch_tokens,
             around=around,
-            offloaded=offloaded,
+            offloaded=() if place.shards_parameters else offloaded,
         )
-        check_columns(resolved, algorithm, passes := algorithm.passes(context))
-        return GroupPasses(place, passes)
+
+    @cached_property
+    def passes(self) -> Passes | None:
+        """The algorithm's passes over finished samples; None if it learns from a dataset. A transport may wrap them."""
+        algorithm = self.inputs.algorithm
+        if not isinstance(algorithm, RolloutAlgorithm):
+            return None
+        passes = algorithm.passes(self.pass_models)
+        check_columns(self.resolved, algorithm, passes)
+        return GroupPasses(self.place, passes)
 
     def maker(self, hooks: HookRelay) -> PolicyExperienceMaker:
         """A new maker of the run's samples; all of them share engine, rewards and passes."""
-        algorithm = self.inputs.algorithm
+        algorithm, sampling = self.inputs.algorithm, self.resolved.sampling
         is_greedy = isinstance(algorithm, RolloutAlgorithm) and algorithm.needs_greedy_answer
         maker = PolicyExperienceMaker(
-            player=self.player(),
-            greedy_player=self.player(greedy=True) if is_greedy else None,
+            player=self.player("train", sampling),
+            greedy_player=self.player("greedy", at_temperature(sampling, 0)) if is_greedy else None,
             samples_per_prompt=self.resolved.run.train.samples_per_prompt,
             scorer=self.scorer,
             hooks=hooks,
@@ -192,13 +184,13 @@ class RunParts:
             other, stream = rewards.get(name), streams.get(name)
             sets.append(
                 EvaluatedSet(
-                    player=lambda sampling: self.player(evaluates=sampling),
+                    player=partial(self.player, "evaluation"),
                     scorer=self.scorer if other is None else self._scorer_of(other),
                     owns_scorer=other is not None,
                     prompts=(
                         self.inputs.prompts.evaluation_prompts()
                         if stream is None
-                        else stream.first_prompts(own.num_prompts)
+                        else stream.evaluation_prompts(own.num_prompts)
                     ),
                     sampling=self.resolved.sampling,
                     options=own,

@@ -115,9 +115,7 @@ def test_what_is_no_environment_is_refused_before_anything_runs(run_file, games,
 @pytest.mark.parametrize(
     ("family", "section", "told"),
     [
-        ("qwen3", {"history": "error"}, r"chat template rewrites earlier turns: a reply that thinks before a user"),
         ("qwen3", {"history": "append"}, None),
-        ("chatml", {"history": "error"}, None),
         ("chatml", {"tool_format": "xml"}, r"there is no tool format 'xml'"),
     ],
 )

@@ -1,14 +1,14 @@
 """The reward caller of docs/rewards.md; and a run that needs a caller that is not installed."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 from faulty_rewards import make_rollout
 from faulty_rewards import right as right_scores
 
-from rlhf_core.config import Problems, RewardCallOptions, resolve_reward
+from rlhf_core.config import RewardCallOptions, resolve_reward
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins import discovery
 from rlhf_core.rewards import RewardScorer, RewardSpec
@@ -47,19 +47,15 @@ def without_callers(monkeypatch):
 
 @pytest.mark.parametrize(("name", "key"), [("length", "isolate"), ("length", "cache"), ("math-equivalence", None)])
 def test_a_run_that_needs_one_that_is_missing_is_refused_before_it_starts(without_callers, name, key):
-    problems = Problems()
-    resolve_reward({"name": name} | ({key: True} if key else {}), problems, "rewards.0")
     with pytest.raises(ConfigError, match=f'no reward caller "{key or "isolate"}" is installed') as raised:
-        problems.raise_if_any("the run file")
+        resolve_reward({"name": name} | ({key: True} if key else {}), "the run file")
     assert "pip install rlhf-containment" in str(raised.value)
     with pytest.raises(PluginError, match="no reward caller"):
         RewardScorer([spec(**{key or "isolate": True})])
 
 
 def test_other_rewards_do_without(without_callers):
-    problems = Problems()
-    assert resolve_reward({"name": "math-equivalence", "isolate": False}, problems, "rewards.0")
-    problems.raise_if_any("the run file")
+    assert resolve_reward({"name": "math-equivalence", "isolate": False}, "the run file")
 
 
 def test_what_is_not_a_caller_is_named(install):

@@ -61,9 +61,9 @@ def test_two_processes_make_the_run_of_one(tmp_path):
 DIES_IN_ITS_FORWARD_PASS = """
 import os, signal
 from pathlib import Path
-from torch.nn.parallel import DistributedDataParallel as Wrapped
+from transformers import LlamaForCausalLM
 
-forward = Wrapped.forward
+forward = LlamaForCausalLM.forward
 
 
 def mortal(self, *args, **kwargs):
@@ -72,7 +72,7 @@ def mortal(self, *args, **kwargs):
     return forward(self, *args, **kwargs)
 
 
-Wrapped.forward = mortal
+LlamaForCausalLM.forward = mortal
 
 
 def spread(rollouts):
@@ -82,11 +82,10 @@ def spread(rollouts):
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_by_name(tmp_path):
-    """Also when the other notices in a call of the wrapped model itself: here, when it copies rank 0's buffers."""
+    """Also when the other notices in a call of the wrapped model itself: here, when it gathers a block's weights."""
     reward = tmp_path / "reward.py"
     reward.write_text(DIES_IN_ITS_FORWARD_PASS)
-    strategy = {"name": "ddp", "broadcast_buffers": True}
-    process = begin(tmp_path, {**DDP, "strategy": strategy, "rewards": [{"name": f"{reward}:spread"}]})
+    process = begin(tmp_path, {**DDP, "strategy": "fsdp", "rewards": [{"name": f"{reward}:spread"}]})
     with ended(process):
         ranks = under_way(process, tmp_path)
         assert len(ranks) == 2

@@ -167,7 +167,7 @@ def test_a_resume_that_fails_before_its_loop_is_failed(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("no such luck")
 
-    monkeypatch.setattr("rlhf_core.entry.train.register_run_hooks", fail)
+    monkeypatch.setattr("rlhf_core.entry.train.register_loggers", fail)
     with pytest.raises(OSError, match="no such luck"):
         start(EACH, tmp_path / "run", resume="auto")
     assert summary(tmp_path / "run")["status"] == "failed"
@@ -202,39 +202,37 @@ def test_the_launcher_leaves_nothing_in_the_folder_for_temporary_files(tmp_path,
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
 
-    def elastic_launch(config, entrypoint):
+    def start_none(*arguments):
         raise RlhfError("stopped by the test")
 
-    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", elastic_launch)
+    monkeypatch.setattr("rlhf_strategies.ranks.Ranks.start", start_none)
     with pytest.raises(RlhfError, match="stopped by the test"):
         start(TWO, tmp_path / "run", num_processes=2)
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_a_third_signal_kills_the_processes_that_the_second_asked_to_end(tmp_path, monkeypatch):
+def test_a_second_signal_ends_the_processes(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    ended = []
+    started = []
 
-    def launch(*arguments):
-        sleeping = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)", arguments[-1]]
-        rank = subprocess.Popen(sleeping, env={**os.environ, "RANK": "0"}, stdout=subprocess.PIPE)
-        try:
-            rank.stdout.readline()
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-        except KeyboardInterrupt:
-            os.kill(os.getpid(), signal.SIGINT)
-            ended.append(rank.wait(PATIENCE_SECONDS))
-            raise
-        finally:
-            rank.kill()
-            rank.communicate()
+    def start_one(command, environment):
+        sleeping = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
+        started.append(subprocess.Popen(sleeping, env=environment, stdout=subprocess.PIPE))
+        started[-1].stdout.readline()
+        return started[-1]
 
-    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda config, entrypoint: launch)
+    def look(ranks):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("rlhf_strategies.ranks._started", start_one)
+    monkeypatch.setattr("rlhf_strategies.ranks.Ranks.look", look)
     with pytest.raises(KeyboardInterrupt):
         start(TWO, tmp_path / "run", num_processes=2)
-    assert ended == [-signal.SIGKILL]
+    for process in started:
+        assert process.returncode == -signal.SIGTERM
+        process.communicate()
+    assert len(started) == 2
     assert summary(tmp_path / "run")["status"] == "interrupted"
     assert not list((tmp_path / "tmp").glob("rlhf-*"))
 

@@ -45,11 +45,6 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         1,
         "set kl_in to reward",
     ),
-    "offload x master weights": (
-        {"strategy": {"name": "low-level-zero", "cpu_offload": True, "master_weights": False}},
-        1,
-        "set master_weights: true",
-    ),
     "gemini x fp32": ({"strategy": {"name": "gemini", "precision": "fp32"}}, 1, "bf16"),
 }
 

@@ -12,7 +12,7 @@ from unit_plugins import PairMargin, ReversedPasses
 from rlhf_core.models import ForwardPasses
 from rlhf_core.training import BatchPlan, Updater
 from rlhf_core.training.batches import Units
-from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_seed.strategies import strategy_by_name
 from rlhf_testing.models import tiny_model
 from rlhf_testing.samples import make_item

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_core.batching import collate
 from rlhf_core.components import StrategyContext
 from rlhf_core.models.forward_passes import applying
-from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_forward.forward import policy_forward
 from rlhf_passes import lean_head
 from rlhf_passes.fast_passes import FastPasses

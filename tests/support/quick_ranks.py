@@ -1,6 +1,6 @@
 """The processes of `--num-processes`, forked from their launcher: each is there seconds sooner.
 
-A process is as real as one that torch elastic starts: a child of the launcher, in a session of its own, with the
+A process is as real as one that a launch starts: a child of the launcher, in a session of its own, with the
 environment it was given and nothing that the launcher had open.
 """
 
@@ -18,35 +18,29 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 _POLL_SECONDS = 0.02
 
 
 class ForkedRank:
-    """The part of `Popen` that torch elastic uses."""
+    """The part of `Popen` that a launch uses."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.rank = int(environment["RANK"])
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             _work(arguments, environment)
-
-    @property
-    def runs(self) -> bool:
-        """Asked by another thread than the one that waits for it."""
-        try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
 
     def poll(self) -> int | None:
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -60,24 +54,14 @@ class ForkedRank:
 @contextmanager
 def quick_ranks() -> Iterator[None]:
     """Inside, `--num-processes` of this process forks its ranks."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+    from rlhf_strategies import ranks
 
-    from rlhf_strategies.rank_watch import RankWatch
-
-    started: list[ForkedRank] = []
-
-    def start(handler: Any, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedRank:
-        started.append(ForkedRank(arguments, environment))
-        return started[-1]
-
-    before = SubprocessHandler._popen, RankWatch._running
-    SubprocessHandler._popen = start
-    # Its own way is by their command lines, which are the launcher's here.
-    RankWatch._running = lambda watch: {each.rank: each.pid for each in started if each.runs}
+    before = ranks._started
+    ranks._started = ForkedRank  # type: ignore[assignment]
     try:
         yield
     finally:
-        SubprocessHandler._popen, RankWatch._running = before
+        ranks._started = before
 
 
 def _work(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

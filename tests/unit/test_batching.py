@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.batching import collate, default_tokens, masked, plan_micro_batches, select, split, to_device
-from rlhf_core.types import BufferItem, Experience
+from rlhf_core.batching import collate, default_tokens, masked, plan_micro_batches, split, to_device
+from rlhf_core.types import BufferItem
 
 SCORE = st.floats(-10, 10, width=32)
 
@@ -98,15 +98,6 @@ def test_split_undoes_collate(samples: list[BufferItem]) -> None:
     for one, other in zip(samples, back, strict=True):
         assert_same(one, other)
     assert_same(batch, collate(back))
-
-
-@given(items(), st.data())
-def test_selected_rows_are_the_samples(samples: list[BufferItem], data: st.DataObject) -> None:
-    rows = data.draw(st.lists(st.integers(0, len(samples) - 1), max_size=4))
-    chosen = select(collate(samples), rows)
-    assert isinstance(chosen, Experience) and len(chosen) == len(rows)
-    for row, one in zip(rows, split(chosen), strict=True):
-        assert_same(samples[row], one)
 
 
 def test_split_gives_copies() -> None:

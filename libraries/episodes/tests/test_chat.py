@@ -200,19 +200,12 @@ def test_the_check_says_what_is_cut(family, cut, cut_thinking):
     chat = ChatFormat(chat_tokenizer(family))
     found = chat.check([ADD])
     assert chat.check([ADD]) is found  # it is asked at each turn
-    assert (found.cut_after, found.cut_thinking_after) == (cut, cut_thinking)
-    assert found.prefix_preserving == (not cut_thinking) and found.error is None
-    assert len(found.changes) == len(cut) + len(cut_thinking)
+    assert found.cut_after == {(role, False) for role in cut} | {(role, True) for role in cut_thinking}
+    assert found.error is None
     assert found.cuts([user("a")], thinking=True) == bool(cut_thinking)
     assert found.cuts([tool("a")], thinking=True) == ("tool" in cut_thinking)
     assert found.cuts([user("a")], thinking=False) == bool(cut)
-    assert chat.check().cut_thinking_after == cut_thinking[:1]
-
-
-def test_the_check_quotes_what_is_cut():
-    (change,) = ChatFormat(chat_tokenizer("qwen3")).check().changes
-    assert change.startswith("a reply that thinks before a user message: '<think>\\nZq7Thought")
-    assert "becomes 'Zq7Answer<|im_end|>" in change
+    assert chat.check().cuts([user("a")], thinking=True) == bool(cut_thinking)
 
 
 def test_a_branch_is_rendered_anew_without_what_is_cut():
@@ -226,11 +219,11 @@ def test_a_template_that_opens_a_thought_by_itself():
     template = CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'")
     tokenizer = byte_tokenizer(template)
     chat = ChatFormat(tokenizer)
-    assert chat.check().prefix_preserving
+    assert not chat.check().cut_after
     assert chat.reply_message(byte_ids(tokenizer, "he</think>I")) == assistant("<think>\nhe</think>I")
     cutting = template.replace("+ message['content'] +", "+ message['content'].split('</think>')[-1] +")
     found = ChatFormat(byte_tokenizer(cutting)).check()
-    assert found.cut_thinking_after == ("user",) and not found.cut_after
+    assert found.cut_after == {("user", True)}
 
 
 def test_what_stands_between_turns_may_not_depend_on_the_length_of_the_conversation():

@@ -59,7 +59,7 @@ def test_the_functions_are_called_and_the_last_turn_is_rewarded(files):
     run = load_run("tools.yaml")
     problems = Problems()
     environment = resolve_environment(run["environment"], problems)
-    reward = resolve_reward(run["rewards"][0], problems, "rewards.0")
+    reward = resolve_reward(run["rewards"][0], "page")
     problems.raise_if_any("page")
     call = '<tool_call>{"name": "calculator", "arguments": {"first": 2, "operation": "*", "second": 3}}</tool_call>'
     records = [{"prompt": "2 * 3?", "answer": "6"}]

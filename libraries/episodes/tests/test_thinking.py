@@ -53,7 +53,7 @@ def test_a_template_that_keeps_thoughts_has_them_in_the_row_and_in_a_branch(fami
     ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
     text, _ = chat.open([{"role": "user", "content": "1"}, chat.reply_message(ids), {"role": "user", "content": "on"}])
     assert text.endswith(reply + between)
-    assert chat.check().prefix_preserving and chat.thinks(ids)
+    assert not chat.check().cut_after and chat.thinks(ids)
 
 
 def test_a_template_that_drops_thoughts_drops_those_of_gemma4_from_a_branch():
@@ -87,7 +87,7 @@ def test_a_template_that_opens_a_thought_in_any_markers_has_it_whole_in_a_branch
     chat = ChatFormat(tokenizer)
     ids = tokenizer(f"her\n{end}he", add_special_tokens=False)["input_ids"]
     assert chat.reply_message(ids)["content"] == f"{begin}\nher\n{end}he"
-    assert chat.check().prefix_preserving
+    assert not chat.check().cut_after
 
 
 THINKS = "her\n</think>\nhe<|im_end|>"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_strategies.parts import LossScale, begin_moments, make_adamw, torch_step
 
 OPTIONS = (1e-2, (0.9, 0.99), 1e-8, 0.1)

@@ -195,7 +195,9 @@ def test_two_owners_are_named(install, tmp_path, capsys):
 def test_a_run_folder_without_the_owner_names_what_to_install(tmp_path, capsys, command):
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    folder.manifest.write_text(json.dumps({"sections": {"safety": "acme 1.2.3", "guards": "rlhf-core 0.1.0"}}))
+    folder.manifest.write_text(
+        json.dumps({"owners": {"sections": {"safety": "acme 1.2.3", "guards": "rlhf-core 0.1.0"}}})
+    )
     folder.config.write_text(yaml.safe_dump(RUN))
     assert run([*command, str(folder.path)]) == 2
     told = capsys.readouterr().err
@@ -224,7 +226,7 @@ def test_a_missing_owner_of_any_plugin_names_what_to_install(tmp_path, kind, nam
 def test_one_that_has_moved_to_another_distribution_names_that(tmp_path, monkeypatch):
     monkeypatch.setitem(KNOWN["sections"], "moved", "rlhf-moved")
     folder = RunFolder(tmp_path)
-    folder.manifest.write_text(json.dumps({"sections": {"moved": "rlhf-core 0.1.0"}}))
+    folder.manifest.write_text(json.dumps({"owners": {"sections": {"moved": "rlhf-core 0.1.0"}}}))
     with pytest.raises(UserInputError, match="the section moved of rlhf-core") as caught:
         check_owners(folder)
     assert caught.value.hint == "pip install rlhf-moved"

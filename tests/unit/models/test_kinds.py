@@ -11,7 +11,8 @@ from rlhf_core import Column, Columns
 from rlhf_core.batching import collate
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import DataError, PluginError, UserInputError
-from rlhf_core.models.kinds import ModelKind, kind_for
+from rlhf_core.models.kinds import kind_for
+from rlhf_core.models.pretrained import ModelKind
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.runfolder.folder import RunFolder
 from rlhf_forward.forward import model_rows
@@ -79,7 +80,7 @@ def test_a_name_without_a_plugin_is_an_error():
 def test_a_resume_without_the_owner_says_what_to_install(tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    folder.write_manifest({"models": {"other": "acme 1.2.3"}})
+    folder.write_manifest({"owners": {"models": {"other": "acme 1.2.3"}}})
     folder.write_config(tiny_run({"model": {"path": "builtin:other"}}))
     assert run(["train", "--resume", str(folder.path)]) == 2
     told = " ".join(capsys.readouterr().err.split())

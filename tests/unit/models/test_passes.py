@@ -7,7 +7,7 @@ from rlhf_core.algorithm import GroupPass
 from rlhf_core.batching import collate
 from rlhf_core.columns import Column
 from rlhf_core.errors import PluginError
-from rlhf_core.models.batched_forward import forward_rows
+from rlhf_core.models.forward_passes import forward_rows
 from rlhf_core.models.passes import GroupPasses, PassModels
 from rlhf_core.types import RolloutGroup
 from rlhf_forward import model_passes

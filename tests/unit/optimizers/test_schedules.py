@@ -7,8 +7,8 @@ import torch
 
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import PluginError
-from rlhf_core.optimizers.making import make_scheduler
 from rlhf_core.plugins.selected import load
+from rlhf_core.wiring.models import make_scheduler
 from rlhf_strategies.parts import load_scheduler, save_scheduler
 
 

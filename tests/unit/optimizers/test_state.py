@@ -8,7 +8,7 @@ import torch
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import CheckpointError, PluginError
-from rlhf_core.optimizers.making import make_optimizer
+from rlhf_core.wiring.models import make_optimizer
 from rlhf_strategies import StrategyBase
 from rlhf_testing.runs import tiny_run
 

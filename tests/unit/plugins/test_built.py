@@ -32,13 +32,13 @@ def build(install, kind, returned):
     ("kind", "returned", "wrong"),
     [
         ("rewards", "None", "a NoneType, which cannot be called with rollouts"),
-        ("algorithms", "None", "a NoneType, which is no RolloutAlgorithm"),
-        ("strategies", "{}", "a dict, which is no Strategy"),
-        ("engines", "{}", "a dict, which is no RolloutEngine"),
+        ("algorithms", "None", "a NoneType, which is no rlhf_core.algorithm.RolloutAlgorithm"),
+        ("strategies", "{}", "a dict, which is no rlhf_core.strategy.Strategy"),
+        ("engines", "{}", "a dict, which is no rlhf_core.protocols.RolloutEngine"),
         ("transports", "None", r"a NoneType, which has no run\(request\)"),
         ("prompts", "None", "a NoneType, which is no PromptSource"),
         ("prompts", "({'prompt': '1>'} for _ in range(9))", "a generator, which can be read only once"),
-        ("loggers", "object()", "a object, which is no Logger"),
+        ("loggers", "object()", "a object, which is no rlhf_core.protocols.Logger"),
     ],
 )
 def test_what_is_no_plugin_of_its_kind_is_refused_by_name(install, kind, returned, wrong):

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_core.errors import DataError, PluginError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.prompts.jsonl import JsonlSource
-from rlhf_core.prompts.records import IndexedRecords
+from rlhf_core.prompts.records import Records
 from rlhf_core.prompts.stream import PromptStream
+from rlhf_testing.models import tiny_tokenizer
 
 WRONG = (
     b"{not json",
@@ -29,7 +29,7 @@ WRONG = (
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_character_tokenizer("0123456789=abc")
+    return tiny_tokenizer("0123456789=abc")
 
 
 def test_a_thousand_wrong_lines_are_all_found_with_their_numbers(tmp_path, tokenizer):
@@ -93,14 +93,11 @@ def test_a_filter_that_fails_is_named_with_the_record(tokenizer):
     assert caught.value.where == "record 1"
 
 
-def test_a_file_has_the_digest_of_its_bytes_and_is_known_by_that_of_its_records(tmp_path, tokenizer):
+def test_a_file_has_the_digest_of_its_bytes(tmp_path, tokenizer):
     records = [{"prompt": "1=", "answer": "1"}, {"prompt": "2="}]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     stream = PromptStream(JsonlSource(tmp_path / "p.jsonl"), tokenizer, seed=0)
     assert stream.records.digest == hashlib.sha256((tmp_path / "p.jsonl").read_bytes()).hexdigest()
-    in_memory = PromptStream(records, tokenizer, seed=0).records.digest  # as all sources had it in earlier versions
-    assert stream.records.has_digest(stream.records.digest) and stream.records.has_digest(in_memory)
-    assert not PromptStream(records[:1], tokenizer, seed=0).records.has_digest(in_memory)
 
 
 class Countdown:
@@ -110,7 +107,7 @@ class Countdown:
         self.source = [{"prompt": f"{index}="} for index in range(count)]
 
     def make_records(self, rules, *, seed, held_out):
-        records = IndexedRecords(self.source, rules, seed=seed, held_out=held_out)
+        records = Records(self.source, rules, seed=seed, held_out=held_out)
         training = records.training
         records.order = SimpleNamespace(index=lambda position: training[-1 - position % len(training)])
         return records

@@ -5,41 +5,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import DataError
-from rlhf_core.models.builtin import build_character_tokenizer
-from rlhf_core.prompts.records import IndexedRecords
+from rlhf_core.prompts.records import Records
 from rlhf_core.prompts.stream import PromptEncoder, PromptStream
+from rlhf_testing.models import tiny_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }},{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 )
 
 
-class Records(list):
+class Lines(list):
     def describe(self, index):
         return f"file:{index + 1}"
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_character_tokenizer("0123456789+=abcdefghijklmnopqrstuvwxyz:,")
+    return tiny_tokenizer("0123456789+=abcdefghijklmnopqrstuvwxyz:,")
 
 
 @pytest.fixture
 def chat_tokenizer():
-    tokenizer = build_character_tokenizer("0123456789+=abcdefghijklmnopqrstuvwxyz:,")
+    tokenizer = tiny_tokenizer("0123456789+=abcdefghijklmnopqrstuvwxyz:,")
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
 def numbered(count):
-    return Records({"prompt": f"{index}=", "answer": str(index), "level": index % 3} for index in range(count))
+    return Lines({"prompt": f"{index}=", "answer": str(index), "level": index % 3} for index in range(count))
 
 
 class TestOrder:
     @given(st.integers(2, 40), st.integers(0, 5), st.integers(0, 3))
     def test_every_epoch_takes_every_training_record_once(self, count, seed, epoch):
         held_out = count // 3
-        stream = IndexedRecords(numbered(count), seed=seed, held_out=held_out)
+        stream = Records(numbered(count), seed=seed, held_out=held_out)
         size = len(stream.training)
         assert size == count - held_out
         taken = [stream.at(epoch * size + place)[0]["prompt"] for place in range(size)]
@@ -49,32 +49,32 @@ class TestOrder:
 
     def test_epochs_and_seeds_differ_and_repeat(self):
         def order(seed, epoch):
-            stream = IndexedRecords(numbered(20), seed=seed)
+            stream = Records(numbered(20), seed=seed)
             return [stream.at(position)[0]["prompt"] for position in range(20 * epoch, 20 * epoch + 20)]
 
         assert order(0, 0) == order(0, 0)
         assert order(0, 0) != order(0, 1) != order(1, 1)
 
     def test_a_position_does_not_depend_on_what_was_asked_before(self):
-        fresh = IndexedRecords(numbered(7), seed=3)
-        used = IndexedRecords(numbered(7), seed=3)
+        fresh = Records(numbered(7), seed=3)
+        used = Records(numbered(7), seed=3)
         for position in range(50):
             used.at(position)
         assert fresh.at(23) == used.at(23)
 
     def test_fewer_held_out_records_are_a_prefix_of_more(self):
-        few = IndexedRecords(numbered(30), seed=1, held_out=4).held_out()
-        more = IndexedRecords(numbered(30), seed=1, held_out=9).held_out()
+        few = Records(numbered(30), seed=1, held_out=4).held_out()
+        more = Records(numbered(30), seed=1, held_out=9).held_out()
         assert more[:4] == few
 
     def test_digest_is_of_the_records(self):
-        first, same = IndexedRecords(numbered(5), seed=0), IndexedRecords(numbered(5), seed=1)
-        assert first.digest == same.digest != IndexedRecords(numbered(6), seed=0).digest
+        first, same = Records(numbered(5), seed=0), Records(numbered(5), seed=1)
+        assert first.digest == same.digest != Records(numbered(6), seed=0).digest
 
     @pytest.mark.parametrize(("count", "held_out"), [(0, 0), (3, 3), (3, 5)])
     def test_nothing_to_train_on(self, count, held_out):
         with pytest.raises(DataError, match="none is left to train on"):
-            IndexedRecords(numbered(count), seed=0, held_out=held_out)
+            Records(numbered(count), seed=0, held_out=held_out)
 
 
 class TestEncoding:
@@ -87,7 +87,7 @@ class TestEncoding:
     def test_special_tokens_are_the_tokenizers_business(self, tokenizer):
         from tokenizers.processors import TemplateProcessing
 
-        adding = build_character_tokenizer("0123456789+=")
+        adding = tiny_tokenizer("0123456789+=")
         adding.backend_tokenizer.post_processor = TemplateProcessing(
             single="<bos> $A", special_tokens=[("<bos>", adding.bos_token_id)]
         )
@@ -96,7 +96,7 @@ class TestEncoding:
 
     def test_messages_go_through_the_chat_template(self, chat_tokenizer):
         messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
-        prompt = PromptStream(Records([{"prompt": messages}]), chat_tokenizer, seed=0).prompt(0)
+        prompt = PromptStream(Lines([{"prompt": messages}]), chat_tokenizer, seed=0).prompt(0)
         assert prompt.text == "s:be kind,u:hi,a:"
         assert prompt.messages == tuple(messages)
         assert prompt.prompt_ids == tuple(chat_tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
@@ -107,7 +107,7 @@ class TestEncoding:
         assert prompt.messages == ({"role": "user", "content": "hi"},)
 
     def test_text_and_messages_may_be_mixed(self, chat_tokenizer):
-        records = Records([{"prompt": "hi"}, {"prompt": [{"role": "user", "content": "hi"}]}])
+        records = Lines([{"prompt": "hi"}, {"prompt": [{"role": "user", "content": "hi"}]}])
         stream = PromptStream(records, chat_tokenizer, seed=0, max_prompt_tokens=2)
         assert (stream.records.counts["too_long"], stream.prompt(0).text) == (1, "hi")
 
@@ -131,11 +131,11 @@ class TestEncoding:
     )
     def test_what_is_no_prompt_is_named(self, chat_tokenizer, prompt, message):
         with pytest.raises(DataError, match=message) as caught:
-            PromptStream(Records([{"prompt": "a"}, {"prompt": prompt}]), chat_tokenizer, seed=0)
+            PromptStream(Lines([{"prompt": "a"}, {"prompt": prompt}]), chat_tokenizer, seed=0)
         assert caught.value.where == "file:2"
 
     def test_no_chat_template(self, tokenizer):
-        records = Records([{"prompt": [{"role": "user", "content": "hi"}]}])
+        records = Lines([{"prompt": [{"role": "user", "content": "hi"}]}])
         with pytest.raises(DataError, match="no chat template"):
             PromptStream(records, tokenizer, seed=0)
 
@@ -152,7 +152,7 @@ class TestEncoding:
     )
     def test_a_template_that_refuses(self, chat_tokenizer, template, says):
         chat_tokenizer.chat_template = template
-        records = Records([{"prompt": [{"role": "user", "content": "hi"}]}])
+        records = Lines([{"prompt": [{"role": "user", "content": "hi"}]}])
         with pytest.raises(DataError, match=says):
             PromptStream(records, chat_tokenizer, seed=0)
 
@@ -163,7 +163,7 @@ class TestEncoding:
 
 
 class TestLength:
-    RECORDS = Records({"prompt": "a" * length} for length in (1, 5, 2, 6, 3))
+    RECORDS = Lines({"prompt": "a" * length} for length in (1, 5, 2, 6, 3))
 
     def test_too_long_ones_are_counted_and_skipped(self, tokenizer):
         stream = PromptStream(self.RECORDS, tokenizer, seed=0, max_prompt_tokens=3, held_out=1)
@@ -186,4 +186,4 @@ class TestLength:
         stream = PromptStream(numbered(10), tokenizer, seed=0, held_out=4)
         prompts = stream.evaluation_prompts()
         assert [prompt.position for prompt in prompts] == [0, 1, 2, 3]
-        assert [prompt.answer for prompt in prompts] == [record["answer"] for record in stream.held_out_records()]
+        assert [prompt.answer for prompt in prompts] == [record["answer"] for record in stream.evaluation_records()]

@@ -12,7 +12,7 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.rollout.coordinator import RolloutCoordinator
 from rlhf_core.transports.local import LocalChannel
 from rlhf_core.types import PhaseTimes, RolloutGroup
-from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_testing.samples import make_group, make_prompt
 from rlhf_testing.thread_ranks import Ranks as ThreadRanks
 

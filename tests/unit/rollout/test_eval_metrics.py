@@ -7,7 +7,6 @@ import pytest
 from rlhf_core.config.sections import EvalSetOptions
 from rlhf_core.rollout.eval_metrics import (
     EvaluationRow,
-    EvaluationSet,
     bootstrap_intervals,
     evaluation_metrics,
     final_answer,
@@ -32,7 +31,7 @@ FOUR = [
 
 
 def test_of_four_answers_to_three_prompts():
-    found = evaluation_metrics(FOUR, [EvaluationSet(None, EvalSetOptions(samples_per_prompt=4))])
+    found = evaluation_metrics(FOUR, [(None, EvalSetOptions(samples_per_prompt=4))])
     assert found["eval/score"] == pytest.approx(1 / 3)
     assert found["eval/avg@4"] == pytest.approx((2 / 4 + 1 / 4 + 0) / 3)
     # pass@2: 1 - C(2,2)/C(4,2) = 5/6; 1 - C(3,2)/C(4,2) = 1/2; 0
@@ -53,7 +52,7 @@ def test_named_sets_have_keys_of_their_own_and_the_first_gives_the_score():
         row(1, 0.75, sampled=False, set_index=1),
         row(1, 0.0, set_index=1),
     ]
-    found = evaluation_metrics(rows, [EvaluationSet("easy", options), EvaluationSet("hard", options)])
+    found = evaluation_metrics(rows, [("easy", options), ("hard", options)])
     assert (found["eval/easy/score"], found["eval/hard/score"], found["eval/score"]) == (0.25, 0.75, 0.25)
     assert (found["eval/easy/pass@1"], found["eval/hard/pass@1"]) == (1.0, 0.0)
     assert not [key for key in found if key.startswith("eval/avg@")]
@@ -75,7 +74,7 @@ def test_a_tie_counts_as_the_mean_of_those_tied():
 
 def test_a_dropped_answer_counts_as_wrong_and_does_not_vote():
     rows = [row(0, 1.0, "a"), row(0, None, ""), row(0, None, ""), row(0, 1.0, "a")]
-    found = evaluation_metrics(rows, [EvaluationSet(None, EvalSetOptions(samples_per_prompt=4))])
+    found = evaluation_metrics(rows, [(None, EvalSetOptions(samples_per_prompt=4))])
     assert (found["eval/avg@4"], found["eval/pass@4"], found["eval/maj@4"]) == (0.5, 1.0, 1.0)
     assert found["eval/pass@2"] == pytest.approx(5 / 6)
 

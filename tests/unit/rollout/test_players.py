@@ -10,6 +10,7 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.config.section import Section
 from rlhf_core.errors import PluginError
 from rlhf_core.rollout import Player
+from rlhf_core.rollout.evaluate import at_temperature
 from rlhf_core.rollout.journal import Journal
 from rlhf_core.wiring.players import build_player
 from rlhf_testing.engine import FakeEngine
@@ -53,7 +54,8 @@ def player(monkeypatch, tokenizer):
         sections = [(name, section, "acme 1.0") for name, section in zip(players, made, strict=True)]
         monkeypatch.setattr("rlhf_core.config.resolved.ResolvedRun.player_sections", sections)
         monkeypatch.setattr("rlhf_core.config.resolved.ResolvedRun.row_columns", [("acme 1.0", columns or {})])
-        return build_player(run, FakeEngine(), tokenizer, run_folder=folder, greedy=greedy)
+        purpose, sampling = ("greedy", at_temperature(run.sampling, 0)) if greedy else ("train", run.sampling)
+        return build_player(run, FakeEngine(), tokenizer, sampling, seed=0, purpose=purpose, run_folder=folder)
 
     return make
 

@@ -11,8 +11,8 @@ from playing import driven, items, play_one, player
 
 from rlhf_core import Column
 from rlhf_core.errors import PluginError
-from rlhf_core.rollout.requests import row_columns
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
+from rlhf_core.rollout.samples import _row_columns as row_columns
 from rlhf_core.rollout.single_answer import SingleAnswers
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_episodes.contract import Outcome

@@ -192,7 +192,7 @@ class TestAFolderOfAStranger:
         target = tmp_path / "target"
         target.write_text("mine")
         (tmp_path / f".summary.json.{os.getpid()}.tmp").symlink_to(target)
-        RunFolder(tmp_path).write_running()
+        RunFolder(tmp_path).write_summary(status="running", eval_before=None, eval_after=None, wall_s=0.0)
         assert target.read_text() == "mine"
 
 

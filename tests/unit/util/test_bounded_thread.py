@@ -10,7 +10,6 @@ from rlhf_core.rewards.threads import CallThread
 from rlhf_core.util import bounded_thread
 from rlhf_core.util.bounded_thread import BoundedThread
 from rlhf_episodes.workers import Workers
-from rlhf_strategies.rank_watch import watched_ranks
 
 
 def test_it_runs_as_any_thread():
@@ -29,20 +28,19 @@ def print_on_a_worker():
 
 
 STARTS = {
-    "a thread": lambda folder: BoundedThread(print, "printer").start(),
-    "a reward's call": lambda folder: CallThread(list, "call"),
-    "a child process": lambda folder: ChildProcess("nothing"),
-    "the ranks of a launch": lambda folder: watched_ranks(folder / "request", 1.0).__enter__(),
-    "an environment's function": lambda folder: print_on_a_worker(),
+    "a thread": lambda: BoundedThread(print, "printer").start(),
+    "a reward's call": lambda: CallThread(list, "call"),
+    "a child process": lambda: ChildProcess("nothing"),
+    "an environment's function": lambda: print_on_a_worker(),
 }
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_a_thread_that_ends_before_it_has_begun_is_an_error(monkeypatch, tmp_path, start):
+def test_a_thread_that_ends_before_it_has_begun_is_an_error(monkeypatch, start):
     """As CPython's does that has no memory for its first frame."""
     for starter in ("_start_new_thread", "_start_joinable_thread"):
         monkeypatch.setattr(threading, starter, lambda *arguments, **options: 0, raising=False)
     monkeypatch.setattr(bounded_thread, "_WAIT_SECONDS", 0.001)
     with pytest.raises(MemoryError, match="ulimit -v"):
-        start(tmp_path)
+        start()

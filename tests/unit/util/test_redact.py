@@ -19,7 +19,7 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.config.section import options_of
 from rlhf_core.errors import ConfigError
 from rlhf_core.util import redact
-from rlhf_core.util.printable import PrintableFormatter
+from rlhf_core.util.redact import PrintableFormatter
 from rlhf_testing.runs import tiny_run
 
 KEYS = (

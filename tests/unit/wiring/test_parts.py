@@ -54,15 +54,15 @@ def test_what_was_built_is_closed_newest_first(monkeypatch):
 def test_one_that_learns_from_a_dataset_has_no_passes():
     parts, _ = parts_of({"algorithm": {"name": "sft"}})
     assert not isinstance(parts.inputs.algorithm, RolloutAlgorithm)
-    assert parts.passes is None and parts.reference is None
+    assert parts.passes is None and parts.pass_models.models.keys() == {"policy"}
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 2}])
 def test_the_reference_is_a_copy_or_the_policy_without_its_adapter(lora):
     parts, _ = parts_of({"model": {"lora": lora, "offload_reference": True}, "algorithm": {"kl_coef": 0.1}})
-    assert parts.reference is not None
-    assert (parts.reference.model is parts.models["policy"]) == (lora is not None)
-    assert parts.offloads_reference == (lora is None)
+    context = parts.pass_models
+    assert (context.models["reference"] is parts.models["policy"]) == (lora is not None)
+    assert ("reference" in context.offloaded) == (lora is None)
 
 
 def test_a_trainers_engine_shares_its_policy():

@@ -10,19 +10,19 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from numbers import Real
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from rlhf_core.columns import Column, Columns
 from rlhf_core.errors import DataError, EpisodeError, RlhfError
 from rlhf_core.rollout.episode_metrics import ENVIRONMENT, EPISODE_COLUMNS, OWN, RESERVED
 from rlhf_core.rollout.row import Played, Row
 from rlhf_core.util.error_text import error_text
-from rlhf_core.util.printable import printable
+from rlhf_core.util.redact import printable
 
 from .clock import CallClock, Clock
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
 from .episode import Episode
-from .options import EnvironmentOptions
+from .section import EnvironmentConfig
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -74,26 +74,11 @@ Make = Callable[[Caller], Awaitable[Environment]]
 """A new environment for one episode, in the form that core drives; it calls a stranger's methods by the `Caller`."""
 
 
-class Playable(Protocol):
-    """The part of an `Episode` that its environment is run with."""
-
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def num_turns(self) -> int: ...
-
-    @property
-    def was_refused(self) -> bool: ...
-
-    def policy(self) -> Policy: ...
-
-
 async def play_episode(
     task: Task,
     open_episode: Callable[[Task, Clock], Episode],
     make: Make,
-    options: EnvironmentOptions,
+    options: EnvironmentConfig,
     workers: Workers,
     name: str,
 ) -> Played:
@@ -106,7 +91,7 @@ async def play_episode(
         clock = Clock(options.timeout_seconds)
         episode = open_episode(task, clock)
         try:
-            outcome = await _within(clock, run_environment(make, Caller(clock, workers), episode))
+            outcome = await _within(clock, _run(make, Caller(clock, workers), episode))
             return _played(task, episode, outcome)
         except EpisodeLost:
             continue
@@ -162,16 +147,10 @@ def _forget(task: asyncio.Task[Outcome]) -> None:
         task.exception()
 
 
-async def run_environment(make: Make, call: Caller, episode: Playable) -> Outcome:
-    """The outcome of an environment, checked. Raises what it raises, and `EnvironmentFault` for what none may do."""
+async def _run(make: Make, call: Caller, episode: Episode) -> Outcome:
+    """Run the environment of an episode; what it raises after its endpoint refused a call is an end by that bound."""
     try:
-        environment = await make(call)
-        policy = episode.policy()
-        call.clock.doing = "run"
-        call.clock.start()
-        outcome = await environment.run(episode.task, policy)
-    except EpisodeTruncated:
-        return Outcome(status="truncated")
+        return await run_environment(make, call, episode.task, episode.policy())
     except (RlhfError, EpisodeLost):
         raise
     except Exception as error:
@@ -179,9 +158,19 @@ async def run_environment(make: Make, call: Caller, episode: Playable) -> Outcom
             raise
         logger.info("sample %d is truncated: the endpoint refused a call, and %s", episode.task.sample_id, said(error))
         return Outcome(status="truncated")
+
+
+async def run_environment(make: Make, call: Caller, task: Task, policy: Policy) -> Outcome:
+    """The outcome of an environment, checked. Raises what it raises, and `EnvironmentFault` for what none may do."""
+    try:
+        environment = await make(call)
+        call.clock.doing = "run"
+        call.clock.start()
+        return _checked(await environment.run(task, policy))
+    except EpisodeTruncated:
+        return Outcome(status="truncated")
     except (SystemExit, KeyboardInterrupt) as error:  # raised on, they would end the loop of all episodes
         raise EnvironmentFault(said(error)) from error
-    return _checked(outcome, episode)
 
 
 def said(error: BaseException) -> str:
@@ -189,7 +178,7 @@ def said(error: BaseException) -> str:
     return f"raised {printable(error_text(error, caller=__name__))}"
 
 
-def _checked(found: object, episode: Playable) -> Outcome:
+def _checked(found: object) -> Outcome:
     """An outcome with plain numbers. Raises `EnvironmentFault` for what is none, or says that it failed."""
     if not isinstance(found, Outcome):
         raise EnvironmentFault(f"gave a {type(found).__name__}, not an Outcome")
@@ -197,9 +186,6 @@ def _checked(found: object, episode: Playable) -> Outcome:
         raise EnvironmentFault(f"gave the status {found.status!r:.100}, which is none of {', '.join(get_args(Status))}")
     if found.status == "failed":
         raise EnvironmentFault("says that the episode failed")
-    unknown = [turn for turn in found.turn_rewards if turn not in range(episode.num_turns)]
-    if unknown:
-        raise EnvironmentFault(f"rewards turn {unknown[0]!r:.100}, but there were {episode.num_turns}")
     taken = RESERVED.intersection(found.metrics)
     if taken:
         raise EnvironmentFault(f"measures {min(taken)}, which is the name of a metric of core's")
@@ -229,7 +215,10 @@ def _finite(what: str, value: object) -> float:
 
 
 def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
-    """Raises `EpisodeError` where the policy had no turn."""
+    """Raises `EpisodeError` where the policy had no turn, `EnvironmentFault` for an outcome of other turns."""
+    for turn in outcome.turn_rewards:
+        if turn not in range(episode.num_turns):
+            raise EnvironmentFault(f"rewards turn {turn!r:.100}, but there were {episode.num_turns}")
     rows = tuple(row for row in episode.rows if row.own_turns)
     if not rows:
         raise EpisodeError(

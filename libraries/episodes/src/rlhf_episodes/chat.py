@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.types import Message
 
-from .chat_template import USER, WHERE, ChatTemplate, shared_length
+from .chat_template import USER, WHERE, ChatTemplate
 from .contract import Tool
-from .options import EnvironmentOptions
+from .section import EnvironmentConfig
 from .tool_calls import FORMATS, ToolFormat
 
 if TYPE_CHECKING:
@@ -31,18 +31,10 @@ _REMEMBERED = 1024
 class HistoryCheck:
     """Whether an append-only row equals the template's rendering of the whole conversation."""
 
-    cut_after: tuple[str, ...]
-    """Roles of messages after which the template renders earlier replies differently."""
-    cut_thinking_after: tuple[str, ...]
-    """The same for replies that think before they answer."""
-    changes: tuple[str, ...]
-    """Descriptions of the differences from the template's rendering, one for each role and kind of reply."""
+    cut_after: frozenset[tuple[str, bool]]
+    """(role, thinks): after messages of the role, the template renders earlier replies of this kind differently."""
     error: ConfigError | None
     """The error of `after_reply` if rows cannot be appended to with this template and can only branch."""
-
-    @property
-    def prefix_preserving(self) -> bool:
-        return not (self.cut_after or self.cut_thinking_after)
 
     def cuts(self, messages: Sequence[Message], *, thinking: bool) -> bool:
         """Whether earlier replies are rendered differently if `messages` follow.
@@ -51,8 +43,8 @@ class HistoryCheck:
             messages: New messages. Roles that were not checked count as the user's.
             thinking: Whether an earlier reply contains a thought.
         """
-        cut = {*self.cut_after, *(self.cut_thinking_after if thinking else ())}
-        return any((role if (role := _role(message)) == "tool" else "user") in cut for message in messages)
+        roles = {"tool" if _role(message) == "tool" else "user" for message in messages}
+        return any((role, kind) in self.cut_after for role in roles for kind in (False, thinking))
 
 
 class ChatFormat:
@@ -297,56 +289,41 @@ class ChatFormat:
         begin, end = self._template.thinking_markers
         begin = "" if self._begun_thought else f"{begin}\n"
         thinking = f"{begin}Zq7Thought\n{end}\n\nZq7Answer"
-        roles = ("user", "tool") if tools else ("user",)
-        cut: dict[str, list[str]] = {"plain": [], "thinking": []}
-        changes = []
+        cut: set[tuple[str, bool]] = set()
         broken: ConfigError | None = None
-        for kind, reply in (("plain", "Zq7Answer"), ("thinking", thinking)):
-            for role in roles:
+        for reply, thinks in (("Zq7Answer", False), (thinking, True)):
+            for role in ("user", "tool") if tools else ("user",):
                 try:
-                    change = self._change(reply, role, tools)
+                    is_kept = self._keeps(reply, role, tools)
                 except ConfigError as error:
-                    broken, change = error, error.message
-                if change is not None:
-                    cut[kind].append(role)
-                    changes.append(f"a reply {'that thinks ' * (kind == 'thinking')}before a {role} message: {change}")
-        plain, thinks = (tuple(roles) for roles in cut.values())
-        return HistoryCheck(cut_after=plain, cut_thinking_after=thinks, changes=tuple(changes), error=broken)
+                    broken, is_kept = error, False
+                if not is_kept:
+                    cut.add((role, thinks))
+        return HistoryCheck(cut_after=frozenset(cut), error=broken)
 
-    def _change(self, reply: str, role: str, tools: Sequence[Tool]) -> str | None:
-        """Describe how the template's rendering differs from an append-only row, or return None if it does not."""
+    def _keeps(self, reply: str, role: str, tools: Sequence[Tool]) -> bool:
+        """Whether the template renders a conversation as an append-only row."""
         message: Message = {"role": role, "content": "Zq7Next"}
         between = self._template.after_reply(self._without_tool_role([message], tools), self._native(tools))
         row = self.open([USER], tools)[0] + (reply + between) * 2
         said = _reply(self._begun_thought + reply)
         try:
-            whole, _ = self.open([USER, said, message, said, message], tools)
-        except DataError as error:
-            return error.message
-        if row == whole:
-            return None
-        place = shared_length(row, whole)
-        return f"{row[place:][:40]!r} becomes {whole[place:][:40]!r}"
+            return self.open([USER, said, message, said, message], tools)[0] == row
+        except DataError:
+            return False
 
 
 def chat_format(
-    tokenizer: PreTrainedTokenizerBase, options: EnvironmentOptions, eos_token_ids: Iterable[int] = ()
+    tokenizer: PreTrainedTokenizerBase, options: EnvironmentConfig, eos_token_ids: Iterable[int] = ()
 ) -> ChatFormat:
     """Create the format of conversations for a run.
 
-    Raises `ConfigError` if `environment.tool_format` is unknown, or if the template rewrites earlier turns and
-    `environment.history` forbids it.
+    Raises `ConfigError` if `environment.tool_format` is unknown, or if rows cannot be appended to with the template and
+    `environment.history` says so.
     """
     chat = ChatFormat(tokenizer, tool_format=options.tool_format, eos_token_ids=eos_token_ids)
-    check = chat.check() if tokenizer.chat_template else None
-    if check is not None and check.error is not None and options.history != "branch":
-        raise check.error
-    if check is not None and not check.prefix_preserving and options.history == "error":
-        raise ConfigError(
-            f"this model's chat template rewrites earlier turns: {'; '.join(check.changes)}",
-            where="environment.history",
-            hint="set history: append to keep turns as they were sampled, or branch to train each turn separately",
-        )
+    if tokenizer.chat_template and options.history == "append" and (error := chat.check().error) is not None:
+        raise error
     return chat
 
 

@@ -15,8 +15,8 @@ from rlhf_core.types import Completion, GenerationRequest, Message, SamplingPara
 from .chat import ChatFormat, chat_format
 from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task, Tool
 from .endpoint import Endpoints
-from .options import EnvironmentOptions
 from .row import EpisodeRow
+from .section import EnvironmentConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +35,7 @@ NO_FORK = "fork() comes after a turn: before the first, there is nothing to shar
 class Rules:
     """Settings shared by the episodes of a run."""
 
-    options: EnvironmentOptions
+    options: EnvironmentConfig
     tokenizer: PreTrainedTokenizerBase
     sampling: SamplingParams
     context_tokens: int | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from random import Random
 from typing import TYPE_CHECKING, cast
 
 from rlhf_core.protocols import RolloutEngine
@@ -16,12 +15,10 @@ from rlhf_core.wiring.players import build_player
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .options import EnvironmentOptions
-
-_ANSWER_TOKENS = 8
+    from .section import EnvironmentConfig
 
 
-def play_one_turn(inputs: RunInputs, config: EnvironmentOptions) -> None:
+def play_one_turn(inputs: RunInputs, config: EnvironmentConfig) -> None:
     """Play the first prompt until its first turn is answered, as the run would: with deadlines.
 
     config: the section of the run. Raises `EpisodeError`, or another error that the run would raise.
@@ -35,13 +32,14 @@ def play_one_turn(inputs: RunInputs, config: EnvironmentOptions) -> None:
     resolved = replace(resolved, sections=shortened)
     options = getattr(resolved.engine.config, "request_options", {})
     answering = cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer, options))
-    with closing(build_player(resolved, answering, inputs.tokenizer)) as player:
+    seed = resolved.run.train.seed
+    with closing(build_player(resolved, answering, inputs.tokenizer, resolved.sampling, seed=seed)) as player:
         list(player.play([(inputs.prompts.prompt(0), 0)]))
 
 
 @dataclass(frozen=True, slots=True)
 class _MadeUpAnswers:
-    """The part of an engine that a player uses: a few random tokens for each request."""
+    """The part of an engine that a player uses: a token for each request."""
 
     tokenizer: PreTrainedTokenizerBase
     request_options: Mapping[str, str]
@@ -55,12 +53,9 @@ class _MadeUpAnswers:
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         special = set(self.tokenizer.all_special_ids)
+        plain = next(token for token in range(len(self.tokenizer)) if token not in special)
         for request in requests:
-            noise = Random(request.sample_id)
-            limit = min(_ANSWER_TOKENS, request.max_new_tokens or sampling.max_new_tokens)
-            drawn = noise.sample(range(len(self.tokenizer)), min(len(self.tokenizer), _ANSWER_TOKENS + len(special)))
-            tokens = [each for each in drawn if each not in special][: limit - 1]
-            tokens = [*tokens, *self.eos_token_ids] or drawn[:1]
+            tokens = [plain, *self.eos_token_ids][: request.max_new_tokens or sampling.max_new_tokens]
             yield Completion(
                 sample_id=request.sample_id,
                 token_ids=tuple(tokens),

@@ -12,7 +12,7 @@ from rlhf_core.config.resolve import resolve_section
 from rlhf_core.config.resolved import Configured, ResolvedRun, SelectedSection
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 
-from .options import EnvironmentOptions
+from .section import EnvironmentConfig
 
 SECTION = "environment"
 
@@ -21,14 +21,14 @@ SECTION = "environment"
 class SelectedEnvironment:
     """The environment that the section `environment` names."""
 
-    options: EnvironmentOptions
+    options: EnvironmentConfig
     """Those of the section itself."""
     selected: Configured
 
     @classmethod
     def of(cls, section: SelectedSection) -> SelectedEnvironment:
         """The environment of a resolved section."""
-        return cls(cast(EnvironmentOptions, section.config), cast(Configured, section.plugin))
+        return cls(cast(EnvironmentConfig, section.config), cast(Configured, section.plugin))
 
     @classmethod
     def of_run(cls, run: ResolvedRun) -> SelectedEnvironment | None:
@@ -37,7 +37,7 @@ class SelectedEnvironment:
 
     @property
     def isolate(self) -> bool:
-        """Whether it is kept in a process of its own, as `EnvironmentOptions.with_plugin` has settled it."""
+        """Whether it is kept in a process of its own, as `EnvironmentConfig.with_plugin` has settled it."""
         return bool(self.options.isolate)
 
     @property

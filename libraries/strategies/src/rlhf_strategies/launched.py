@@ -15,23 +15,16 @@ from rlhf_core.distributed.interrupts import INTERRUPT_FILE
 from rlhf_core.distributed.parent_watch import killed_with_parent
 from rlhf_core.errors import InterruptedRun, LostRankError, RlhfError, full_disk
 from rlhf_core.util.jsonl import write_json
-from rlhf_core.util.printable import printable
-from rlhf_core.util.redact import redact_text
+from rlhf_core.util.redact import printable, redact_text
 
-from .loopback import HOST, keep_to_loopback
+from .loopback import keep_to_loopback
 
 
 def _main(path: str) -> int:
     """One of the processes."""
     request = json.loads(Path(path).read_text())
-    # torch elastic starts its processes in sessions of their own: one that nobody waits for would go on training.
+    # It is in a session of its own: a process that nobody waits for would go on training.
     killed_with_parent(request["launcher"])
-    # The launcher's own store, in place of one of elastic's.
-    os.environ |= {
-        "MASTER_ADDR": HOST,
-        "MASTER_PORT": str(request["store_port"]),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
     keep_to_loopback()
     sys.path += [each for each in request["path"] if each not in sys.path]
     rank = int(os.environ["RANK"])
@@ -45,13 +38,10 @@ def _main(path: str) -> int:
         _write_error(Path(path).parent, rank, error)
         if not isinstance(error, RlhfError):
             sys.stderr.write(printable(redact_text(traceback.format_exc())))
-        if isinstance(error, InterruptedRun):
-            _tell_done(Path(path).parent, rank)
         if isinstance(error, LostRankError):
             sys.stdout.flush()
             os._exit(error.exit_code)  # an interpreter's end takes its time with what waits for the lost
         return error.exit_code if isinstance(error, RlhfError) else 1
-    _tell_done(Path(path).parent, rank)
     return 0
 
 
@@ -59,11 +49,6 @@ def report_lost(error: LostRankError) -> None:
     """Tell the launcher of ranks that this one has lost before it ends itself, so that they are stopped meanwhile."""
     if (interrupts := os.environ.get(INTERRUPT_FILE)) is not None:
         _write_error(Path(interrupts).parent, int(os.environ["RANK"]), error)
-
-
-def _tell_done(scratch: Path, rank: int) -> None:
-    """Let the launcher know that this process ended in order, at the run's end or when it was asked to."""
-    (scratch / f"done-{rank}").touch()
 
 
 def _write_error(scratch: Path, rank: int, error: BaseException) -> None:

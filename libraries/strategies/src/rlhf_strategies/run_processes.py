@@ -9,6 +9,7 @@ from typing import Any
 
 from rlhf_core.config.resolve import ResolvedRun
 from rlhf_core.distributed.launch_env import read_launch_env
+from rlhf_core.entry.ledger import RunLedger
 from rlhf_core.entry.train import prepare, run_rank
 from rlhf_core.errors import LostRankError
 from rlhf_core.hookspecs import hookimpl
@@ -49,7 +50,7 @@ def run_request(request: Mapping[str, Any]) -> None:
     folder = RunFolder(Path(request["output"]))
     checkpoint = None if request["checkpoint"] is None else Path(request["checkpoint"])
     with folder.logging() if rank == 0 else nullcontext():
-        run_rank(prepared, folder, checkpoint)
+        run_rank(prepared, RunLedger(folder), checkpoint)
 
 
 class _LostRanks:

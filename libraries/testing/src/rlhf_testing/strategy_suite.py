@@ -23,7 +23,7 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.errors import DivergenceError
 from rlhf_core.place import resolve_device
 from rlhf_core.strategy import Strategy
-from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 
 from .tiny_training import SHARD_BYTES, TINY_RATE, Training
 

@@ -134,7 +134,8 @@ def test_long_answers_are_skipped(algorithm: Any) -> None:
 def test_rows_of_lines_with_one_and_two_answers(algorithm: Any) -> None:
     made = algorithm("kto")
     batch = made.collate([made.encode(each, tiny_tokenizer()) for each in (PAIRS[0], JUDGED[1], PAIRS[1])])
-    assert batch.item.tolist() == [0, 0, 1, 2, 2] and batch.side.tolist() == [0, 1, 0, 0, 1]
-    assert batch.good.tolist() == [True, False, False, True, False]
-    assert batch.pairs.tolist() == [[0, 1], [3, 4]]
-    assert batch.by_item(torch.arange(1.0, 6.0)).tolist() == [[1, 2], [3, 0], [4, 5]]
+    assert batch.line.tolist() == [0, 1, 2, 0, 2] and len(batch) == 3
+    assert batch.good.tolist() == [True, False, True, False, False]
+    values = torch.arange(1.0, 6.0)
+    assert [each.tolist() for each in batch.pairs(values)] == [[1, 3], [4, 5]]
+    assert batch.by_line(values).tolist() == [[1, 4], [2, 0], [3, 5]]

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from rlhf_core.components import PromptsContext
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.plugins.selected import load
-from rlhf_core.prompts.records import IndexedRecords, RecordRules
+from rlhf_core.prompts.records import RecordRules, Records
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_data.config import CurriculumConfig
 from rlhf_data.curriculum import make_curriculum
 from rlhf_data.mixture import Mixture, StreamedMixture
 from rlhf_data.order import MixtureOrder
 from rlhf_testing.contracts import PromptsContract
+from rlhf_testing.models import tiny_tokenizer
 
 
 class TestMixture(PromptsContract):
@@ -35,7 +35,7 @@ class TestMixture(PromptsContract):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_character_tokenizer("0123456789=abc")
+    return tiny_tokenizer("0123456789=abc")
 
 
 def source(name, count):
@@ -75,7 +75,7 @@ def test_a_position_does_not_depend_on_what_was_asked_before(sizes, weights, see
 
 
 def test_a_source_alone_is_shuffled_as_without_a_mixture():
-    alone, mixed = IndexedRecords(source("a", 20), seed=3), records_of(Mixture([("a", 1.0, source("a", 20))]), seed=3)
+    alone, mixed = Records(source("a", 20), seed=3), records_of(Mixture([("a", 1.0, source("a", 20))]), seed=3)
     assert [alone.order.index(place) for place in range(50)] == [mixed.order.index(place) for place in range(50)]
 
 
@@ -140,7 +140,7 @@ def test_a_wrong_record_is_named_by_its_file(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "1"}\n{"prompt": 3}\n')
     mixture = build(tmp_path, [{"name": "sort-digits", "size": 3}, {"name": "jsonl", "path": "p.jsonl"}])
     with pytest.raises(DataError) as caught:
-        PromptStream(mixture, build_character_tokenizer("0123456789>"), seed=0)
+        PromptStream(mixture, tiny_tokenizer("0123456789>"), seed=0)
     assert caught.value.where == f"{tmp_path / 'p.jsonl'}:2"
 
 
@@ -190,7 +190,7 @@ class TestAStreamInAMixture:
 
     def test_each_holds_out_its_share(self, tokenizer):
         stream = self.stream(tokenizer, held_out=8, endless=Endless(100))
-        held_out = [json.dumps(record) for record in stream.held_out_records()]
+        held_out = [json.dumps(record) for record in stream.evaluation_records()]
         assert [json.loads(record)["source"] for record in held_out] == ["a"] * 6 + ["b"] * 2
         assert not {json.dumps(stream.record(position)) for position in range(2000)} & set(held_out)
 

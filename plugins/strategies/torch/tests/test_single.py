@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.util.tensor_trees import load_tree
+from rlhf_core.util.tensor_files import load_tree
 from rlhf_strategies.parts import make_adamw
 from rlhf_testing.strategy_suite import StrategyCase, observe
 from rlhf_testing.tiny_training import TINY_RATE, Training, largest_difference, moved_fraction, tiny_model, train_alone

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import ray
-from running import PATIENCE_SECONDS, wait_until
+from running import PATIENCE_SECONDS
 
 from rlhf_core import train
 
@@ -72,44 +71,3 @@ def test_a_node_that_goes_takes_only_its_actors_along(
     assert removed
     check_samples(tmp_path / "ray")
     assert "is started anew" in (tmp_path / "ray" / "run.log").read_text()
-
-
-def test_makers_of_a_preempted_node_give_their_prompts_back_before_it_goes(
-    cluster: Any,
-    tmp_path: Path,
-    run_file: Callable[..., dict[str, Any]],
-    check_samples: Callable[[Path], None],
-    faults: Callable[[str], Path],
-) -> None:
-    """Ray is told as a cloud's notice is; what the maker holds is trained on or made again, and another comes."""
-    folder = tmp_path / "ray"
-    held = faults("trainer-waits")
-    said: list[str] = []
-
-    def state(kind: str) -> list[dict[str, Any]]:
-        path = folder / "ray.json"
-        return list(json.loads(path.read_text())[kind]) if path.exists() else []
-
-    def preempt() -> None:
-        wait_until(lambda: any("trains on" in each.get("doing", "") for each in state("trainers")), "an update")
-        wait_until(lambda: sum(maker.get("waiting", 0) > 0 for maker in state("makers")) == 2, "samples of both")
-        driver = ray.get_runtime_context().get_node_id()
-        trainers = {each["node"] for each in state("trainers")}
-        lost = next(maker for maker in state("makers") if maker["node"] not in {driver, *trainers})
-        said.append(lost["name"])
-        until = 1000 * (time.time() + 8)
-        told = ray._raylet.GcsClient(address=cluster.address).drain_node(lost["node"], 2, "a spot machine", int(until))
-        assert told[0], told
-        wait_until(lambda: any(each["name"] == "maker-2" and each["pid"] for each in state("makers")), "another maker")
-        held.unlink()
-
-    thread = threading.Thread(target=preempt, daemon=True)
-    thread.start()
-    run = run_file({"episodes": 6}, num_makers=2, prompts_per_lease=1, maker_cpus=1, address=cluster.address)
-    run["transport"] |= {"trainer_cpus": 1, "max_staleness": 2, "max_restarts": 0}
-    assert train(run, output=folder) is not None
-    thread.join(PATIENCE_SECONDS)
-    check_samples(folder)
-    log = (folder / "run.log").read_text()
-    assert re.search(rf"{said[0]} leaves: its node is being drained, and goes in \d s at the latest", log)
-    assert re.search(rf"{said[0]} (leaves at its deadline|has left); \d+ of its prompts will be made again", log)

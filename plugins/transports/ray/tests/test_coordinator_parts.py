@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.rollout.evaluate import EvaluationRow
-from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry, MakerStates, TrainerRegistry
+from rlhf_ray.coordinator_parts import ActorRegistry, EvaluationJobs, MakerStates
 from rlhf_ray.messages import EvaluationWork, RolloutWork
 
 
@@ -32,13 +32,13 @@ class TestEvaluationJobs:
         return [EvaluationRow({"exact": 1.0}, number, False)]
 
 
-class TestMakerRegistry:
+class TestActorRegistry:
     def test_silence_and_long_work_are_noticed(self) -> None:
         now = [0.0]
-        registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
+        registry = ActorRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
         registry.register("a", 1, "n")
         registry.register("b", 2, "n")
-        registry.begins("a", RolloutWork((4, 5), 0))
+        registry.works("a", str(RolloutWork((4, 5), 0)))
         now[0] = 9
         registry.seen("a")
         now[0] = 15
@@ -47,11 +47,11 @@ class TestMakerRegistry:
         registry.seen("a")
         assert registry.stuck()["a"] == "makes 2 prompts from 4 since 101 s"
         registry.forget("a")
-        assert registry.registered == {"b"}
+        assert list(registry) == ["b"]
 
     def test_time_is_counted_by_what_a_maker_waited_for(self) -> None:
         now = [0.0]
-        registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
+        registry = ActorRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
         registry.register("a", 1, "n")
         registry.waits("a", "max_staleness: the next prompts need policy version 1")
         now[0] = 2
@@ -59,47 +59,37 @@ class TestMakerRegistry:
         now[0] = 5
         registry.waits("a", "max_staleness: the next prompts need policy version 2")
         now[0] = 6
-        registry.begins("a", RolloutWork((0,), 0))
+        registry.works("a", "makes")
         now[0] = 24
         registry.made("a", 3)
-        (row,) = registry.describe({"a": 2}, {"a": 1})
-        assert (row["busy"], row["groups"], row["waiting"], row["making"]) == (0.75, 3, 2, 1)
-        registry.leave("later")
-        registry.register("later", 2, "n")
-        assert registry.is_leaving("later")
+        (row,) = registry.rows({"a": 2})
+        assert (row.busy, row.groups, row.waiting) == (0.75, 3, 2)
 
     def test_idle_fraction(self) -> None:
         now = [0.0]
-        registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
+        registry = ActorRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
         registry.register("a", 1, "n")
         now[0] = 3
-        registry.begins("a", RolloutWork((0,), 0))
+        registry.works("a", "makes")
         now[0] = 4
         assert registry.take_idle_fraction() == pytest.approx(0.75)
         now[0] = 8
         assert registry.take_idle_fraction() == 0
-        registry.begins("a", None)
+        registry.waits("a", "nothing to do")
         now[0] = 10
         assert registry.take_idle_fraction() == 1
 
-
-class TestTrainerRegistry:
-    def test_waiting_is_not_work(self) -> None:
+    def test_what_goes_on_began_when_it_began(self) -> None:
         now = [0.0]
-        registry = TrainerRegistry(heartbeat_seconds=10, clock=lambda: now[0])
-        registry.seen("trainer-0")
-        now[0] = 1
-        registry.waits("trainer-0", "samples")
-        now[0] = 4
-        registry.works("trainer-0", "trains")
-        now[0] = 12
-        assert registry.describe()["trainer-0"] == {
-            "doing": "trains",
-            "for_s": 8.0,
-            "busy": 0.75,
-        }
-        now[0] = 15
-        assert registry.silent() == {"trainer-0": 11.0}
+        registry = ActorRegistry(heartbeat_seconds=10, clock=lambda: now[0])
+        registry.register("a")
+        registry.waits("a", "no weights")
+        now[0] = 2
+        registry.waits("a", "no prompts")
+        assert (registry.rows()[0].doing, registry.rows()[0].for_s) == ("waits: no prompts", 2.0)
+        registry.works("a", "trains")
+        now[0] = 3
+        assert (registry.rows()[0].doing, registry.rows()[0].for_s) == ("trains", 1.0)
 
 
 class TestMakerStates:

@@ -7,7 +7,7 @@ import torch
 
 from rlhf_core.columns import Column, Columns
 from rlhf_core.types import RolloutGroup
-from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_ray.groups import group_from_tree, group_to_tree
 from rlhf_testing.samples import make_group
 

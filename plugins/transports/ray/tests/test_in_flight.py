@@ -21,12 +21,10 @@ from rlhf_core.rollout import ModuleReceiver, PolicyExperienceMaker, SingleAnswe
 from rlhf_core.rollout.weight_sync import named_weights
 from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, SamplingParams
 from rlhf_ray.config import RayConfig
-from rlhf_ray.coordinator_parts import MakerRegistry
 from rlhf_ray.engine_thread import EngineThread
 from rlhf_ray.experience_maker_holder import Lanes
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 from rlhf_ray.maker_parts import MakerWorker
-from rlhf_ray.messages import RolloutWork
 from rlhf_testing.engine import EOS, FakeEngine
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.samples import make_prompt
@@ -278,19 +276,6 @@ def test_weights_come_in_the_middle_of_an_episode(
         assert sampled == sorted(sampled) and set(sampled) == {0, 1} and rollout.policy_version == 0
 
 
-def test_a_maker_that_asks_for_more_while_it_works_is_not_idle_and_may_be_stuck() -> None:
-    now = [0.0]
-    registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
-    registry.register("a", 1, "n")
-    registry.begins("a", RolloutWork((4, 5), 0))
-    for now[0] in range(0, 100, 5):
-        registry.begins("a", None, under_way=1)
-    assert registry.take_idle_fraction() == 0.0 and not registry.stuck()
-    now[0] = 101
-    registry.begins("a", None, under_way=1)
-    assert registry.stuck()["a"] == "makes 2 prompts from 4 since 101 s"
-
-
 @pytest.mark.parametrize(
     ("options", "lanes"),
     [
@@ -329,7 +314,6 @@ def test_a_run_keeps_every_promise_but_one_version_a_sample(
     assert all(0 <= line["staleness/max"] <= 1 for line in result.metrics)
     gaps = [line["rollout/logprob_gap_max"] for line in result.metrics if "rollout/logprob_gap_max" in line]
     assert max(gaps) < 1e-4
-    assert result.metrics[-1]["sync/canary_gap_max"] < 1e-5
     lines = samples(tmp_path / "ray")
     mixed = [line for line in lines if "policy_versions" in line]
     assert mixed

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 from running import wait_until
 
-from rlhf_ray.cluster import Connection
+from rlhf_core.errors import RlhfError
+from rlhf_ray.cluster import Connection, connected
+from rlhf_ray.config import RayConfig
 from rlhf_ray.orphan_reaper import watched
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
@@ -39,33 +42,37 @@ def start(stack: ExitStack, command: list[str]) -> subprocess.Popen[bytes]:
 
 def test_a_ray_and_what_it_started_are_ended_and_nothing_else(stack: ExitStack, tmp_path: Path) -> None:
     before = start(stack, SLEEP)
-    with watched() as has_started:
-        root = start(stack, [sys.executable, "-I", "-S", "-c", PARENT, str(tmp_path / "pid")])
+    root = start(stack, [sys.executable, "-I", "-S", "-c", PARENT, str(tmp_path / "pid")])
+    with watched([psutil.Process(root.pid)]):
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the root's child")
-        has_started()
         later = start(stack, SLEEP)
     below = int((tmp_path / "pid").read_text())
-    assert root.wait(0) == -9
+    assert root.wait(30) == -9
     wait_until(lambda: not psutil.pid_exists(below), "the end of the root's child")
     assert before.poll() is None
     assert later.poll() is None
 
 
-def test_a_ray_that_never_came_up_is_ended(stack: ExitStack) -> None:
+def test_a_ray_that_never_came_up_is_ended(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    roots: list[subprocess.Popen[bytes]] = []
+
+    def fails(**options: object) -> None:
+        roots.append(start(stack, SLEEP))
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", fails)
     before = start(stack, SLEEP)
-    with watched():
-        root = start(stack, SLEEP)
-        wait_until(lambda: psutil.Process(root.pid).status() == psutil.STATUS_SLEEPING, "the root")
-    assert root.wait(30) == -9
+    with pytest.raises(RlhfError, match="a local Ray cannot be started"), connected(RayConfig()):
+        pass
+    assert roots[0].wait(30) == -9
     assert before.poll() is None
 
 
 def test_a_connection_names_the_process_that_is_gone(stack: ExitStack) -> None:
-    with watched() as has_started:
-        root = start(stack, SLEEP)
-        (process,) = has_started()
-        connection = Connection("a-namespace", {process: "raylet"})
-        assert connection.lost() is None
-        root.kill()
-        wait_until(lambda: connection.lost() == "raylet", "the end of the process")
+    root = start(stack, SLEEP)
+    connection = Connection("a-namespace", {"raylet": psutil.Process(root.pid)})
+    assert connection.lost() is None
+    root.kill()
+    wait_until(lambda: connection.lost() == "raylet", "the end of the process")
     assert Connection("a-namespace").lost() is None

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 
 from rlhf_core.errors import UserInputError
 from rlhf_ray.commands import ray
-from rlhf_ray.orphan_reaper import start_time
-from rlhf_ray.status_file import read_status
+from rlhf_ray.status_file import read_status, start_time
 
 
 @pytest.fixture

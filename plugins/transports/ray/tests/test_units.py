@@ -112,30 +112,20 @@ class TestCoordinator:
             assert await coordinator.register("late", 1, "n", 0, has=1) == (2, [{"version": 1}])
             assert await coordinator.register("late", 1, "n", 0, "other", has=2) is None
             assert await coordinator.publish(2, [{"version": 2}], {"m"}) == {"late": "other"}
-            assert [maker["version"] for maker in (await coordinator.overview(0)).makers] == [None, 2]
+            assert [maker.version for maker in (await coordinator.overview(0)).makers] == [None, 2]
 
         run(scenario)
 
-    def test_a_maker_that_leaves_ends_what_it_makes_and_is_needed_until_its_samples_are_trained_on(self) -> None:
+    def test_the_size_of_a_lease_follows_the_number_of_makers(self) -> None:
         async def scenario(coordinator: Coordinator) -> None:
-            for name in ("m", "stays"):
+            for name in ("m", "ends"):
                 await coordinator.register(name, 1, "n", 0)
             await coordinator.publish(0)
-            assert await coordinator.next_work("m", 1) == RolloutWork((0,), 0)
+            assert await coordinator.next_work("ends", 1) == RolloutWork((0,), 0)
+            await coordinator.submit("ends", 0, [made(0, owner="ends")], PhaseTimes())
             await coordinator.scale(1)
-            await coordinator.leave("m")
-            await coordinator.submit("m", 0, [made(0)], PhaseTimes())
-            assert await coordinator.next_work("m", 1) == RunOver()
-            assert list(await coordinator.makers()) == ["stays"]  # no weights are sent to it any more
-            assert (await coordinator.overview(0)).owned == {"m": 1}
-            assert await coordinator.next_work("stays", 1) == RolloutWork((1,), 0)
-            await coordinator.submit("stays", 0, [made(1, owner="stays")], PhaseTimes())
-            await coordinator.take(0, 1)
-            assert (await coordinator.overview(0)).owned == {"m": 1, "stays": 1}  # the ranks may still fetch them
-            await coordinator.publish(1)
-            assert not (await coordinator.overview(0)).owned
-            assert await coordinator.release("m") == 0
-            assert await coordinator.next_work("stays", 1) == RolloutWork((2, 3), 1)  # an episode among one
+            assert await coordinator.release("ends") == 1  # its samples went with it
+            assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0)
 
         run(scenario, num_makers=2, prompts_per_lease=None)
 
@@ -144,23 +134,21 @@ class TestCoordinator:
             await coordinator.register("m", 1, "n", 0)
             await coordinator.alive("trainer-0")
             await coordinator.next_work("m", 0)
-            assert (await coordinator.overview(0)).makers[0]["doing"] == "waits: no weights were published yet"
-            await coordinator.makers()
+            assert (await coordinator.overview(0)).makers[0].doing == "waits: no weights were published yet"
             await coordinator.publish(0)
-            assert (await coordinator.overview(0)).sync_seconds is not None
             await coordinator.next_work("m", 1)
             taking = asyncio.create_task(coordinator.take(0, 5, "trainer-0"))
             await asyncio.sleep(0)
             view = await coordinator.overview(0)
-            assert (view.makers[0]["doing"], view.makers[0]["making"]) == ("makes 2 prompts from 0", 2)
-            assert view.trainers["trainer-0"]["doing"] == "waits for the samples of episode 1"
+            assert view.makers[0].doing == "makes 2 prompts from 0"
+            assert view.trainers[0].doing == "waits: the samples of episode 1 are not all there"
             await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes())
             await taking
             await coordinator.next_work("m", 0)
             view = await coordinator.overview(0)
-            assert view.makers[0]["doing"] == "waits: max_staleness: the next prompts need policy version 1"
-            assert (view.makers[0]["groups"], view.makers[0]["waiting"], view.queue) == (2, 0, 0)
-            assert view.trainers["trainer-0"]["doing"] == "trains on episode 1"
+            assert view.makers[0].doing == "waits: max_staleness: the next prompts need policy version 1"
+            assert (view.makers[0].groups, view.makers[0].waiting, view.queue) == (2, 0, 0)
+            assert view.trainers[0].doing == "trains on episode 1"
 
         run(scenario)
 
@@ -221,12 +209,9 @@ class TestCoordinator:
             work = asyncio.create_task(coordinator.next_work("m", 5))
             view = asyncio.create_task(coordinator.overview(5))
             await asyncio.sleep(0)
-            late = asyncio.create_task(coordinator.report("a", 1, LogLine("m", 20, "world")))
-            await asyncio.sleep(0.01)
-            assert not view.done() and not late.done()  # it has overtaken the one before it
-            await coordinator.report("a", 0, LogLine("m", 20, "hello"))
-            assert [line.text for line in (await view).events] == ["hello", "world"]
-            await late
+            assert not view.done()
+            await coordinator.report(LogLine("m", 20, "hello"))
+            assert [line.text for line in (await view).events] == ["hello"]
             await coordinator.finish()
             assert await work == RunOver()
 
@@ -268,6 +253,18 @@ class TestCoordinator:
             assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0, era=1)
             with pytest.raises(DeadlineError, match="0 of 2 groups are in"):
                 await coordinator.take(0, 0.01)
+
+        run(scenario)
+
+    def test_a_maker_that_asks_for_more_while_it_works_goes_on_working(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.register("m", 1, "n", 0)
+            await coordinator.publish(0)
+            await coordinator.next_work("m", 1)
+            assert await coordinator.next_work("m", 0.01, under_way=1) is None
+            assert (await coordinator.overview(0)).makers[0].doing == "makes 2 prompts from 0"
+            assert await coordinator.next_work("m", 0.01) is None
+            assert "waits" in (await coordinator.overview(0)).makers[0].doing
 
         run(scenario)
 

@@ -24,7 +24,6 @@ from rlhf_core.types import Rollout
 CACHE_FILE = "rewards.sqlite"
 
 _BUSY_SECONDS = 30.0
-_KEYS_A_QUERY = 500
 
 
 def reward_identity(name: str, plugin: str, options: Mapping[str, Any]) -> str | None:
@@ -121,15 +120,9 @@ class ScoreCache:
 
     def get(self, keys: Iterable[str]) -> dict[str, float]:
         """The cached scores, by key."""
-        wanted = list(keys)
-        found: dict[str, float] = {}
+        query = "SELECT key, score FROM scores WHERE key IN (SELECT value FROM json_each(?))"
         with self._lock, self._explained():
-            for start in range(0, len(wanted), _KEYS_A_QUERY):
-                part = wanted[start : start + _KEYS_A_QUERY]
-                marks = ",".join("?" * len(part))
-                rows = self._connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part)
-                found.update((key, _score(kept)) for key, kept in rows)
-        return found
+            return {key: _score(kept) for key, kept in self._connection.execute(query, [json.dumps(list(keys))])}
 
     def put(self, scores: Mapping[str, float]) -> None:
         """Store scores; an existing key keeps its score."""

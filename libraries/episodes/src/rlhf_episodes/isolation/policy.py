@@ -13,16 +13,12 @@ from .messages import MAX_TEXT_CHARS, Answer, Play, State
 
 
 class RemoteEpisode:
-    """One episode: what its branches have in common (`Playable`), and who tells of its calls (`CallClock`)."""
+    """One episode: what its branches have in common, and who tells of its calls (`CallClock`)."""
 
     def __init__(self, play: Play, send: Callable[[Mapping[str, Any], bool], None]) -> None:
         """send: a message, at once or as soon as nothing else is to be done."""
         self.number = play.episode
         self.task = play.task
-        self.num_turns = play.state.remaining_turns
-        """Turns that may have been taken; the run looks again."""
-        self.was_refused = False
-        """The run knows, and decides, what follows from a call at the endpoint that was refused."""
         self.max_new_tokens = play.max_new_tokens
         self.state = play.state
         """Of the branch that was answered last: turns and tokens that are left are those of all branches."""

@@ -86,7 +86,7 @@ class Worker:
     async def _play(self, episode: RemoteEpisode) -> None:
         told: dict[str, Any]
         try:
-            found = await run_environment(self._make, Caller(episode, self._workers), episode)
+            found = await run_environment(self._make, Caller(episode, self._workers), episode.task, episode.policy())
             told = {
                 "say": "ended",
                 "reward": found.reward,

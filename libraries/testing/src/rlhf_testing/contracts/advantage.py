@@ -15,8 +15,7 @@ from rlhf_core.algorithm import EpisodeOutput, RolloutAlgorithm
 from rlhf_core.columns import Columns
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
-from rlhf_core.rollout.made import made_episode
-from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS, TURN_REWARDS
+from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS, TURN_REWARDS, made_episode
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import BufferItem, Experience, PhaseTimes

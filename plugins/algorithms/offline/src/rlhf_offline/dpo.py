@@ -11,10 +11,10 @@ from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.types import Role
 
+from .answers import Answers, AnswersBatch, KnownReference
 from .config import DPOConfig
 from .dpo_losses import dpo_loss
-from .known_reference import KnownReference
-from .pairs import Pair, PairAlgorithm, PairBatch, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, pair_log_probs, pair_output
 
 
 def build(config: DPOConfig, context: AlgorithmContext) -> DPO:
@@ -35,20 +35,20 @@ class DPO(PairAlgorithm):
         return frozenset({"policy"} if self._config.reference_free else {"policy", "reference"})
 
     def prepare_items(
-        self, items: Sequence[Pair], reference: Callable[[Sequence[Pair]], Sequence[Tensor]]
-    ) -> Sequence[Pair]:
+        self, items: Sequence[Answers], reference: Callable[[Sequence[Answers]], Sequence[Tensor]]
+    ) -> Sequence[Answers]:
         """Add the reference's log-probs of both answers; each pair is computed once and remembered."""
         if self._config.reference_free:
             return items
         return self._known.fill(items, reference)
 
-    def reference_forward(self, model: nn.Module, batch: PairBatch) -> Tensor:
+    def reference_forward(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
         """[B, 2] log-probs of chosen and rejected, in nats."""
         return torch.stack(self._log_probs(model, batch), dim=-1)
 
-    def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
+    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
         chosen, rejected = self._log_probs(models["policy"], batch)
-        reference = (None, None) if batch.reference is None else batch.reference.unbind(-1)
+        reference = (None, None) if batch.reference is None else batch.pairs(batch.reference)
         config = self._config
         result = dpo_loss(
             chosen,
@@ -62,5 +62,5 @@ class DPO(PairAlgorithm):
         )
         return pair_output(result, batch.counts)
 
-    def _log_probs(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, Tensor]:
+    def _log_probs(self, model: nn.Module, batch: AnswersBatch) -> tuple[Tensor, Tensor]:
         return pair_log_probs(model, batch, mean=self._config.loss == "ipo")

@@ -15,10 +15,9 @@ from rlhf_core.errors import DataError
 from rlhf_core.types import Role
 from rlhf_forward import masked_sum
 
+from .answers import Answers, AnswersBatch, KnownReference, collate_answers, mismatched
 from .config import KTOConfig
 from .examples import answer_example, answer_log_probs
-from .judged import Judged, JudgedBatch, collate_judged, mismatched
-from .known_reference import KnownReference
 from .pairs import check_pair, encode_pair
 from .policy_only import PolicyOnly
 
@@ -52,7 +51,7 @@ def kto_loss(
     return torch.where(good, desirable_weight * torch.sigmoid(-gain), undesirable_weight * torch.sigmoid(gain))
 
 
-class KTO(PolicyOnly[Judged, JudgedBatch]):
+class KTO(PolicyOnly[Answers, AnswersBatch]):
     """Mean loss over the answers of the global batch."""
 
     def __init__(self, config: KTOConfig) -> None:
@@ -78,28 +77,27 @@ class KTO(PolicyOnly[Judged, JudgedBatch]):
                 f"the record has no text `completion` (its keys: {', '.join(sorted(record))})", where=_WHERE, hint=_HINT
             )
 
-    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Judged | None:
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:
         """`prompt` with `completion` and `label` (true: good), or with `chosen` and `rejected`."""
         self.check_record(record)
         most, add_eos = self._config.max_tokens, self._config.add_eos
         if "label" not in record:
-            pair = encode_pair(record, tokenizer, max_tokens=most, add_eos=add_eos, use_margin=False, where=_WHERE)
-            return None if pair is None else Judged(pair.answers, (True, False))
+            return encode_pair(record, tokenizer, max_tokens=most, add_eos=add_eos, use_margin=False, where=_WHERE)
         example = answer_example(record, record["completion"], tokenizer, add_eos=add_eos, where=_WHERE)
-        return Judged((example,), (record["label"],)) if example.num_tokens <= most else None
+        return Answers((example,), (record["label"],)) if example.num_tokens <= most else None
 
     def prepare_items(
-        self, items: Sequence[Judged], reference: Callable[[Sequence[Judged]], Sequence[Tensor]]
-    ) -> Sequence[Judged]:
+        self, items: Sequence[Answers], reference: Callable[[Sequence[Answers]], Sequence[Tensor]]
+    ) -> Sequence[Answers]:
         """Add the reference's log-probs; each line is computed once and remembered."""
         return self._known.fill(items, reference)
 
     def start_episode(
         self,
-        items: Sequence[Judged],
+        items: Sequence[Answers],
         *,
-        policy: Callable[[Sequence[Judged]], Sequence[Tensor]],
-        reference: Callable[[Sequence[Judged]], Sequence[Tensor]],
+        policy: Callable[[Sequence[Answers]], Sequence[Tensor]],
+        reference: Callable[[Sequence[Answers]], Sequence[Tensor]],
     ) -> None:
         """Estimate the policy's KL from the reference on answers that belong to other prompts, at least 0.
 
@@ -109,19 +107,19 @@ class KTO(PolicyOnly[Judged, JudgedBatch]):
         gaps = [float(ours[0] - its[0]) for ours, its in zip(policy(measured), reference(measured), strict=True)]
         self._kl = max(0.0, sum(gaps) / len(gaps)) if gaps else 0.0
 
-    def reference_forward(self, model: nn.Module, batch: JudgedBatch) -> Tensor:
+    def reference_forward(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
         """[B, 2] log-probs of an item's answers, in nats, 0 where it has one."""
-        return batch.by_item(answer_log_probs(model, batch.examples))
+        return batch.by_line(answer_log_probs(model, batch.examples))
 
-    def collate(self, items: Sequence[Judged]) -> JudgedBatch:
-        return collate_judged(items)
+    def collate(self, items: Sequence[Answers]) -> AnswersBatch:
+        return collate_answers(items)
 
-    def counts(self, batch: JudgedBatch) -> Mapping[str, float]:
-        return {"policy": float(batch.counts.sum())}
+    def counts(self, batch: AnswersBatch) -> Mapping[str, float]:
+        return {"policy": float(batch.counts[batch.line].sum())}
 
-    def loss(self, models: Mapping[str, nn.Module], batch: JudgedBatch) -> LossOutput:
+    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
         assert batch.reference is not None
-        config, good, counts = self._config, batch.good, batch.counts
+        config, good, counts = self._config, batch.good, batch.counts[batch.line]
         ratios = answer_log_probs(models["policy"], batch.examples) - batch.reference
         losses = kto_loss(
             ratios,
@@ -133,12 +131,12 @@ class KTO(PolicyOnly[Judged, JudgedBatch]):
         )
         return LossOutput({"policy": masked_sum(losses, counts)}, self._metrics(ratios.detach(), batch))
 
-    def _metrics(self, ratios: Tensor, batch: JudgedBatch) -> dict[str, Mean]:
+    def _metrics(self, ratios: Tensor, batch: AnswersBatch) -> dict[str, Mean]:
         """Rewards (beta times log-ratio) of the good and the bad, and whether pairs are told apart."""
-        good, counts, rewards = batch.good & batch.counts, batch.counts, self._config.beta * ratios
-        bad = ~batch.good & counts
-        chosen, rejected = rewards[batch.pairs].unbind(-1)
-        paired = counts[batch.pairs[:, 0]]
+        counts, rewards = batch.counts[batch.line], self._config.beta * ratios
+        good, bad = batch.good & counts, ~batch.good & counts
+        chosen, rejected = batch.pairs(rewards)
+        paired, _ = batch.pairs(counts)
         return {
             "preference/chosen_reward": Mean(masked_sum(rewards, good), good.sum()),
             "preference/rejected_reward": Mean(masked_sum(rewards, bad), bad.sum()),

@@ -12,8 +12,9 @@ from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
 from rlhf_forward import masked_sum
 
+from .answers import AnswersBatch
 from .config import ORPOConfig
-from .pairs import PairAlgorithm, PairBatch, PairLoss, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, PairLoss, pair_log_probs, pair_output
 
 SUREST = -1e-6
 """A log-prob per token is taken to be this at most: at 0 the odds would be infinite."""
@@ -47,7 +48,7 @@ class ORPO(PairAlgorithm):
         super().__init__("orpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
         self._config = config
 
-    def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
+    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
         chosen, rejected = pair_log_probs(models["policy"], batch, mean=True)
         output = pair_output(orpo_loss(chosen, rejected, odds_coef=self._config.odds_coef), batch.counts)
         nll = Mean(masked_sum(-chosen.detach(), batch.counts), batch.counts.sum())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -14,66 +13,22 @@ from rlhf_core.algorithm import LossOutput, Mean, Metric
 from rlhf_core.errors import DataError
 from rlhf_forward import masked_sum
 
-from .examples import Example, ExampleBatch, answer_example, answer_log_probs, collate_examples
+from .answers import Answers, AnswersBatch, collate_answers
+from .examples import answer_example, answer_log_probs
 from .policy_only import PolicyOnly
 
 _HINT = 'each line needs {"prompt": …, "chosen": "…", "rejected": "…"}'
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One pair, unpadded."""
-
-    chosen: Example
-    rejected: Example
-    margin: float = 0.0
-    """By how much the chosen answer's score should exceed the rejected one's."""
-    counts: bool = True
-    """False for a filler pair that must not count."""
-    reference: Tensor | None = None
-    """[2] float32: the reference model's values for chosen and rejected."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of its two rows, padded to the longer one."""
-        return 2 * max(self.chosen.num_tokens, self.rejected.num_tokens)
-
-    @property
-    def answers(self) -> tuple[Example, Example]:
-        return self.chosen, self.rejected
-
-    def masked(self) -> Pair:
-        """The same pair with `counts` False."""
-        return replace(self, counts=False)
-
-
-@dataclass(frozen=True, slots=True)
-class PairBatch:
-    """B pairs as 2B padded rows."""
-
-    examples: ExampleBatch
-    """All chosen answers, then all rejected ones in the same order."""
-    margins: Tensor
-    """[B] float32."""
-    counts: Tensor
-    """[B] bool, True = counts in the loss."""
-    reference: Tensor | None
-    """[B, 2] float32."""
-
-    def __len__(self) -> int:
-        return int(self.counts.numel())
-
-
-def pair_log_probs(model: nn.Module, batch: PairBatch, *, mean: bool) -> tuple[Tensor, Tensor]:
+def pair_log_probs(model: nn.Module, batch: AnswersBatch, *, mean: bool) -> tuple[Tensor, Tensor]:
     """[B] each: log-probs of the chosen and of the rejected answers, in nats: sums over their tokens, or means."""
     values = answer_log_probs(model, batch.examples)
     if mean:
         values = values / batch.examples.target_mask.sum(-1).clamp(min=1)
-    chosen, rejected = values.chunk(2)
-    return chosen, rejected
+    return batch.pairs(values)
 
 
-class PairAlgorithm(PolicyOnly[Pair, PairBatch]):
+class PairAlgorithm(PolicyOnly[Answers, AnswersBatch]):
     """An algorithm that trains the policy on pairs; the loss is a mean over the pairs of the global batch."""
 
     def __init__(self, name: str, *, max_tokens: int, add_eos: bool = True, use_margin: bool = False) -> None:
@@ -86,7 +41,7 @@ class PairAlgorithm(PolicyOnly[Pair, PairBatch]):
     def check_record(self, record: Mapping[str, Any]) -> None:
         check_pair(record, use_margin=self._use_margin, where=self._name)
 
-    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:
         """`prompt` (text or chat messages), `chosen` and `rejected` (texts), with `use_margin` a `margin`."""
         return encode_pair(
             record,
@@ -97,10 +52,10 @@ class PairAlgorithm(PolicyOnly[Pair, PairBatch]):
             where=self._name,
         )
 
-    def collate(self, items: Sequence[Pair]) -> PairBatch:
-        return collate_pairs(items)
+    def collate(self, items: Sequence[Answers]) -> AnswersBatch:
+        return collate_answers(items)
 
-    def counts(self, batch: PairBatch) -> Mapping[str, float]:
+    def counts(self, batch: AnswersBatch) -> Mapping[str, float]:
         return {"policy": float(batch.counts.sum())}
 
 
@@ -112,15 +67,15 @@ def encode_pair(
     add_eos: bool,
     use_margin: bool,
     where: str,
-) -> Pair | None:
+) -> Answers | None:
     """`prompt`, `chosen` and `rejected` (texts) to a pair; None when an answer is too long or both are the same."""
     check_pair(record, use_margin=use_margin, where=where)
     margin = record["margin"] if use_margin else 0.0
-    chosen, rejected = (
+    answers = tuple(
         answer_example(record, record[key], tokenizer, add_eos=add_eos, where=where) for key in ("chosen", "rejected")
     )
-    too_long = max(chosen.num_tokens, rejected.num_tokens) > max_tokens
-    return None if too_long or record["chosen"] == record["rejected"] else Pair(chosen, rejected, float(margin))
+    too_long = max(each.num_tokens for each in answers) > max_tokens
+    return None if too_long or record["chosen"] == record["rejected"] else Answers(answers, margin=float(margin))
 
 
 def check_pair(record: Mapping[str, Any], *, use_margin: bool, where: str) -> None:
@@ -135,18 +90,6 @@ def check_pair(record: Mapping[str, Any], *, use_margin: bool, where: str) -> No
         raise DataError(
             f"the record's `margin` is {margin!r}, not a number", where=where, hint="or set use_margin: false"
         )
-
-
-def collate_pairs(pairs: Sequence[Pair], *, pad_id: int = 0) -> PairBatch:
-    """Collate pairs, padded to the longest row. Reference values are present for all pairs or none."""
-    rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    known = [pair.reference for pair in pairs if pair.reference is not None]
-    return PairBatch(
-        collate_examples(rows, pad_id=pad_id),
-        torch.tensor([pair.margin for pair in pairs], dtype=torch.float32),
-        torch.tensor([pair.counts for pair in pairs], dtype=torch.bool),
-        torch.stack(known) if len(known) == len(pairs) else None,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import UserInputError
 from rlhf_forward import own_lengths
 
+from .answers import Answers, AnswersBatch, collate_answers
 from .config import RewardModelConfig
-from .pairs import Pair, PairAlgorithm, PairBatch, PairLoss, collate_pairs, pair_output
+from .pairs import PairAlgorithm, PairLoss, pair_output
 
 
 def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
@@ -69,15 +70,15 @@ class RewardModel(PairAlgorithm):
     def model_kind(self) -> str:
         return "sequence-classification"
 
-    def collate(self, items: Sequence[Pair]) -> PairBatch:
-        return collate_pairs(items, pad_id=self._pad_id)
+    def collate(self, items: Sequence[Answers]) -> AnswersBatch:
+        return collate_answers(items, pad_id=self._pad_id)
 
-    def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
+    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
         rows = batch.examples
         model, mask = models["policy"], rows.attention_mask
         with own_lengths(model, mask.sum(1, keepdim=True)):
             output = model(input_ids=rows.input_ids, attention_mask=mask.long(), use_cache=False)
-        chosen, rejected = output.logits.squeeze(-1).float().chunk(2)
+        chosen, rejected = batch.pairs(output.logits.squeeze(-1).float())
         result = bradley_terry_loss(chosen, rejected, margin=batch.margins, centring_coef=self._config.centring_coef)
         return pair_output(result, batch.counts)
 

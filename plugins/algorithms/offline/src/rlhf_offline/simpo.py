@@ -10,8 +10,9 @@ from torch.nn.functional import logsigmoid
 from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 
+from .answers import AnswersBatch
 from .config import SimPOConfig
-from .pairs import PairAlgorithm, PairBatch, PairLoss, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, PairLoss, pair_log_probs, pair_output
 
 
 def build(config: SimPOConfig, context: AlgorithmContext) -> SimPO:
@@ -32,7 +33,7 @@ class SimPO(PairAlgorithm):
         super().__init__("simpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
         self._config = config
 
-    def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
+    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
         chosen, rejected = pair_log_probs(models["policy"], batch, mean=True)
         config = self._config
         return pair_output(simpo_loss(chosen, rejected, beta=config.beta, gamma=config.gamma), batch.counts)

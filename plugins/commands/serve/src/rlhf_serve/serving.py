@@ -14,7 +14,7 @@ from rlhf_core.config import ModelConfig
 from rlhf_core.entry.inference import open_engine
 from rlhf_core.errors import RlhfError
 from rlhf_core.prompts import PromptEncoder
-from rlhf_core.protocols import Asked, CancelingEngine, InFlightEngine, RolloutEngine
+from rlhf_core.protocols import Asked, InFlightEngine, RolloutEngine
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, reply_message, template_messages
@@ -173,9 +173,9 @@ class ServedModel:
 
     def _between(self) -> Sequence[Asked]:
         """Before each step: drop what no one waits for any more; return what joins."""
-        if isinstance(self._engine, CancelingEngine):
+        if (cancel := getattr(self._engine, "cancel", None)) is not None:
             for sample_id in [key for key, job in self._open.items() if self._closed or job.answer.done()]:
-                self._engine.cancel(sample_id)
+                cancel(sample_id)
                 del self._open[sample_id]
         return [] if self._closed else [(job.request, job.sampling) for job in self._take(alike=False)]
 

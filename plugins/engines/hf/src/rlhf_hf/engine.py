@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class HfEngine:
-    """A `CancelingEngine` over a module of this process, shared with the trainer or its own."""
+    """An `InFlightEngine` over a module of this process, shared with the trainer or its own."""
 
     def __init__(self, config: HfEngineConfig, context: EngineContext) -> None:
         self._config = config
@@ -114,7 +114,7 @@ class HfEngine:
                 self._packed = None
 
     def cancel(self, sample_id: int, branch: int = 0) -> None:
-        """Drop an open request of `generate_in_flight`; called in `between` (see `CancelingEngine`)."""
+        """Drop an open request of `generate_in_flight`; called in `between` (see `InFlightEngine`)."""
         if self._flight is not None:
             self._flight.cancel(sample_id, branch)
 

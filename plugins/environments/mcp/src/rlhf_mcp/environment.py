@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mcp.types import Tool as ServerTool
@@ -41,19 +42,14 @@ class McpEnvironment:
         """Turns, and the calls in them, until the policy calls no tool or a bound ends it."""
         server = Server(self._process)
         try:
-            outcome = await self._play(server, task, policy)
-            await server.close()
-            return outcome
+            return await server.serve(partial(self._play, server, task, policy))
         except asyncio.CancelledError:
             if server.doing:
                 logger.warning("sample %d: the MCP server was ended while %s", task.sample_id, server.doing)
             raise
-        finally:
-            server.kill()
 
     async def _play(self, server: Server, task: Task, policy: Policy) -> Outcome:
         config = self._config
-        await server.open()
         tools = await server.tools()
         hidden = [name for name in (config.setup_tool, config.reward_tool) if name is not None]
         offered = schemas(tools, config.tools, hidden)

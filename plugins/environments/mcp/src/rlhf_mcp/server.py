@@ -1,15 +1,8 @@
-"""An MCP server of one episode, driven on a thread with an event loop of its own.
-
-The loop of the episode may be gone before a server that hangs has ended; this one stays until it has.
-"""
+"""An MCP server of one episode, asked one thing after another."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from mcp import Client, MCPError
@@ -31,25 +24,34 @@ class ToolRefused(Exception):
 
 
 class Server:
-    """Opened, asked one thing after another, and closed or killed; all by one episode."""
+    """A process that speaks MCP."""
 
     def __init__(self, process: ServerProcess) -> None:
         self.doing = ""
         """The call in progress, in words; empty where there is none."""
         self._process = process
-        self._loop = asyncio.new_event_loop()
         self._client: Client
-        self._closing = asyncio.Event()
-        self._opened: Future[None] = Future()
-        self._over: Future[None] = Future()
-        for future in (self._opened, self._over):
-            future.set_running_or_notify_cancel()  # who waits for them and gives up does not cancel them
-        self._main_task = self._loop.create_task(self._main())
-        threading.Thread(target=self._serve, name="mcp", daemon=True).start()
 
-    async def open(self) -> None:
-        """Wait until it speaks MCP. Raises `ConfigError` where there is no such program, else `EpisodeError`."""
-        await self._wait("starting", self._opened)
+    async def serve(self, play: Callable[[], Awaitable[T]]) -> T:
+        """Start it, play, and let it end with its input closed and a moment's time; a cancelled play ends it at once.
+
+        Raises what `play` raises, `ConfigError` where there is no such program, else `EpisodeError`.
+        """
+        found: T | Exception
+        self.doing = "starting"
+        try:
+            async with Client(self._process, cache=None) as self._client:
+                self.doing = ""
+                try:
+                    found = await play()
+                except Exception as error:  # raised on, it would come out of the library in a group
+                    found = error
+                self.doing = "ending"
+        except Exception as error:  # of the library's tasks: a group
+            raise await self._explanation(self.doing, _first(error)) from error
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     async def tools(self) -> list[Tool]:
         """All that it lists. Raises `EpisodeError`, also for more than `MAX_TOOLS`."""
@@ -59,47 +61,16 @@ class Server:
         """Call a tool. Raises `ToolRefused` for an error about the call, `EpisodeError` for any other."""
         return await self._ask(f"calling its tool {printable(name)}", self._call_tool(name, arguments))
 
-    async def close(self) -> None:
-        """Let it end, with its input closed and a moment's time, and wait until it has."""
-        self._tell(self._closing.set)
-        await self._wait("ending", self._over)
-
-    def kill(self) -> None:
-        """End it now, without waiting. Nothing where it has ended."""
-        self._tell(self._main_task.cancel)
-
-    def _tell(self, function: Any) -> None:
-        with suppress(RuntimeError):  # its loop is closed: it has ended
-            self._loop.call_soon_threadsafe(function)
-
-    async def _ask(self, what: str, answer: Coroutine[Any, Any, T]) -> T:
-        return await self._wait(what, asyncio.run_coroutine_threadsafe(self._explained(what, answer), self._loop))
-
-    async def _wait(self, what: str, future: Future[T]) -> T:
+    async def _ask(self, what: str, answer: Awaitable[T]) -> T:
         self.doing = what
-        found = await asyncio.wrap_future(future)
+        try:
+            found = await answer
+        except ToolRefused:
+            raise
+        except Exception as error:
+            raise await self._explanation(what, error) from error
         self.doing = ""
         return found
-
-    # What follows runs on the thread.
-
-    def _serve(self) -> None:
-        try:
-            with suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._main_task)
-            self._loop.run_until_complete(_end_others())
-        finally:
-            self._loop.close()
-            self._over.set_result(None)
-
-    async def _main(self) -> None:
-        try:
-            async with Client(self._process, cache=None) as self._client:
-                self._opened.set_result(None)
-                await self._closing.wait()
-        except BaseException as error:  # of the library's tasks: a group
-            if not self._opened.done():
-                self._opened.set_exception(await self._explanation("starting", _first(error)))
 
     async def _list_tools(self) -> list[Tool]:
         found: list[Tool] = []
@@ -126,14 +97,6 @@ class Server:
                 raise
             raise ToolRefused(error.error.message) from error
 
-    async def _explained(self, what: str, answer: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await answer
-        except ToolRefused:
-            raise
-        except Exception as error:
-            raise await self._explanation(what, error) from error
-
     async def _explanation(self, what: str, error: BaseException) -> RlhfError:
         if isinstance(error, RlhfError):
             return error
@@ -150,11 +113,3 @@ def _first(error: BaseException) -> BaseException:
     while parts := getattr(error, "exceptions", None):
         error = parts[0]
     return error
-
-
-async def _end_others() -> None:
-    """Let what the library left behind end, as `asyncio.run` does."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

@@ -15,7 +15,7 @@ from rlhf_core.util import suggestion
 if TYPE_CHECKING:
     from rlhf_core.config import ResolvedRun
     from rlhf_core.prompts import Records
-    from rlhf_core.rollout import Sampler
+    from rlhf_core.protocols import Sampler
 
 Count = Annotated[int, Field(ge=1)]
 SuccessRange = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]

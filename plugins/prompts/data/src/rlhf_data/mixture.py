@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_core.components import PromptsContext
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.plugins import load
-from rlhf_core.prompts import IndexedRecords, RecordRules, Records
+from rlhf_core.prompts import RecordRules, Records
 from rlhf_core.protocols import OrderedPromptSource, PromptSource
 
 from .config import MixtureConfig, MixtureEntry
@@ -40,7 +40,10 @@ class Mixture:
 
     def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
         """Return the records of all sources in turn. Raises `DataError` on wrong ones."""
-        return MixtureRecords(self, rules, seed=seed, held_out=held_out)
+        records = Records(self, rules, seed=seed, held_out=held_out)
+        assert records.training is not None
+        records.order = self.order(records.training, seed) or records.order
+        return records
 
     def order(self, training: Sequence[int], seed: int) -> MixtureOrder | None:
         """Return the order of the `training` records; None for one source. Raises `DataError` for one without any."""
@@ -61,15 +64,6 @@ class Mixture:
             raise IndexError(index)
         part = bisect_right(self._ends, index)
         return part, index - (self._ends[part] - len(self._sources[part]))
-
-
-class MixtureRecords(IndexedRecords):
-    """The records of a mixture, whose sources are shuffled separately and take turns."""
-
-    def __init__(self, mixture: Mixture, rules: RecordRules, *, seed: int, held_out: int) -> None:
-        """Read every record once. Raises one `DataError` for all wrong records, or if a source has none left."""
-        super().__init__(mixture, rules, seed=seed, held_out=held_out)
-        self.order = mixture.order(self.training, seed) or self.order
 
 
 class StreamedMixture:

@@ -36,7 +36,7 @@ class StreamedRecords(Records):
 
     def __init__(self, source: Iterable[Record], rules: RecordRules, *, held_out: int) -> None:
         """Read the held-out records and check the first ones. Raises `DataError` if one is wrong."""
-        self._source = source
+        self._stream = source
         self._rules = rules
         self._num_held_out = held_out
         self.counts = {}
@@ -56,9 +56,9 @@ class StreamedRecords(Records):
         self.digest = digest.hexdigest()
         self._recent: OrderedDict[int, tuple[Record, str]] = OrderedDict()
         self._restart()
-        self._held_out = list(islice(self._epoch(), held_out))
-        if len(self._held_out) < held_out:
-            raise DataError(f"{len(self._held_out)} usable records, {held_out} to be held out", where="prompts")
+        self._first_records = list(islice(self._epoch(), held_out))
+        if len(self._first_records) < held_out:
+            raise DataError(f"{len(self._first_records)} usable records, {held_out} to be held out", where="prompts")
         self.at(0)
 
     def at(self, position: int) -> tuple[Record, str]:
@@ -74,7 +74,7 @@ class StreamedRecords(Records):
         return self._recent[position]
 
     def held_out(self) -> list[tuple[Record, str]]:
-        return list(self._held_out)
+        return list(self._first_records)
 
     def _restart(self) -> None:
         self._next = 0
@@ -93,12 +93,12 @@ class StreamedRecords(Records):
     def _epoch(self) -> Iterator[tuple[Record, str]]:
         """The usable records, once."""
         seen: set[bytes] = set()
-        for index, record in enumerate(self._source):
+        for index, record in enumerate(self._stream):
             if self._usable(index, record, seen):
-                yield record, origin(self._source, index)
+                yield record, origin(self._stream, index)
 
     def _usable(self, index: int, record: Record, seen: set[bytes]) -> bool:
-        rules, name = self._rules, origin(self._source, index)
+        rules, name = self._rules, origin(self._stream, index)
         if rules.check is not None:
             rules.check(record, name)
         return not rules.refuses(record, name, seen) and (rules.fits is None or rules.fits([record], [name])[0])

@@ -101,16 +101,13 @@ def _token(variable: str | None, host: str) -> str | None:
 
 def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) -> RewardScorer:
     from rlhf_core.components import RewardContext
-    from rlhf_core.config import Problems, resolve_reward
+    from rlhf_core.config import resolve_reward
     from rlhf_core.errors import ConfigError
     from rlhf_core.place import resolve_device
     from rlhf_core.rewards import RewardScorer, reward_spec
 
     entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, options)), "name": name}
-    problems = Problems()
-    reward = resolve_reward(entry, problems, name)
-    problems.raise_if_any("rlhf serve-reward")
-    assert reward is not None
+    reward = resolve_reward(entry, "rlhf serve-reward")
     if reward.call_options.cache:
         raise ConfigError(
             "a server keeps no cache", where="--option cache", hint="say cache: true in the entry of the run that asks"

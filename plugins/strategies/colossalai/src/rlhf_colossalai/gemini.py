@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+_CHUNK_M = 32
+"""Least size of a chunk, and the range in which it is searched, in million elements (2^20)."""
 _CHUNKS_OF_SMALL_MODELS = 4
 
 
@@ -39,7 +41,8 @@ class GeminiStrategy(ZeroStrategy):
     """Everything sharded; bf16 unless fp16 is configured."""
 
     def __init__(self, config: GeminiConfig, device: torch.device) -> None:
-        super().__init__(config, device, resolve_precision(config.precision, device, on_cpu="bf16"))
+        precision = resolve_precision(config.precision, device, on_cpu="bf16")
+        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
         self._config = config
 
     @property
@@ -69,17 +72,15 @@ class GeminiStrategy(ZeroStrategy):
         # A model smaller than one chunk would be kept whole, and ColossalAI 0.5.0 counts the gradients of all
         # micro-batches but the last once per process there. With several chunks it is sharded, and counts right.
         trainable_m = sum(p.numel() for p in model.parameters() if p.requires_grad) / 2**20
-        arguments = config.model_dump(exclude={"timeout_seconds"})  # their names are those of the plugin's arguments
-        arguments |= {
-            "precision": self.precision,
-            "max_prefetch": config.max_prefetch if on_gpu else 0,
-            "pin_memory": config.pin_memory and on_gpu,
-            "enable_async_reduce": config.pin_memory and on_gpu,  # async reduce always pins memory
-            "search_range_m": min(config.search_range_m, math.ceil(trainable_m)),
-            "min_chunk_size_m": min(config.min_chunk_size_m, trainable_m / _CHUNKS_OF_SMALL_MODELS),
-        }
         return GeminiPlugin(
-            **arguments,
+            precision=self.precision,
+            shard_param_frac=config.shard_param_frac,
+            offload_optim_frac=config.offload_optim_frac,
+            offload_param_frac=config.offload_param_frac,
+            pin_memory=on_gpu,
+            enable_async_reduce=on_gpu,  # it always pins memory
+            search_range_m=min(_CHUNK_M, math.ceil(trainable_m)),
+            min_chunk_size_m=min(_CHUNK_M, trainable_m / _CHUNKS_OF_SMALL_MODELS),
             enable_gradient_accumulation=True,  # an update may have several micro-batches
             max_norm=math.inf if max_grad_norm is None else max_grad_norm,  # without `max_norm` it measures no norm
         )
@@ -87,7 +88,7 @@ class GeminiStrategy(ZeroStrategy):
     @contextlib.contextmanager
     def _norm_noted(self, optimizer: GeminiOptimizer, note: Callable[[float], None]) -> Iterator[None]:
         combined_scale = optimizer._get_combined_scale
-        loss_scale = optimizer.mix_precision_mixin.get_grad_div_scale()
+        loss_scale = getattr(optimizer.mix_precision_mixin, "loss_scale", 1.0)  # of fp16
 
         def note_then_scale() -> float:
             scale: float = combined_scale()
@@ -150,11 +151,6 @@ class GeminiStrategy(ZeroStrategy):
 def build(config: GeminiConfig, context: StrategyContext) -> GeminiStrategy:
     """Make the strategy. Raises `ConfigError` where an option needs a GPU and there is none."""
     device = resolve_device(context.device)
-    asked = {
-        "placement_policy": config.placement_policy == "auto",
-        "offload_optim_frac": config.offload_optim_frac > 0,
-        "offload_param_frac": config.offload_param_frac > 0,
-        "max_prefetch": config.max_prefetch > 0,
-    }
-    check_offload(device, asked)
+    offloads = {name: getattr(config, name) > 0 for name in ("offload_optim_frac", "offload_param_frac")}
+    check_offload(device, offloads)
     return GeminiStrategy(config, device)

@@ -30,12 +30,16 @@ with quietly():
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_FIRST_LOSS_SCALE = 2.0**16
+"""Of fp16."""
+
 
 class LowLevelZeroStrategy(ZeroStrategy):
     """Optimizer state divided by the number of processes; gradients too in stage 2."""
 
     def __init__(self, config: LowLevelZeroConfig, device: torch.device) -> None:
-        super().__init__(config, device, resolve_precision(config.precision, device, on_cpu="fp32"))
+        precision = resolve_precision(config.precision, device, on_cpu="fp32")
+        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
         self._config = config
         # In fp32, master weights would duplicate the weights; with offload, they are the copy in host memory.
         self._keeps_masters = self._keeps_finer or config.cpu_offload
@@ -50,17 +54,13 @@ class LowLevelZeroStrategy(ZeroStrategy):
         )
 
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> LowLevelZeroPlugin:
-        config = self._config
-        travel = config.communication_precision
         return LowLevelZeroPlugin(
-            stage=config.stage,
+            stage=self._config.stage,
             precision=self.precision,
-            initial_scale=config.initial_scale,
+            initial_scale=_FIRST_LOSS_SCALE,
             max_norm=max_grad_norm or 0.0,
-            reduce_bucket_size_in_m=config.reduce_bucket_size_in_m,
-            communication_dtype=None if travel == "same" else torch_dtype(travel),
-            overlap_communication=config.overlap_communication and self.device.type == "cuda",
-            cpu_offload=config.cpu_offload,
+            overlap_communication=self.device.type == "cuda",
+            cpu_offload=self._config.cpu_offload,
             master_weights=self._keeps_masters,
         )
 
@@ -74,10 +74,10 @@ class LowLevelZeroStrategy(ZeroStrategy):
     @contextlib.contextmanager
     def _norm_noted(self, optimizer: LowLevelZeroOptimizer, note: Callable[[float], None]) -> Iterator[None]:
         clip = optimizer._unscale_and_clip_grads
-        mixin = optimizer.mixed_precision_mixin
+        loss_scale = getattr(optimizer.mixed_precision_mixin, "loss_scale", 1.0)  # of fp16
 
         def note_then_clip(grads: list[Tensor], scaled_norm: float) -> None:
-            note(scaled_norm / (1.0 if mixin is None else mixin.get_grad_div_scale()))
+            note(scaled_norm / loss_scale)
             clip(grads, scaled_norm)
 
         optimizer._unscale_and_clip_grads = note_then_clip

@@ -1,19 +1,18 @@
-"""The actors of a run: places them, starts them and stops them together."""
+"""The actors of a run: starts them and stops them together."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.training import RunRequest
@@ -24,14 +23,12 @@ from .cluster import cluster_address
 from .config import RayConfig
 from .coordinator_actor import Coordinator, CoordinatorSettings
 from .experience_maker_holder import ExperienceMakerHolder
+from .messages import Overview
+from .status_file import ActorRow
 from .trainer_actor import TrainerActor
 
 logger = logging.getLogger("rlhf.ray")
 
-_NAMED = 8
-"""Most actors that an error names."""
-Demands = Mapping[str, tuple[float, float]]
-"""Actor name -> CPUs and GPUs that it reserves."""
 _END_SECONDS = 15.0
 """How long makers may take to end by themselves once the run is over."""
 
@@ -45,6 +42,8 @@ class Maker:
     index: int
     """Number among those that are there; one that comes takes that of one that went."""
     actor: Any = None
+    started: Any = None
+    """Reference to the result of a call that is answered as soon as it runs."""
     work: Any = None
     """Reference to the result of its `work`."""
     attempt: int = 0
@@ -60,7 +59,7 @@ class Maker:
 
 
 @dataclass(slots=True)
-class TrainerPlace:
+class Trainer:
     """A trainer and where it runs."""
 
     name: str
@@ -71,99 +70,18 @@ class TrainerPlace:
     pid: int
 
 
-class Placement:
-    """Room for some actors: those that reserve resources get it in one placement group, the others are anywhere."""
-
-    def __init__(self, demands: Demands, config: RayConfig) -> None:
-        self._demands = demands
-        self._strategy = config.placement.upper()
-        kinds = {name: {"CPU": cpus, "GPU": gpus} for name, (cpus, gpus) in demands.items() if cpus or gpus}
-        self.bundles = {name: {k: v for k, v in bundle.items() if v} for name, bundle in kinds.items()}
-        """Actor name -> what it reserves."""
-        self._group: Any = None
-        if self.bundles:
-            self._group = ray.util.placement_group(list(self.bundles.values()), strategy=self._strategy)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._demands
-
-    def __len__(self) -> int:
-        return len(self._demands)
-
-    def is_ready(self, timeout_seconds: float = 0.0) -> bool:
-        """Whether the cluster has made room, within the timeout."""
-        return self._group is None or bool(self._group.wait(timeout_seconds))
-
-    def options(self, name: str) -> dict[str, Any]:
-        """Arguments of `.options(…)` for the actor."""
-        cpus, gpus = self._demands[name]
-        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
-        if name in self.bundles:
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=list(self.bundles).index(name)
-            )
-        elif self._strategy == "SPREAD":
-            options["scheduling_strategy"] = "SPREAD"
-        return options
-
-    def release(self) -> None:
-        """Release the reserved resources."""
-        if self._group is not None:
-            ray.util.remove_placement_group(self._group)
-            self._group = None
-
-
-def places(trainers: Demands, makers: Demands, config: RayConfig) -> list[Placement]:
-    """Room for a whole run. Raises `RlhfError` where there is not enough.
-
-    A maker's room is its own, so that it can be given back alone; with `placement: spread` all share one group, since
-    Ray spreads the members of a group only.
-    """
-    if config.placement == "spread":
-        asked: list[Demands] = [{**trainers, **makers}]
-    else:
-        asked = [trainers, *({name: demand} for name, demand in makers.items())]
-    found = [Placement(demands, config) for demands in asked]
-    deadline = time.monotonic() + config.start_timeout_seconds
-    if all(place.is_ready(max(0.0, deadline - time.monotonic())) for place in found):
-        return found
-    told = lacking(found)
-    for place in found:
-        place.release()
-    raise RlhfError(
-        f"waited {config.start_timeout_seconds:g} s for room for {told}",
-        where="transport",
-        hint="lower transport.maker_cpus, maker_gpus, trainer_cpus, trainer_gpus, or the number of actors",
-    )
-
-
-def lacking(placements: Iterable[Placement]) -> str:
-    """Text on those for which there is no room: what they ask for, which is what is missing, and what there is."""
-    bundles = {name: bundle for place in placements if not place.is_ready() for name, bundle in place.bundles.items()}
-    asked: Counter[str] = Counter()
-    for bundle in bundles.values():
-        asked.update(bundle)
-    there = ray.cluster_resources()
-    free = ray.available_resources()
-    wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in asked.items())
-    have = ", ".join(f"{there.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
-    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-    return f"{_listed(list(bundles))}: they ask for {wanted} together, the {nodes} nodes of the cluster have {have}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
 def near_driver() -> dict[str, Any]:
     """Options of an actor the run cannot lose: on the driver's node, so the run survives the loss of any other."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     node = ray.get_runtime_context().get_node_id()
     return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=True)}
+
+
+def room(num_cpus: float, num_gpus: float) -> str:
+    """Text on what actors reserve together, and what there is."""
+    there, free = ray.cluster_resources(), ray.available_resources()
+    have = ", ".join(f"{there.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
+    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    return f"they reserve {num_cpus:g} CPU and {num_gpus:g} GPU together, the {nodes} nodes of the cluster have {have}"
 
 
 @dataclass(slots=True)
@@ -176,8 +94,9 @@ class Actors:
     listened: frozenset[str]
     coordinator: Any = None
     makers: list[Maker] = field(default_factory=list)
-    trainers: list[TrainerPlace] = field(default_factory=list)
-    _places: list[Placement] = field(default_factory=list)
+    trainers: list[Trainer] = field(default_factory=list)
+    _group: Any = None
+    """Placement group of the trainers, where they reserve anything."""
     _actors: list[Any] = field(default_factory=list)
     _num_named: int = 0
     """Makers that have been given a name."""
@@ -188,25 +107,51 @@ class Actors:
         return self.config.num_makers if self.request.resolved.generates else 0
 
     def start(self) -> None:
-        """Place and start every actor. Raises when resources are missing or an actor does not start."""
+        """Start every actor. Raises when there is no room for one, or it does not start."""
         config = self.config
-        makers = [Maker(self._new_name(), index) for index in range(self.num_makers)]
-        trainers = [f"trainer-{i}" for i in range(config.num_trainers)]
-        of_trainers = dict.fromkeys(trainers, (config.trainer_cpus, config.trainer_gpus))
-        self._places = places(of_trainers, {maker.name: self._demand for maker in makers}, config)
         self.coordinator = self._started(ray.remote(Coordinator), "coordinator", near_driver(), self._settings())
-        for maker in makers:
-            self.makers.append(maker)
-            self._start_maker(maker)
-        actors = [
-            self._started(ray.remote(TrainerActor), name, self._options(name), name, self._spec()) for name in trainers
+        trainers: list[tuple[str, Any]] = []
+        for index, options in enumerate(self._rooms_of_trainers()):
+            name = f"trainer-{index}"
+            trainers.append((name, self._started(ray.remote(TrainerActor), name, options, name, self._spec())))
+        for _ in range(self.num_makers):
+            self.add_maker()
+        self._wait_for_all(dict(trainers))
+        calls = [(name, actor.place.remote()) for name, actor in trainers]
+        found = collect(calls, timeout_seconds=config.start_timeout_seconds, doing="to start")
+        self.trainers = [Trainer(name, actor, *place) for (name, actor), place in zip(trainers, found, strict=True)]
+
+    def _rooms_of_trainers(self) -> list[dict[str, Any]]:
+        """Arguments of `.options(…)` for each trainer: close together, or spread."""
+        config = self.config
+        room = {"CPU": config.trainer_cpus, "GPU": config.trainer_gpus}
+        options = {"num_cpus": config.trainer_cpus, "num_gpus": config.trainer_gpus}
+        if not any(room.values()):
+            return [{**options, "scheduling_strategy": self._scheduling}] * config.num_trainers
+        bundle = {kind: amount for kind, amount in room.items() if amount}
+        self._group = ray.util.placement_group([bundle] * config.num_trainers, strategy=config.placement.upper())
+        return [
+            {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, index)}
+            for index in range(config.num_trainers)
         ]
-        calls = [(name, actor.place.remote()) for name, actor in zip(trainers, actors, strict=True)]
-        doing = f"to start; the cluster has {ray.cluster_resources()}, free are {ray.available_resources()}"
-        found = collect(calls, timeout_seconds=config.start_timeout_seconds, doing=doing)
-        self.trainers = [
-            TrainerPlace(name, actor, *place) for name, actor, place in zip(trainers, actors, found, strict=True)
-        ]
+
+    def _wait_for_all(self, trainers: Mapping[str, Any]) -> None:
+        """Return once every actor runs, whether it then works or fails. Raises `RlhfError` where there is no room."""
+        config = self.config
+        starts = {maker.started: maker.name for maker in self.makers}
+        starts |= {actor.__ray_ready__.remote(): name for name, actor in trainers.items()}
+        late = ray.wait(list(starts), num_returns=len(starts), timeout=config.start_timeout_seconds)[1]
+        if late:
+            names = [starts[each] for each in late]
+            num_trainers = sum(name in trainers for name in names)
+            num_makers = len(names) - num_trainers
+            cpus = num_makers * config.maker_cpus + num_trainers * config.trainer_cpus
+            gpus = num_makers * config.maker_gpus + num_trainers * config.trainer_gpus
+            raise RlhfError(
+                f"waited {config.start_timeout_seconds:g} s for {', '.join(names)} to start: {room(cpus, gpus)}",
+                where="transport",
+                hint="lower transport.maker_cpus, maker_gpus, trainer_cpus, trainer_gpus, or the number of actors",
+            )
 
     def fit(self) -> dict[Any, str]:
         """Start training on every rank; returns references to their results."""
@@ -223,6 +168,15 @@ class Actors:
             fits[trainer.actor.fit.remote(env_info, resume)] = trainer.name
         return fits
 
+    def add_maker(self, *, is_added: bool = False) -> None:
+        """Start another maker, as soon as Ray has room for it. is_added: to a run that goes on."""
+        taken = {maker.index for maker in self.makers}
+        index = next(number for number in count() if number not in taken)
+        maker = Maker(f"maker-{self._num_named}", index, is_added=is_added)
+        self._num_named += 1
+        self.makers.append(maker)
+        self._start_maker(maker)
+
     def restart(self, maker: Maker) -> None:
         """Replace a lost maker by a new one; its prompts are made again."""
         released = self._end(maker)
@@ -230,38 +184,47 @@ class Actors:
         logger.warning("%s is started anew; %d of its prompts will be made again", maker.name, released)
         self._start_maker(maker)
 
-    def room_for_another(self, others: Sequence[Maker]) -> tuple[Maker, Placement]:
-        """A maker to be added, and the room that the cluster was asked for. others: further ones to be added."""
-        taken = {maker.index for maker in (*self.makers, *others)}
-        index = next(number for number in count() if number not in taken)
-        maker = Maker(self._new_name(), index, is_added=True)
-        return maker, Placement({maker.name: self._demand}, self.config)
-
-    def add(self, maker: Maker, place: Placement) -> None:
-        """Start a maker in the room that there is for it."""
-        self._places.append(place)
-        self.makers.append(maker)
-        self._start_maker(maker)
-
     def remove(self, maker: Maker) -> int:
         """End a maker now and give its room back; returns how many of its prompts will be made again."""
-        released = self._end(maker)
-        if maker in self.makers:
-            self.makers.remove(maker)
-        for place in [each for each in self._places if maker.name in each and len(each) == 1]:
-            place.release()
-            self._places.remove(place)
-        return released
+        self.makers.remove(maker)
+        return self._end(maker)
+
+    def has_no_room(self, num_makers: int) -> bool:
+        """Whether so many more makers have no room in a local Ray, which does not grow; False of a cluster."""
+        if cluster_address(self.config) is not None:
+            return False
+        free = ray.available_resources()
+        wanted = {"CPU": num_makers * self.config.maker_cpus, "GPU": num_makers * self.config.maker_gpus}
+        return any(amount > free.get(kind, 0) for kind, amount in wanted.items())
 
     def _end(self, maker: Maker) -> int:
         ray.kill(maker.actor)
         self._actors.remove(maker.actor)
         return int(ask(self.coordinator, "release", maker.id))
 
-    def finish(self, leaving: Sequence[Maker]) -> None:
+    def maker_rows(self, view: Overview) -> list[ActorRow]:
+        """What each maker does that the run has, or is to have."""
+        known = {row.name: row for row in view.makers}
+        rows = []
+        for maker in self.makers:
+            row = known.get(maker.id) or ActorRow(name=maker.id)
+            starts = not ray.wait([maker.started], timeout=0)[0]
+            there = {"doing": "waits for room in the cluster, or starts"} if starts else {}
+            rows.append(row.model_copy(update={"restarts": maker.attempt, **there}))
+        return rows
+
+    def trainer_rows(self, view: Overview) -> list[ActorRow]:
+        """What each trainer does."""
+        known = {row.name: row for row in view.trainers}
+        return [
+            (known.get(each.name) or ActorRow(name=each.name)).model_copy(update={"pid": each.pid, "node": each.node})
+            for each in self.trainers
+        ]
+
+    def finish(self) -> None:
         """Let the makers end by themselves, so that their hooks fire and their resources are closed."""
         ask(self.coordinator, "finish")
-        works = [maker.work for maker in (*self.makers, *leaving)]
+        works = [maker.work for maker in self.makers]
         late = ray.wait(works, num_returns=len(works), timeout=_END_SECONDS)[1] if works else []
         if late:
             logger.warning("%d makers did not end within %g s and are stopped", len(late), _END_SECONDS)
@@ -271,27 +234,26 @@ class Actors:
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
-        for place in self._places:
-            place.release()
-        self._places.clear()
+        if self._group is not None:
+            ray.util.remove_placement_group(self._group)
+            self._group = None
 
     def _start_maker(self, maker: Maker) -> None:
-        place = self._options(maker.name)
-        options = {"update_lora_weights": self.config.sync == "adapter", "run": self._spec(maker.index)}
+        config = self.config
+        place = {
+            "num_cpus": config.maker_cpus,
+            "num_gpus": config.maker_gpus,
+            "scheduling_strategy": self._scheduling,
+        }
+        options = {"update_lora_weights": config.sync == "adapter", "run": self._spec(maker.index)}
         maker.actor = self._started(ExperienceMakerHolder, maker.id, place, [], None, None, **options)
+        maker.started = maker.actor.__ray_ready__.remote()
         maker.work = maker.actor.work.remote()
 
     @property
-    def _demand(self) -> tuple[float, float]:
-        """CPUs and GPUs that a maker reserves."""
-        return self.config.maker_cpus, self.config.maker_gpus
-
-    def _new_name(self) -> str:
-        self._num_named += 1
-        return f"maker-{self._num_named - 1}"
-
-    def _options(self, name: str) -> dict[str, Any]:
-        return next(place for place in self._places if name in place).options(name)
+    def _scheduling(self) -> str:
+        """Ray's strategy for actors that are in no placement group."""
+        return "SPREAD" if self.config.placement == "spread" else "DEFAULT"
 
     def _started(self, cls: Any, name: str, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         named_cls = cls.options(name=name, namespace=self.namespace, max_restarts=0, **options)

@@ -6,20 +6,19 @@ import logging
 import os
 import signal
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from rlhf_core.errors import RlhfError
 
 from .config import RayConfig
-from .orphan_reaper import Process, start_time, watched
+from .orphan_reaper import end, watched, with_descendants
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -37,33 +36,27 @@ _INDISPENSABLE = frozenset({"gcs_server", "raylet"})
 """Programs of a local Ray without which it starts, finds and replaces no actor."""
 
 
-def draining_nodes() -> dict[str, float | None]:
-    """Ids of nodes that Ray will lose (a spot machine with its notice, say) -> seconds that are left, if it knows.
-
-    Ray's own libraries ask in this way; there is no public one.
-    """
-    state: Any = getattr(getattr(ray._private, "state", None), "state", None)
-    if ray.util.client.ray.is_connected() or not hasattr(state, "get_draining_nodes"):
-        return {}
-    now = 1000 * time.time()
-    return {node: (until - now) / 1000 if until else None for node, until in state.get_draining_nodes().items()}
-
-
 @dataclass(frozen=True, slots=True)
 class Connection:
     """The run's namespace, and the processes of a local Ray that the run needs to the end."""
 
     namespace: str
-    processes: Mapping[Process, str] = field(default_factory=dict)
-    """Process -> its program. Empty for a cluster, which looks after its own."""
+    processes: Mapping[str, psutil.Process] = field(default_factory=dict)
+    """By program. Empty for a cluster, which looks after its own."""
 
     def lost(self) -> str | None:
         """The program of a process that is gone, None while all of them run.
 
         Ray's library tries for 60 s to reach a `gcs_server` that was killed, then ends the driver without an error.
         """
-        gone = (name for (pid, started), name in self.processes.items() if start_time(pid) != started)
-        return next(gone, None)
+        return next((name for name, process in self.processes.items() if not _runs(process)), None)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def cluster_address(config: RayConfig) -> str | None:
@@ -87,8 +80,8 @@ def connected(config: RayConfig) -> Iterator[Connection]:
     if address is None:
         options["object_store_memory"] = config.object_store_bytes
     with _initialized(address, options) as started:
-        programs = {process: _program(process) for process in started}
-        yield Connection(namespace, {each: name for each, name in programs.items() if name in _INDISPENSABLE})
+        programs = {process.name(): process for process in started if _runs(process)}
+        yield Connection(namespace, {name: programs[name] for name in _INDISPENSABLE & programs.keys()})
 
 
 @contextmanager
@@ -102,28 +95,25 @@ def local_ray(*, num_cpus: float | None = None, num_gpus: float | None = None) -
 
 
 @contextmanager
-def _initialized(address: str | None, options: dict[str, Any]) -> Iterator[set[Process]]:
+def _initialized(address: str | None, options: dict[str, Any]) -> Iterator[set[psutil.Process]]:
     """Context connected to the Ray at `address`, or to a new local one, of which it yields the processes."""
-    start: AbstractContextManager[Callable[[], set[Process]]] = nullcontext(lambda: set())
     if address is None:
         # A local Ray must not be reachable from other machines (see `_loopback_kept`).
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        start = watched()
-    with start as has_started:
+    this = psutil.Process()
+    before = set(this.children())
+    try:
         with _environment(_QUIET), _own_signal_handlers(), _loopback_kept():
             _start(address, options)
-        started = has_started()
+    except BaseException:
+        end(with_descendants(set(this.children()) - before))
+        raise
+    started = set(this.children()) - before
+    with watched(started) if started else nullcontext():
         try:
             yield started
         finally:
             ray.shutdown()
-
-
-def _program(process: Process) -> str:
-    try:
-        return Path(f"/proc/{process[0]}/comm").read_text().strip()
-    except OSError:  # one that Ray needs to start only
-        return ""
 
 
 def _start(address: str | None, options: Mapping[str, Any]) -> None:

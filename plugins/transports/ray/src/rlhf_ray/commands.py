@@ -36,18 +36,14 @@ def status(run: Path) -> None:
     state = "running" if found.is_running else "not heard of"
     _say(f"{run}: {state}, driver pid {found.driver_pid} on {values.host}, {age:.0f} s ago")
     _say(f"  Ray {values.address}, namespace {values.namespace}")
-    sync = "" if values.sync_seconds is None else f"; the last sync took {values.sync_seconds:.2g} s"
-    _say(f"  policy version {values.version}{sync}; {values.progress}; {values.queue} finished prompts wait")
-    if values.scaling is not None and values.scaling.state == "working":
-        _say(f"  is to have {values.wanted} makers: {values.scaling.text}")
+    _say(f"  policy version {values.version}; {values.progress}; {values.queue} finished prompts wait")
     for trainer in values.trainers:
         _say(f"  {trainer.name}  pid {trainer.pid}  {trainer.doing} since {trainer.for_s:g} s{_busy(trainer.busy)}")
     for maker in values.makers:
         restarts = f"  started anew {maker.restarts} times" if maker.restarts else ""
         weights = "no weights yet" if maker.version is None else f"version {maker.version}"
         made = f"  {maker.groups} prompts made, {maker.waiting} wait" if maker.groups else ""
-        leaves = "leaves; " if maker.leaving else ""
-        doing = f"{leaves}{maker.doing} since {maker.for_s:g} s{_busy(maker.busy)}"
+        doing = f"{maker.doing} since {maker.for_s:g} s{_busy(maker.busy)}"
         _say(f"  {maker.name}  pid {maker.pid}  {doing}  {weights}{made}{restarts}")
 
 
@@ -60,8 +56,7 @@ def status(run: Path) -> None:
     type=click.FloatRange(min=0, min_open=True, max=604800),
     default=600.0,
     show_default=True,
-    help="Seconds: added makers that have no room or have not started by then are given up; those that leave end what "
-    "they do, and give back then what they have not ended.",
+    help="Seconds: added makers that have no room or have not started by then are given up.",
 )
 def scale(run: Path, makers: int, timeout_seconds: float) -> None:
     """Ask the driver, by a file in the run folder, and follow what it says."""
@@ -75,27 +70,19 @@ def scale(run: Path, makers: int, timeout_seconds: float) -> None:
     requests = ScaleRequests(run)
     asked = requests.send(makers, timeout_seconds)
     deadline = time.monotonic() + timeout_seconds + _TAKE_SECONDS
-    told = ""
-    while True:
-        found = read_status(run)
-        answer = None if found is None or not found.is_running else found.values.scaling
-        if found is None or not found.is_running:
-            requests.clear()
-            raise RlhfError("the run ended before it had so many makers", where=str(run))
+    while (found := read_status(run)) is not None and found.is_running:
+        answer = found.values.scaling
         if answer is not None and answer.id > asked.id:
             raise RlhfError("a later request took the place of this one", where=str(run))
         if answer is not None and answer.id == asked.id:
-            if answer.state == "refused":
+            if answer.problem:
                 raise RlhfError(
-                    answer.text,
+                    answer.problem,
                     where=str(run),
                     hint=f"rlhf ray status {run} says what there is; ask for fewer makers, or add nodes and ask again",
                 )
-            if answer.text != told and (answer.state == "done" or not told):
-                _say(f"{run}: {answer.text}")
-                told = answer.text
-            if answer.state == "done":
-                return
+            _say(f"{run}: {makers} makers")
+            return
         if time.monotonic() > deadline:
             requests.clear()
             raise DeadlineError(
@@ -104,6 +91,8 @@ def scale(run: Path, makers: int, timeout_seconds: float) -> None:
                 hint=f"rlhf ray status {run} says what it does",
             )
         time.sleep(0.2)
+    requests.clear()
+    raise RlhfError("the run ended before it had so many makers", where=str(run))
 
 
 def _busy(share: float | None) -> str:
@@ -128,7 +117,15 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
         time.sleep(1.0)
         if found.is_running:
             found.interrupt()
-    _wait(found, timeout_seconds)
+    deadline = time.monotonic() + timeout_seconds
+    while found.is_running:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"waited {timeout_seconds:g} s for the driver (pid {found.driver_pid}) to end",
+                where="rlhf ray stop",
+                hint="an episode may take longer; --now does not wait for it",
+            )
+        time.sleep(0.2)
     _say(f"{run}: stopped")
 
 
@@ -144,18 +141,6 @@ def _going_on(run: Path) -> RunningJob | None:
         )
         return None
     return found
-
-
-def _wait(found: RunningJob, timeout_seconds: float) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while found.is_running:
-        if time.monotonic() > deadline:
-            raise DeadlineError(
-                f"waited {timeout_seconds:g} s for the driver (pid {found.driver_pid}) to end",
-                where="rlhf ray stop",
-                hint="an episode may take longer; --now does not wait for it",
-            )
-        time.sleep(0.2)
 
 
 def _say(text: str) -> None:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_core.errors import DeadlineError
-from rlhf_core.rollout import EvaluationRow, Sampler
+from rlhf_core.protocols import Sampler
+from rlhf_core.rollout import EvaluationRow
 from rlhf_core.types import PhaseTimes
 
-from .coordinator_parts import EvaluationJobs, MakerRegistry, MakerStates, TrainerRegistry, Waiters
-from .event_relay import EventInbox
+from .coordinator_parts import ActorRegistry, EvaluationJobs, MakerStates, Waiters
 from .leases import LeasedCoordinator
 from .messages import (
     EvaluationWork,
@@ -34,9 +34,6 @@ from .messages import (
     Work,
 )
 from .sample_store import StoredGroup
-
-_REPORT_SECONDS = 20.0
-"""Longest wait of an event for an earlier one of its sender."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +64,9 @@ class Coordinator:
             sampler=settings.sampler,
         )
         self._waiters = Waiters()
-        self._makers = MakerRegistry(settings.heartbeat_seconds, settings.lease_seconds)
+        self._makers = ActorRegistry(settings.heartbeat_seconds, settings.lease_seconds)
         self._num_makers = settings.num_makers
-        self._trainers = TrainerRegistry(settings.heartbeat_seconds)
-        self._sync_began: float | None = None
-        self._sync_seconds: float | None = None
-        """Of the last version."""
+        self._trainers = ActorRegistry(settings.heartbeat_seconds)
         self._newest: Sequence[Mapping[str, Any]] = ()
         """Calls of `update_experience_maker` that bring the newest version."""
         self._num_publications = 0
@@ -82,16 +76,12 @@ class Coordinator:
         self._era = 0
         self._over = False
         self._interrupted = False
-        self._checkpoint_requested = False
         self._handed: tuple[int, TakenEpisode] | None = None
         self._arrived: dict[int, float] = {}
         self._times = PhaseTimes()
         self._handed_times = PhaseTimes()
         """Times of the episode that was handed out last."""
-        self._canary_gap = 0.0
-        self._compared: dict[str, int] = {}
-        """Maker -> the newest version whose canary answers it has compared."""
-        self._events = EventInbox()
+        self._events: list[Event | LogLine] = []
         self._maker_states = MakerStates()
 
     # Called by makers.
@@ -117,9 +107,13 @@ class Coordinator:
 
     async def next_work(self, maker: str, timeout_seconds: float, under_way: int = 0) -> Work | None:
         """The maker's next work, beside so many that it is doing; None when there was none within the timeout."""
-        self._makers.begins(maker, None, under_way)
-        work = await self._waiters.until("work", lambda: self._find_work(maker), timeout_seconds)
-        self._makers.begins(maker, work, under_way)
+        is_idle = not under_way
+        self._makers.seen(maker)
+        if is_idle:
+            self._makers.waits(maker, "nothing to do")
+        work = await self._waiters.until("work", lambda: self._find_work(maker, is_idle), timeout_seconds)
+        if work is not None:
+            self._makers.works(maker, str(work))
         return work
 
     async def submit(self, maker: str, era: int, made: Sequence[Made], times: PhaseTimes) -> int:
@@ -155,26 +149,16 @@ class Coordinator:
         self._evaluation.done(work, rows)
         self._waiters.wake("evaluation")
 
-    async def canary_gap(self, maker: str, version: int, gap: float) -> None:
-        """Record the gap between the maker's and the trainer's log-probs after the sync of `version`, in nats.
-
-        A version counts once: after a resume the makers compare again the versions of groups in the checkpoint.
-        """
-        self._makers.seen(maker)
-        if version > self._compared.get(maker, -1):
-            self._compared[maker] = version
-            self._canary_gap = max(self._canary_gap, gap)
-
     # Called by trainers.
 
     async def wait_for_makers(self, timeout_seconds: float) -> None:
         """Return once every maker has its models loaded."""
 
         def ready() -> bool:
-            return len(self._makers.registered) >= self._num_makers
+            return len(self._makers) >= self._num_makers
 
         if not await self._waiters.until("makers", ready, timeout_seconds):
-            there = ", ".join(sorted(self._makers.registered)) or "none"
+            there = ", ".join(self._makers) or "none"
             raise DeadlineError(
                 f"waited {timeout_seconds:g} s for {self._num_makers} makers to load their models; ready: {there}",
                 where="start",
@@ -184,7 +168,7 @@ class Coordinator:
     async def take(self, episode: int, timeout_seconds: float, trainer: str = "") -> TakenEpisode:
         """The groups of an episode, once all have arrived; every trainer rank asks for each episode once."""
         if trainer:
-            self._trainers.waits(trainer, f"the samples of episode {episode + 1}")
+            self._trainers.waits(trainer, f"the samples of episode {episode + 1} are not all there")
 
         def ready() -> bool:
             return (self._handed is not None and self._handed[0] == episode) or self._prompts.ready(episode)
@@ -212,9 +196,8 @@ class Coordinator:
         self._waiters.wake("work")
 
     async def makers(self) -> dict[str, Any]:
-        """Name -> handle of the registered makers, for a sync that begins."""
-        self._sync_began = time.monotonic()
-        return self._makers.actors()
+        """Name -> handle of the registered makers."""
+        return self._makers.handles()
 
     async def publish(
         self, version: int, calls: Sequence[Mapping[str, Any]] = (), told: Iterable[str] = ()
@@ -231,10 +214,7 @@ class Coordinator:
         self._prompts.publish(version)
         self._published = True
         self._waiters.wake("work")
-        late = {name: actor for name, actor in self._makers.actors().items() if calls and name not in told}
-        if not late and self._sync_began is not None:
-            self._sync_seconds, self._sync_began = time.monotonic() - self._sync_began, None
-        return late
+        return {name: actor for name, actor in self._makers.handles().items() if calls and name not in told}
 
     async def evaluate(self, part_size: int, timeout_seconds: float) -> list[EvaluationRow]:
         """Have the held-out prompts answered with the newest version."""
@@ -247,9 +227,8 @@ class Coordinator:
         return self._evaluation.rows()
 
     async def state(self) -> dict[str, Any]:
-        """`RolloutCoordinator.state_dict` with stored groups, and the canary results."""
-        canary = {"gap": self._canary_gap, "compared": dict(self._compared)}
-        return {**self._prompts.state_dict(), "canary": canary}
+        """`RolloutCoordinator.state_dict` with stored groups."""
+        return self._prompts.state_dict()
 
     async def load(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`, at the start or after a rollback; rollouts wait until its weights are published."""
@@ -259,8 +238,6 @@ class Coordinator:
         self._handed = None
         self._arrived.clear()
         self._times = PhaseTimes()
-        canary = state.get("canary", {})  # the checkpoint may be another transport's
-        self._canary_gap, self._compared = canary.get("gap", 0.0), dict(canary.get("compared", {}))
 
     async def maker_states(self) -> list[Mapping[str, Any]]:
         """State of the makers' rewards and players, in the order of the makers."""
@@ -272,41 +249,35 @@ class Coordinator:
 
     async def alive(self, trainer: str) -> None:
         """Heartbeat of a trainer."""
+        if trainer not in self._trainers:
+            self._trainers.register(trainer)
+            self._trainers.works(trainer, "loads its models")
         self._trainers.seen(trainer)
 
     async def interrupted(self) -> bool:
         return self._interrupted
 
-    async def take_checkpoint_request(self) -> bool:
-        """Whether the driver has requested a checkpoint since the last call."""
-        requested, self._checkpoint_requested = self._checkpoint_requested, False
-        return requested
-
     # Called for hooks and logs by all actors, and by the driver.
 
-    async def report(self, sender: str, number: int, event: Event | LogLine) -> None:
-        """Queue an event for the driver; returns once the sender's earlier events have arrived too."""
-        self._events.put(sender, number, event)
+    async def report(self, event: Event | LogLine, after: None = None) -> None:
+        """Queue an event for the driver. after: the result of the sender's call before this one."""
+        self._events.append(event)
         self._waiters.wake("events")
-        await self._waiters.until("events", lambda: self._events.has(sender, number), _REPORT_SECONDS)
 
     async def overview(self, timeout_seconds: float) -> Overview:
         """The run's current state; returned at once where there are events, else after the timeout."""
         await self._waiters.until("events", lambda: len(self._events), timeout_seconds)
-        events = self._events.take()
+        events, self._events = self._events, []
         next_episode = 0 if self._handed is None else self._handed[0] + 1
         waiting = Counter(group.owner for group in self._prompts.waiting())
-        in_use = Counter(group.owner for group in self._being_trained_on())
         return Overview(
             version=self._prompts.version,
             progress=self._describe(next_episode),
-            makers=self._makers.describe(waiting, self._prompts.num_leases()),
-            trainers=self._trainers.describe(),
+            makers=self._makers.rows(waiting),
+            trainers=self._trainers.rows(),
             queue=waiting.total(),
-            owned=waiting + in_use,
-            sync_seconds=self._sync_seconds,
             stuck=self._makers.stuck(),
-            silent=self._trainers.silent(),
+            silent=self._trainers.stuck(),
             events=events,
         )
 
@@ -323,55 +294,37 @@ class Coordinator:
         self._num_makers = num_makers
         self._waiters.wake("makers")
 
-    async def leave(self, maker: str) -> None:
-        """Give the maker no more work: it ends when it has sent what it makes. Its samples stay with its process."""
-        self._makers.leave(maker)
-        self._waiters.wake("work")
-
     async def interrupt(self) -> None:
         self._interrupted = True
-
-    async def request_checkpoint(self) -> None:
-        """Have the run write a checkpoint at the end of this episode."""
-        self._checkpoint_requested = True
 
     async def finish(self) -> None:
         """End the run's work: makers get no more."""
         self._over = True
         self._waiters.wake("work")
 
-    def _find_work(self, maker: str) -> Work | None:
+    def _find_work(self, maker: str, is_idle: bool) -> Work | None:
         if self._over:
             return RunOver()
         # A maker taken for dead may still have a call pending.
-        if maker not in self._makers.registered:
+        if maker not in self._makers:
             return None
-        if self._makers.is_leaving(maker):
-            self._makers.forget(maker)  # it takes no more weights, and gives no more signs of life
-            return RunOver()
-        if not self._published:
-            self._makers.waits(maker, "no weights were published yet")
-            return None
-        evaluation = self._evaluation.take(maker)
-        if evaluation is not None:
-            return evaluation
-        leases = self._prompts.lease_to(maker, self._lease_size())
-        if not leases:
-            self._makers.waits(maker, self._prompts.why_closed() or "nothing to do")
-            return None
-        positions = tuple(lease.position for lease in leases)
-        records = tuple(lease.record for lease in leases if lease.record is not None)
-        return RolloutWork(positions, self._prompts.version, self._era, records)
+        why: str | None = "no weights were published yet"
+        if self._published:
+            evaluation = self._evaluation.take(maker)
+            if evaluation is not None:
+                return evaluation
+            if leases := self._prompts.lease_to(maker, self._lease_size()):
+                positions = tuple(lease.position for lease in leases)
+                records = tuple(lease.record for lease in leases if lease.record is not None)
+                return RolloutWork(positions, self._prompts.version, self._era, records)
+            why = self._prompts.why_closed()
+        if is_idle:
+            self._makers.waits(maker, why or "nothing to do")
+        return None
 
     def _lease_size(self) -> int:
         asked = self._settings.prompts_per_lease
         return asked or math.ceil(self._settings.prompts_per_episode / max(1, self._num_makers))
-
-    def _being_trained_on(self) -> Sequence[StoredGroup]:
-        """Groups that the ranks may still be fetching: those of the episode whose weights are not published yet."""
-        if self._handed is None or self._prompts.version > self._handed[0]:
-            return ()
-        return self._handed[1].groups
 
     def _take(self, episode: int) -> TakenEpisode:
         groups = self._prompts.take(episode)
@@ -381,10 +334,8 @@ class Coordinator:
         times = replace(self._times, rollout_s=self._times.rollout_s * share, reward_s=self._times.reward_s * share)
         times.forward_s *= share
         self._handed_times, self._times = self._times, PhaseTimes()
-        gap, self._canary_gap = self._canary_gap, 0.0
         metrics = {
             **self._prompts.take_metrics(),
-            "sync/canary_gap_max": gap,
             "transport/queue_s": math.fsum(waited) / max(1, len(waited)),
             "transport/maker_idle_fraction": self._makers.take_idle_fraction(),
             "transport/token_bytes": float(sum(group.token_bytes for group in groups)),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from rlhf_core.rollout import EvaluationRow
 
-from .messages import EvaluationWork, RolloutWork, Work
+from .messages import EvaluationWork
+from .status_file import ActorRow
 
 T = TypeVar("T")
 Topic = Literal["work", "samples", "makers", "evaluation", "events"]
@@ -118,220 +121,137 @@ class MakerStates:
 
 
 @dataclass(slots=True)
-class _Maker:
-    pid: int | None
-    node: str | None
-    actor: Any
+class _Actor:
+    row: ActorRow
+    handle: Any
     last_seen: float
     since: float
     counted: float
-    """Until when its time is counted as busy or idle."""
-    doing: str = "waits"
-    working: bool = False
-    why: str = "it has just registered"
-    """Why it has no work, where it has none."""
+    """Until when its time is counted as spent working or idle."""
+    works: bool = False
+    worked_s: float = 0.0
     idle_s: float = 0.0
-    """Since `take_idle_fraction`."""
-    busy_total_s: float = 0.0
-    idle_total_s: float = 0.0
-    num_groups: int = 0
-    version: int | None = None
+    new_idle_s: float = 0.0
+    """Of it, since `take_idle_fraction`."""
 
 
-class MakerRegistry:
-    """The registered makers. A lost maker is removed; its replacement registers anew."""
+class ActorRegistry:
+    """The makers, or the trainers, that have given a sign of life: what they do, and which are lost.
+
+    One that is lost is forgotten; its replacement registers anew.
+    """
 
     def __init__(
-        self, heartbeat_seconds: float, work_seconds: float, clock: Callable[[], float] = time.monotonic
+        self, heartbeat_seconds: float, work_seconds: float = math.inf, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`work_seconds`: longest that one piece of work may take."""
         self._heartbeat_seconds = heartbeat_seconds
         self._work_seconds = work_seconds
         self._clock = clock
-        self._makers: dict[str, _Maker] = {}
-        self._leaving: set[str] = set()
+        self._actors: dict[str, _Actor] = {}
         self._counted_since = clock()
 
-    @property
-    def registered(self) -> set[str]:
-        return set(self._makers)
+    def __contains__(self, name: str) -> bool:
+        return name in self._actors
 
-    def register(self, name: str, pid: int | None = None, node: str | None = None, actor: Any = None) -> None:
-        """`actor`: its handle, for trainers to call it by."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._actors))
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def register(self, name: str, pid: int | None = None, node: str | None = None, handle: Any = None) -> None:
+        """`handle`: for others to call it by."""
         now = self._clock()
-        self._makers[name] = _Maker(pid, node, actor, last_seen=now, since=now, counted=now)
+        row = ActorRow(name=name, pid=pid, node=node, doing="waits")
+        self._actors[name] = _Actor(row, handle, last_seen=now, since=now, counted=now)
 
-    def actors(self) -> dict[str, Any]:
+    def handles(self) -> dict[str, Any]:
         """Name -> handle."""
-        return {name: maker.actor for name, maker in self._makers.items()}
+        return {name: actor.handle for name, actor in self._actors.items()}
 
     def forget(self, name: str) -> None:
-        self._makers.pop(name, None)
-
-    def leave(self, name: str) -> None:
-        """The maker is to get no more work, registered or not."""
-        self._leaving.add(name)
-
-    def is_leaving(self, name: str) -> bool:
-        return name in self._leaving
+        self._actors.pop(name, None)
 
     def seen(self, name: str) -> None:
-        """Record a heartbeat."""
-        if name in self._makers:
-            self._makers[name].last_seen = self._clock()
+        """Record a sign of life."""
+        if name in self._actors:
+            self._actors[name].last_seen = self._clock()
 
-    def begins(self, name: str, work: Work | None, under_way: int = 0) -> None:
-        """The maker begins `work`, or with None begins to wait for work; meanwhile it does so many other works."""
-        if name not in self._makers:
-            return
-        maker, now = self._makers[name], self._clock()
-        if work is None and under_way:
-            maker.last_seen = now
-            return
-        self._count(maker, now)
-        maker.since = now
-        maker.last_seen = now
-        maker.working = work is not None
-        maker.doing = _describe(work)
+    def works(self, name: str, doing: str) -> None:
+        """The actor begins a piece of work."""
+        self._does(name, doing, works=True)
 
     def waits(self, name: str, why: str) -> None:
-        """The maker has no work yet: why."""
-        if name in self._makers:
-            self._makers[name].why = why
+        """The actor has nothing to do: why."""
+        self._does(name, f"waits: {why}", works=False)
 
     def made(self, name: str, num_groups: int) -> None:
-        """The maker has handed in groups."""
+        """A maker has handed in groups."""
         self.seen(name)
-        if name in self._makers:
-            self._makers[name].num_groups += num_groups
+        if name in self._actors:
+            self._actors[name].row.groups += num_groups
 
     def has_version(self, name: str, version: int) -> None:
-        if name in self._makers:
-            self._makers[name].version = version
         self.seen(name)
+        if name in self._actors:
+            self._actors[name].row.version = version
 
     def take_idle_fraction(self) -> float:
-        """Share of the makers' time since the last call in which they were idle."""
+        """Share of the actors' time since the last call in which they were idle."""
         now = self._clock()
-        elapsed = (now - self._counted_since) * max(1, len(self._makers))
+        elapsed = (now - self._counted_since) * max(1, len(self._actors))
         idle = 0.0
-        for maker in self._makers.values():
-            self._count(maker, now)
-            idle += maker.idle_s
-            maker.idle_s = 0.0
+        for actor in self._actors.values():
+            _count(actor, now)
+            idle += actor.new_idle_s
+            actor.new_idle_s = 0.0
         self._counted_since = now
         return min(1.0, idle / elapsed) if elapsed > 0 else 0.0
 
     def stuck(self) -> dict[str, str]:
-        """Makers that should be restarted -> reason."""
+        """Actors that are held for dead -> reason."""
         now = self._clock()
         found: dict[str, str] = {}
-        for name, maker in self._makers.items():
-            if now - maker.last_seen > self._heartbeat_seconds:
-                found[name] = f"gave no sign of life for {now - maker.last_seen:.0f} s"
-            elif maker.working and now - maker.since > self._work_seconds:
-                found[name] = f"{maker.doing} since {now - maker.since:.0f} s"
+        for name, actor in self._actors.items():
+            if now - actor.last_seen > self._heartbeat_seconds:
+                found[name] = f"gave no sign of life for {now - actor.last_seen:.0f} s"
+            elif actor.works and now - actor.since > self._work_seconds:
+                found[name] = f"{actor.row.doing} since {now - actor.since:.0f} s"
         return found
 
-    def describe(self, waiting: Mapping[str, int], owed: Mapping[str, int]) -> list[Mapping[str, Any]]:
-        """State of each maker for display.
-
-        waiting, owed: name -> its groups that wait to be trained on, and its leases.
-        """
+    def rows(self, waiting: Mapping[str, int] = MappingProxyType({})) -> list[ActorRow]:
+        """State of each actor for display. waiting: maker -> its groups that wait to be trained on."""
         now = self._clock()
-        rows: list[Mapping[str, Any]] = []
-        for name, maker in sorted(self._makers.items()):
-            self._count(maker, now)
-            total = maker.busy_total_s + maker.idle_total_s
-            rows.append(
-                {
-                    "name": name,
-                    "pid": maker.pid,
-                    "node": maker.node,
-                    "doing": maker.doing if maker.working else f"waits: {maker.why}",
-                    "for_s": round(now - maker.since, 1),
-                    "version": maker.version,
-                    "leaving": name in self._leaving,
-                    "busy": round(maker.busy_total_s / total, 4) if total else 0.0,
-                    "groups": maker.num_groups,
-                    "making": owed.get(name, 0),
+        for actor in self._actors.values():
+            _count(actor, now)
+        return [
+            actor.row.model_copy(
+                update={
+                    "for_s": round(now - actor.since, 1),
+                    "busy": round(actor.worked_s / max(actor.worked_s + actor.idle_s, 1e-9), 4),
                     "waiting": waiting.get(name, 0),
                 }
             )
-        return rows
+            for name, actor in sorted(self._actors.items())
+        ]
 
-    def _count(self, maker: _Maker, now: float) -> None:
-        """Count the time since the last call."""
-        spent, maker.counted = now - maker.counted, now
-        if maker.working:
-            maker.busy_total_s += spent
-        else:
-            maker.idle_s += spent
-            maker.idle_total_s += spent
-
-
-def _describe(work: Work | None) -> str:
-    if isinstance(work, RolloutWork):
-        return f"makes {len(work.positions)} prompts from {work.positions[0]}"
-    if isinstance(work, EvaluationWork):
-        return f"answers held-out prompts {work.start} to {work.stop}"
-    return "waits" if work is None else "ends"
-
-
-@dataclass(slots=True)
-class _Trainer:
-    last_seen: float
-    since: float
-    waits: bool = False
-    doing: str = "loads its models"
-    waited_s: float = 0.0
-    started: float = 0.0
-
-
-class TrainerRegistry:
-    """The trainers: their signs of life, and what they wait for."""
-
-    def __init__(self, heartbeat_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._heartbeat_seconds = heartbeat_seconds
-        self._clock = clock
-        self._trainers: dict[str, _Trainer] = {}
-
-    def seen(self, name: str) -> None:
-        """Record a heartbeat."""
-        now = self._clock()
-        self._trainers.setdefault(name, _Trainer(now, now, started=now)).last_seen = now
-
-    def waits(self, name: str, what: str) -> None:
-        """The trainer asks for something that is not there yet."""
-        self._begin(name, f"waits for {what}", waits=True)
-
-    def works(self, name: str, on: str) -> None:
-        """The trainer has what it needs to go on."""
-        self._begin(name, on, waits=False)
-
-    def silent(self) -> dict[str, float]:
-        """Trainers without a heartbeat for too long -> seconds since the last."""
-        now = self._clock()
-        silences = {name: now - trainer.last_seen for name, trainer in self._trainers.items()}
-        return {name: silence for name, silence in silences.items() if silence > self._heartbeat_seconds}
-
-    def describe(self) -> dict[str, Mapping[str, Any]]:
-        """Name -> what it does, for how long, and the share of its time in which it did not wait."""
-        now = self._clock()
-        rows: dict[str, Mapping[str, Any]] = {}
-        for name, trainer in sorted(self._trainers.items()):
-            waited = trainer.waited_s + (now - trainer.since if trainer.waits else 0.0)
-            total = now - trainer.started
-            busy = 1.0 - waited / total if total > 0 else 0.0
-            rows[name] = {
-                "doing": trainer.doing,
-                "for_s": round(now - trainer.since, 1),
-                "busy": round(busy, 4),
-            }
-        return rows
-
-    def _begin(self, name: str, doing: str, *, waits: bool) -> None:
+    def _does(self, name: str, doing: str, *, works: bool) -> None:
         self.seen(name)
-        trainer, now = self._trainers[name], self._clock()
-        trainer.waited_s += now - trainer.since if trainer.waits else 0.0
-        trainer.since, trainer.waits, trainer.doing = now, waits, doing
+        if (actor := self._actors.get(name)) is None:
+            return
+        now = self._clock()
+        _count(actor, now)
+        if works or actor.works:  # who goes on waiting may do so for another reason
+            actor.since = now
+        actor.works, actor.row.doing = works, doing
+
+
+def _count(actor: _Actor, now: float) -> None:
+    """Count the time since the last call."""
+    spent, actor.counted = now - actor.counted, now
+    if actor.works:
+        actor.worked_s += spent
+    else:
+        actor.idle_s += spent
+        actor.new_idle_s += spent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappush
 from typing import Any, TypeVar
@@ -65,10 +64,6 @@ class LeasedCoordinator(RolloutCoordinator[GroupT]):
             self._leased.discard(position)
             heappush(self._unheld, (self._episode_of[position], position))
         return len(lost)
-
-    def num_leases(self) -> Counter[str]:
-        """Maker -> prompts that it has in the making."""
-        return Counter(self._held.values())
 
     def progress(self, episode: int) -> str:
         state = self._open.get(episode)

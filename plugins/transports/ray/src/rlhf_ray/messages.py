@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from rlhf_core.types import PhaseTimes
 
 from .sample_store import StoredGroup
-
-if TYPE_CHECKING:
-    import numpy as np
+from .status_file import ActorRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +22,9 @@ class RolloutWork:
     records: tuple[int, ...] = ()
     """The record of each position, where a sampler has drawn them."""
 
+    def __str__(self) -> str:
+        return f"makes {len(self.positions)} prompts from {self.positions[0]}"
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationWork:
@@ -34,10 +34,16 @@ class EvaluationWork:
     stop: int
     version: int
 
+    def __str__(self) -> str:
+        return f"answers held-out prompts {self.start} to {self.stop}"
+
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
     """There is no more work."""
+
+    def __str__(self) -> str:
+        return "ends"
 
 
 Work = RolloutWork | EvaluationWork | RunOver
@@ -64,15 +70,6 @@ class TakenEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
-    """The trainer's next-token log-probs on a few prompts, for makers to compare theirs with."""
-
-    prompt_ids: Sequence[tuple[int, ...]]
-    log_probs: np.ndarray[Any, Any]
-    """[prompts, V] float32 next-token log-probs in nats, at temperature 1."""
-
-
-@dataclass(frozen=True, slots=True)
 class Event:
     """A hook event for another process; `arguments` are pickled, since the coordinator cannot unpickle them."""
 
@@ -95,17 +92,12 @@ class Overview:
 
     version: int
     progress: str
-    makers: Sequence[Mapping[str, Any]]
-    trainers: Mapping[str, Mapping[str, Any]]
-    """Name -> what it does."""
+    makers: Sequence[ActorRow]
+    trainers: Sequence[ActorRow]
     queue: int
     """Groups that are finished and wait to be trained on."""
-    owned: Mapping[str, int]
-    """Maker -> groups whose samples are still needed, and go with its process."""
-    sync_seconds: float | None
-    """Time that the last version took to reach the makers; None before the first."""
     stuck: Mapping[str, str]
     """Makers to be restarted -> reason."""
-    silent: Mapping[str, float]
-    """Trainers without a heartbeat for too long -> seconds since the last."""
+    silent: Mapping[str, str]
+    """Trainers without a sign of life for too long -> what is said of that."""
     events: Sequence[Event | LogLine]

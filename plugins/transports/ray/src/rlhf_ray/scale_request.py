@@ -9,7 +9,6 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -34,13 +33,11 @@ class ScaleRequest(BaseModel):
 
 
 class ScaleAnswer(BaseModel):
-    """How far the newest request is."""
-
-    model_config = ConfigDict(strict=True)
+    """The driver has done what a request asks for, or will not."""
 
     id: str
-    state: Literal["working", "done", "refused"]
-    text: str
+    problem: str
+    """Why it will not; empty if it is done."""
 
 
 class ScaleRequests:

@@ -2,127 +2,47 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.util import is_own, write_json
+from rlhf_core.util import is_own
 
-from .orphan_reaper import start_time
 from .scale_request import ScaleAnswer
 
-if TYPE_CHECKING:
-    from .actors import Actors
-    from .fleet import Fleet
-    from .messages import Overview
-
-logger = logging.getLogger("rlhf.ray")
-
-_STATUS = "ray.json"
-_WRITE_SECONDS = 1.0
-Row = Mapping[str, Any]
-"""An actor, with what it does and did: for `ray.json` and Ray's metrics."""
+STATUS = "ray.json"
 
 
-def maker_rows(view: Overview, actors: Actors, fleet: Fleet) -> list[Row]:
-    """A row for each maker that runs, starts or leaves."""
-    known = {str(row["name"]): row for row in view.makers}
-    rows: list[Row] = [
-        {**_bare(maker.id, "loads its models"), **known.get(maker.id, {}), "restarts": maker.attempt}
-        for maker in actors.makers
-    ]
-    for maker in fleet.leaving:
-        needed = view.owned.get(maker.id, 0)
-        bare = _bare(maker.id, f"has left; {needed} of its groups wait to be trained on")
-        rows.append({**bare, **known.get(maker.id, {}), "restarts": maker.attempt, "leaving": True})
-    return [*rows, *(_bare(name, "waits for room in the cluster") for name in fleet.waiting_for_room)]
+def start_time(pid: int) -> str | None:
+    """Start time in clock ticks since boot; None when there is no such process, or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
 
 
-def trainer_rows(view: Overview, actors: Actors) -> list[Row]:
-    """A row for each trainer."""
-    return [{"name": t.name, "pid": t.pid, "node": t.node, **view.trainers.get(t.name, {})} for t in actors.trainers]
+class ActorRow(BaseModel):
+    """A maker or a trainer, and what it does: for the driver, in `ray.json`, and for `rlhf ray status`."""
 
-
-def _bare(name: str, doing: str) -> dict[str, Any]:
-    return {"name": name, "pid": None, "node": None, "doing": doing, "for_s": 0.0, "version": None, "restarts": 0}
-
-
-class StatusFile:
-    """Written by the driver about every second; removed when the run ends."""
-
-    def __init__(self, folder: Path, address: str, namespace: str) -> None:
-        self._path = folder / _STATUS
-        try:
-            if (left := read_status(folder)) is not None:
-                logger.warning("the run's driver before this one (pid %d) was killed", left.driver_pid)
-        except UserInputError as error:
-            logger.warning("what an earlier driver left is replaced: %s", error)
-        self.remove()
-        self._fixed = {
-            "driver_pid": os.getpid(),
-            "driver_start": start_time(os.getpid()),
-            "host": socket.gethostname(),
-            "address": address,
-            "namespace": namespace,
-            "started": time.time(),
-        }
-        self._written = float("-inf")
-
-    def write(self, view: Overview, actors: Actors, fleet: Fleet) -> list[Row]:
-        """Write the newest state; returns the rows of the actors, none if the last write is recent."""
-        if time.monotonic() - self._written < _WRITE_SECONDS:
-            return []
-        trainers, makers = trainer_rows(view, actors), maker_rows(view, actors, fleet)
-        state = {
-            "version": view.version,
-            "progress": view.progress,
-            "wanted": fleet.target,
-            "queue": view.queue,
-            "sync_seconds": view.sync_seconds,
-            "scaling": None if fleet.answer is None else fleet.answer.model_dump(),
-            "trainers": trainers,
-            "makers": makers,
-        }
-        write_json(self._path, {**self._fixed, "updated": time.time(), **state})
-        self._written = time.monotonic()
-        return [*trainers, *makers]
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-
-class _Trainer(BaseModel):
     name: str
-    pid: int | None
+    pid: int | None = None
     node: str | None = None
     doing: str = "loads its models"
     for_s: float = 0.0
     busy: float | None = None
-    """Share of its time in which it did not wait."""
-
-
-class _Maker(BaseModel):
-    name: str
-    pid: int | None
-    doing: str
-    for_s: float
-    version: int | None
-    """Version of its weights; None before it has any."""
+    """Share of its time in which it worked."""
+    version: int | None = None
+    """Version of a maker's weights; None before it has any."""
     restarts: int = 0
-    leaving: bool = False
-    busy: float | None = None
-    """Share of its time in which it had work."""
     groups: int = 0
-    """Prompts that it has finished."""
+    """Prompts that a maker has finished."""
     waiting: int = 0
     """Those of them that wait to be trained on."""
 
@@ -142,14 +62,11 @@ class Status(BaseModel):
     updated: float
     version: int
     progress: str
-    wanted: int | None = None
-    """Makers that the run is to have."""
     queue: int = 0
     """Finished prompts that wait to be trained on."""
-    sync_seconds: float | None = None
     scaling: ScaleAnswer | None = None
-    trainers: list[_Trainer]
-    makers: list[_Maker]
+    trainers: list[ActorRow]
+    makers: list[ActorRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +117,7 @@ class RunningJob:
 
 def read_status(folder: Path) -> RunningJob | None:
     """The status of a detached run in `folder`; None where there is none, or it has ended normally."""
-    path = folder / _STATUS
+    path = folder / STATUS
     if not os.path.isdir(folder):
         raise UserInputError("there is no such folder", where=str(folder), hint="give the folder that --output named")
     if not os.path.lexists(path):

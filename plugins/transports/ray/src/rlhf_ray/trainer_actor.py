@@ -14,10 +14,8 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.hookspecs import Action, Moment, hookimpl
-from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
-from rlhf_core.rollout import EvaluationSet, NoReceiver, evaluation_metrics
+from rlhf_core.rollout import NoReceiver, evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, TrainerSession
@@ -63,18 +61,15 @@ class TrainerActor:
             stack.callback(strategy.teardown)
             strategy.setup()
             run = TrainerParts(RunInputs(resolved), strategy)
-            prompts = run.inputs.prompts  # read while the makers load
             if strategy.is_main:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
             hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
-            if strategy.is_main:
-                hooks.register(DrainingCheckpoints(self._coordinator), name="ray draining")
             folder = RunFolder(Path(self._context.spec.folder))
             channel: RayChannel | None = None
             sync: WeightSync = NoReceiver()
             if resolved.generates:
-                sync = sent = self._sync(run, prompts)
+                sync = sent = self._sync(run)
                 channel = RayChannel(self._context, strategy, sent.metrics)
             session = TrainerSession(
                 run,
@@ -86,25 +81,10 @@ class TrainerActor:
             )
             return session.fit(None if resume is None else Path(resume))
 
-    def _sync(self, run: TrainerParts, prompts: PromptStream) -> RunSync:
-        config, strategy = self._config, run.strategy
+    def _sync(self, run: TrainerParts) -> RunSync:
+        strategy = run.strategy
         trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in run.trained.items()}
-        # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
-        canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
-        return RunSync(self._coordinator, strategy, run.trained, trained, config, canary)
-
-
-class DrainingCheckpoints:
-    """Decides for a checkpoint of each episode while the node of a trainer is being drained."""
-
-    def __init__(self, coordinator: Any) -> None:
-        self._coordinator = coordinator
-
-    @hookimpl
-    def rlhf_decide(self, moment: Moment) -> list[Action]:
-        if moment.at != "episode" or not ask(self._coordinator, "take_checkpoint_request"):
-            return []
-        return [Action(kind="checkpoint", by="ray", reason="the node of a trainer is being drained")]
+        return RunSync(self._coordinator, strategy, run.trained, trained, self._config)
 
 
 class RayChannel:
@@ -122,7 +102,7 @@ class RayChannel:
         self._strategy = strategy
         self._options = resolved.run.eval
         self._keeps_samples = resolved.run.logging.samples != "none"
-        self._sets = [EvaluationSet(name, options) for name, options in resolved.evaluation_sets]
+        self._sets = resolved.evaluation_sets
         self._metrics = metrics
 
     def episode(self, index: int) -> MadeEpisode:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
+import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.training import FitResult, RunRequest, Transport
+from rlhf_core.util import write_json
 
 from .actors import Actors, check
 from .calls import ANSWER_SECONDS, ActorLostError, ask, error_of, explain, first_cause
@@ -18,9 +24,13 @@ from .config import RayConfig
 from .event_relay import replay
 from .fleet import Fleet
 from .messages import Overview
-from .status_file import StatusFile
+from .scale_request import ScaleAnswer
+from .status_file import STATUS, Status, read_status, start_time
+
+logger = logging.getLogger("rlhf.ray")
 
 _POLL_SECONDS = 0.5
+_WRITE_SECONDS = 1.0
 _GRACE_SECONDS = 2.0
 """Time after a trainer's error for the others to report theirs, which may be the cause."""
 _OF_THE_DRIVER = frozenset({"transform_config", "run_start", "run_end"})
@@ -54,6 +64,48 @@ class RayTransport:
                 status.remove()
 
 
+class StatusFile:
+    """`ray.json`, written by the driver about every second; removed when the run ends."""
+
+    def __init__(self, folder: Path, address: str, namespace: str) -> None:
+        self._path = folder / STATUS
+        try:
+            if (left := read_status(folder)) is not None:
+                logger.warning("the run's driver before this one (pid %d) was killed", left.driver_pid)
+        except UserInputError as error:
+            logger.warning("what an earlier driver left is replaced: %s", error)
+        self.remove()
+        self._fixed: dict[str, Any] = {
+            "driver_pid": os.getpid(),
+            "driver_start": start_time(os.getpid()),
+            "host": socket.gethostname(),
+            "address": address,
+            "namespace": namespace,
+            "started": time.time(),
+        }
+        self._written = float("-inf")
+
+    def write(self, view: Overview, actors: Actors, scaling: ScaleAnswer | None) -> None:
+        """Write the newest state, unless the last write is recent. scaling: the answer to the newest request."""
+        if time.monotonic() - self._written < _WRITE_SECONDS:
+            return
+        self._written = time.monotonic()
+        status = Status(
+            **self._fixed,
+            updated=time.time(),
+            version=view.version,
+            progress=view.progress,
+            queue=view.queue,
+            scaling=scaling,
+            trainers=actors.trainer_rows(view),
+            makers=actors.maker_rows(view),
+        )
+        write_json(self._path, status.model_dump())
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
 class Supervisor:
     """Supervises the actors until they end."""
 
@@ -71,7 +123,7 @@ class Supervisor:
         self._status = status
         self._connection = connection
         self._told_to_stop = False
-        self._fleet = Fleet(actors, request.folder.path, nodes_may_go=not connection.processes)
+        self._fleet = Fleet(actors, request.folder.path)
 
     def run(self) -> FitResult:
         """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
@@ -84,7 +136,7 @@ class Supervisor:
                 self._fleet.step(view)
                 self._watch_trainers(view, fits)
             self._look(0.0)
-            self._actors.finish(self._fleet.leaving)
+            self._actors.finish()
             return result
         finally:
             # Replay the actors' last events; the coordinator itself may be gone.
@@ -95,7 +147,7 @@ class Supervisor:
         actors = self._actors
         view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
         replay(view.events, self._hooks)
-        self._status.write(view, actors, self._fleet)
+        self._status.write(view, actors, self._fleet.answer)
         return view
 
     def _pass_interrupt_on(self) -> None:
@@ -129,8 +181,7 @@ class Supervisor:
         _, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
         for name in (fits[reference] for reference in running if fits[reference] in view.silent):
             raise ActorLostError(
-                f"waited {view.silent[name]:.0f} s for a sign of life; the run was at policy version {view.version}, "
-                f"{view.progress}",
+                f"{view.silent[name]}; the run was at policy version {view.version}, {view.progress}",
                 where=name,
                 hint="was its process stopped? continue with --resume auto; one that is only slow needs a larger "
                 "transport.heartbeat_seconds",

@@ -1,0 +1,196 @@
+"""Tensors in safetensors files: trees of tensors and plain values, and the weights of a model.
+
+A tree (optimizer state, random states, buffers) is one file: its tensors are the file's, its structure is JSON in the
+header. Weights are a folder with transformers' layout: `model.safetensors`, or numbered files. Reading executes no code
+(no pickle).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError
+from .files import replacing
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+_HEADER_KEY = "rlhf_tree"
+_FORMAT = 1
+
+
+def save_tree(path: Path | str, tree: Any) -> None:
+    """Write `tree` to the file `path`, atomically (beside it first, then renamed).
+
+    A tree is a tensor (any device; any dtype safetensors knows), a bool, int, float, str, None, or a dict, list
+    or tuple of trees; the keys of a dict are str, int, float or bool. Raises `CheckpointError` on anything else.
+    """
+    path = Path(path)
+    tensors: dict[str, Tensor] = {}
+    shape = _encode(tree, tensors, "tree")
+    header = {_HEADER_KEY: json.dumps({"format": _FORMAT, "tree": shape})}
+    write_tensors(path, tensors, header)
+
+
+def load_tree(path: Path | str, device: str = "cpu") -> Any:
+    """Read a file from `save_tree`, tensors on `device`. Raises `CheckpointError` for an invalid file."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    try:
+        with safe_open(str(path), framework="pt", device=device) as file:
+            header = (file.metadata() or {}).get(_HEADER_KEY)
+            if header is None:
+                raise CheckpointError("holds tensors but no tree", where=str(path), hint="was it written by `rlhf`?")
+            body = json.loads(header)
+            if body.get("format") != _FORMAT:
+                raise CheckpointError(f"format {body.get('format')}, this version reads {_FORMAT}", where=str(path))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return _decode(body["tree"], tensors)
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot be read: {error}", where=str(path), hint="use an older step-N") from error
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write one safetensors file atomically; tensors may be views, shared or on a device."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as beside:
+            save_file(_storable(tensors), str(beside), metadata=metadata)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class
+        raise CheckpointError(f"cannot be written: {error}", where=str(path), hint="is the disk full?") from error
+
+
+def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous, and no two with a byte in common, as safetensors requires; copies where they are not."""
+    seen: dict[int, list[tuple[int, int]]] = {}
+    ready: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach().contiguous()
+        start, others = value.data_ptr(), seen.setdefault(value.untyped_storage().data_ptr(), [])
+        end = start + value.nbytes
+        overlaps = any(start < other_end and other_start < end for other_start, other_end in others)
+        ready[name] = value.clone() if value.is_cpu and overlaps else value
+        others.append((start, end))
+    return {name: tensor.cpu() for name, tensor in ready.items()}
+
+
+def _encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return {"$tensor": name}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        if plain:
+            return {key: _encode(item, tensors, f"{where}.{key}") for key, item in value.items()}
+        pairs = [[_key(key, where), _encode(item, tensors, f"{where}[{key!r}]")] for key, item in value.items()]
+        return {"$dict": pairs}
+    if isinstance(value, (list, tuple)):
+        items = [_encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    raise CheckpointError(
+        f"a {type(value).__name__} cannot be stored", where=where, hint="store tensors, numbers, text, dicts and lists"
+    )
+
+
+def _key(key: Any, where: str) -> str | int | float | bool:
+    if isinstance(key, (str, int, float, bool)):
+        return key
+    raise CheckpointError(f"a key of type {type(key).__name__} cannot be stored", where=where)
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$tuple" in value:
+        return tuple(_decode(item, tensors) for item in value["$tuple"])
+    if "$dict" in value:
+        return {key: _decode(item, tensors) for key, item in value["$dict"]}
+    return {key: _decode(item, tensors) for key, item in value.items()}
+
+
+def untied_names(model: nn.Module) -> dict[str, str]:
+    """Name of every entry of `model.state_dict()` -> name of its tensor; tied tensors share their first name."""
+    aliases: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names[name] = aliases.setdefault(id(tensor), name)
+    return names
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a folder's weights, in order; none is []. A ColossalAI Booster's are `model-00001.safetensors`."""
+    return sorted(folder.glob("model.safetensors")) or sorted(folder.glob("model-*.safetensors"))
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a folder, one at a time, on the CPU."""
+    from safetensors import SafetensorError, safe_open
+
+    folder = Path(folder)
+    files = weight_files(folder)
+    if not files:
+        raise CheckpointError("holds no model*.safetensors", where=str(folder), hint="give a folder `save_model` wrote")
+    for path in files:
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    yield name, file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The widest type among the floating-point tensors of a folder of weights."""
+    import torch
+
+    floats = {tensor.dtype for _, tensor in read_weights(folder) if tensor.is_floating_point()}
+    return functools.reduce(torch.promote_types, floats)
+
+
+def load_weights(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None] | None = None) -> None:
+    """Copy a folder's tensors into `model`, one at a time; names and shapes must match exactly.
+
+    `put(name, tensor)` replaces the plain copy for a strategy with its own layout. Raises `CheckpointError` naming
+    missing, unknown or differently shaped tensors.
+    """
+    import torch
+
+    owners = untied_names(model)
+    state = model.state_dict()
+    seen: set[str] = set()
+    for name, tensor in read_weights(folder):
+        if name not in owners:
+            raise CheckpointError(f"the model has no {name!r}", where=str(folder), hint="is it another model's folder?")
+        target = state[name]
+        if tuple(target.shape) != tuple(tensor.shape):
+            raise CheckpointError(
+                f"{name} has shape {tuple(tensor.shape)}, the model's is {tuple(target.shape)}", where=str(folder)
+            )
+        seen.add(owners[name])
+        if put is not None:
+            put(name, tensor)
+        else:
+            with torch.no_grad():
+                target.copy_(tensor)
+    missing = sorted(set(owners.values()) - seen)
+    if missing:
+        raise CheckpointError(f"lacks {len(missing)} tensors of the model: {', '.join(missing[:5])}", where=str(folder))

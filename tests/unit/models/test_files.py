@@ -1,0 +1,127 @@
+"""A hub name without a network is an error at once, and works with one or from the cache."""
+
+import socket
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Event, Thread
+
+import pytest
+from huggingface_hub import constants
+
+from rlhf_core.components import PromptsContext
+from rlhf_core.config.sections import ModelConfig
+from rlhf_core.errors import UserInputError
+from rlhf_core.models import files
+from rlhf_core.models.files import check_hub
+from rlhf_core.models.loading import load_tokenizer
+from rlhf_data.config import HfDatasetConfig
+from rlhf_data.hf_dataset import build
+from rlhf_plan.meta import meta_model
+
+NAME = "no-such-owner/no-such-model"
+
+
+@pytest.fixture
+def endpoint(monkeypatch, tmp_path):
+    """A port of this machine that refuses connections, as the hub; the cache is empty."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, meta_model])
+def test_an_unreachable_hub_is_told_before_any_file_is_asked_for(endpoint, load):
+    with pytest.raises(UserInputError, match="neither a folder here nor in the cache.*does not answer") as caught:
+        load(ModelConfig(path=NAME))
+    assert caught.value.where == "model.path"
+    assert "give a folder that is on this machine" in caught.value.hint
+
+
+@pytest.fixture
+def load_prompts(monkeypatch, tmp_path):
+    """Builds the prompt source `hf-dataset` on a hub name; `datasets` has an empty cache in `tmp_path`."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: [{"prompt": "1"}])
+    return lambda **options: build(HfDatasetConfig(path="Owner/MyPrompts", **options), PromptsContext(0, tmp_path))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_prompts_of_an_unreachable_hub_are_an_error_before_any_is_loaded(endpoint, load_prompts, streaming):
+    with pytest.raises(UserInputError, match="'Owner/MyPrompts' is neither a folder here nor in the cache") as caught:
+        load_prompts(streaming=streaming)
+    assert caught.value.where == "prompts.path"
+
+
+def test_prompts_in_the_cache_and_offline_mode_need_no_answer(endpoint, load_prompts, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load_prompts()[0] == {"prompt": "1"}
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    (tmp_path / "Owner___my_prompts").mkdir()  # as `datasets` names it
+    assert load_prompts()[0] == {"prompt": "1"}
+
+
+def test_a_name_that_never_resolves_does_not_hold_up_the_error(endpoint, monkeypatch):
+    over = Event()
+    monkeypatch.setattr(files, "_SECONDS", 0.01)
+    monkeypatch.setattr(files, "_ask", lambda answers: over.wait(60))
+    with pytest.raises(UserInputError, match="does not answer"):
+        check_hub(NAME, where="model.path")
+    over.set()
+
+
+@contextmanager
+def answering(monkeypatch, status, body=b""):
+    """A hub that gives this answer to every request."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", '"0"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        files = constants.ENDPOINT + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join(30)
+
+
+def test_any_answer_of_the_hub_will_do(endpoint, monkeypatch):
+    with answering(monkeypatch, 403):
+        check_hub(NAME, where="model.path")
+
+
+def test_the_layers_of_a_model_on_the_hub_are_checked_before_transformers_reads_it(endpoint, monkeypatch):
+    with (
+        answering(monkeypatch, 200, b'{"num_hidden_layers": 1000000000}'),
+        pytest.raises(UserInputError, match=r"num_hidden_layers.*between 0 and 2,000 layers"),
+    ):
+        check_hub(NAME, where="model.path")
+
+
+def test_a_cached_model_and_offline_mode_need_no_answer(endpoint, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    check_hub(NAME, where="model.path")  # transformers itself fails at once
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(files, "_ask", lambda answers: pytest.fail("no request is needed"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *name: str(tmp_path / "config.json"))
+    check_hub(NAME, where="model.path")
