@@ -20,24 +20,29 @@ if TYPE_CHECKING:
 class EvalSetOptions(Section):
     """How one set of held-out prompts is answered and judged."""
 
-    num_prompts: int = Field(200, ge=0)
-    """Prompts scored: of `eval`, held out of training; of a set, its first ones. 0, the default where `eval.sets` has
-    them all, holds none out.
-    """
-    temperature: float = Field(0.0, ge=0)
-    """0 is greedy decoding; above 0 samples at that temperature."""
-    samples_per_prompt: int = Field(0, ge=0)
-    """k sampled answers to each prompt beside the greedy one, as eval/avg@k, eval/pass@k, eval/maj@k."""
-    sampled_temperature: float | None = Field(None, gt=0)
-    """Temperature of sampled answers, scored as eval/sampled/…; null is the engine's, and none is sampled where
-    samples_per_prompt is 0.
-    """
-    max_new_tokens: Count | None = None
-    """Longest answer, in tokens; null is the engine's."""
-    score: str | None = None
-    """Reward (its label) whose mean is the evaluation score; null takes the first."""
-    passing_score: float = 1.0
-    """Score from which an answer counts as right for pass@k."""
+    num_prompts: int = Field(
+        200,
+        ge=0,
+        description="Prompts scored: of `eval`, held out of training; of a set, its first ones. 0, the default where "
+        "`eval.sets` has them all, holds none out.",
+    )
+    temperature: float = Field(0.0, ge=0, description="0 is greedy decoding; above 0 samples at that temperature.")
+    samples_per_prompt: int = Field(
+        0,
+        ge=0,
+        description="k sampled answers to each prompt beside the greedy one, as eval/avg@k, eval/pass@k, eval/maj@k.",
+    )
+    sampled_temperature: float | None = Field(
+        None,
+        gt=0,
+        description="Temperature of sampled answers, scored as eval/sampled/…; null is the engine's, and none is "
+        "sampled where samples_per_prompt is 0.",
+    )
+    max_new_tokens: Count | None = Field(None, description="Longest answer, in tokens; null is the engine's.")
+    score: str | None = Field(
+        None, description="Reward (its label) whose mean is the evaluation score; null takes the first."
+    )
+    passing_score: float = Field(1.0, description="Score from which an answer counts as right for pass@k.")
 
     @property
     def num_sampled(self) -> int:
@@ -50,14 +55,17 @@ class EvalConfig(EvalSetOptions):
 
     change_effects: ClassVar[Mapping[str, str]] = {"": "scores before and after cannot be compared"}
 
-    every_episodes: Count | None = 10
-    """Evaluate after every so many episodes; null only before the first and after the last."""
-    batch_size: Count = 64
-    """Answers generated at once."""
-    prompts: dict[str, Any] | None = None
-    """A source of other prompts; null holds some of the run's prompts out."""
-    sets: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Further sets by name, each with prompts and, where they differ, rewards and sampling."""
+    every_episodes: Count | None = Field(
+        10, description="Evaluate after every so many episodes; null only before the first and after the last."
+    )
+    batch_size: Count = Field(64, description="Answers generated at once.")
+    prompts: dict[str, Any] | None = Field(
+        None, description="A source of other prompts; null holds some of the run's prompts out."
+    )
+    sets: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Further sets by name, each with prompts and, where they differ, rewards and sampling.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import pairwise
-from textwrap import dedent
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SecretStr
 from pydantic_core import core_schema
 
 from ..errors import ConfigError
@@ -19,8 +14,6 @@ from ..util.redact import ENVIRONMENT, learn_secret
 from .problems import Problem
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ..prompts.records import Records
     from ..protocols import Sampler
     from ..rollout.player import Player, PlayerContext
@@ -32,8 +25,6 @@ Count = Annotated[int, Field(ge=1)]
 
 class Section(BaseModel):
     """Base of every section: unknown keys, NaN and infinity are errors. Instances are frozen.
-
-    An option is described by the docstring below it, or by `Field(description=…)`.
 
     Core calls `check` on every section of a run, then, if there are no problems, `adapt` on every section. Both receive
     the same run: no section sees what another one's `adapt` changed.
@@ -61,16 +52,6 @@ class Section(BaseModel):
     """
     adapt_reasons: ClassVar[Mapping[str, str]] = {}
     """Option -> why `adapt` changes it. The key "" stands for all other options."""
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema, with the docstrings of options as their descriptions."""
-        made = handler(schema)
-        options = handler.resolve_ref_schema(made)["properties"]
-        for name, told in docstrings(cls).items():
-            if name in options:
-                options[name].setdefault("description", told)
-        return made
 
     def check(self, run: ResolvedRun) -> Iterable[Problem]:
         """Yield the problems that this section has in this run, with paths relative to the section.
@@ -129,18 +110,6 @@ class Section(BaseModel):
     def with_selections(self, selected: Sequence[Mapping[str, Any]]) -> Self:
         """Return the section with what was found for each selection: all options, and a name with an absolute path."""
         return self
-
-
-def docstrings(model: type[Section]) -> dict[str, str]:
-    """Option -> the docstring below it, in the class or a base of it. Reads the source."""
-    found: dict[str, str] = {}
-    for owner in reversed(model.__mro__[: model.__mro__.index(Section)]):
-        with suppress(OSError, IndexError):  # a class made in code has no source
-            (definition,) = ast.parse(dedent(inspect.getsource(owner))).body
-            for option, told in pairwise(cast(ast.ClassDef, definition).body):
-                if isinstance(option, ast.AnnAssign) and isinstance(told, ast.Expr):
-                    found[ast.unparse(option.target)] = " ".join(ast.literal_eval(told.value).split())
-    return found
 
 
 def secret_value(secret: SecretStr, where: str) -> str:

@@ -30,16 +30,18 @@ if TYPE_CHECKING:
 class LoraConfig(Section):
     """Low-rank adapters on the policy; the reference is then the policy with its adapter switched off."""
 
-    r: Count = 16
-    """Rank of the adapter matrices."""
-    alpha: float = Field(32.0, gt=0)
-    """Scale of the adapter: its output is multiplied by alpha / r."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on the adapter's input while a dataset is learnt; off where answers are sampled, since the ratio must
-    compare one function with itself.
-    """
-    target_modules: list[str] | None = Field(None, min_length=1)
-    """Names of the layers that get an adapter; null takes all linear layers."""
+    r: Count = Field(16, description="Rank of the adapter matrices.")
+    alpha: float = Field(32.0, gt=0, description="Scale of the adapter: its output is multiplied by alpha / r.")
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Dropout on the adapter's input while a dataset is learnt; off where answers are sampled, since "
+        "the ratio must compare one function with itself.",
+    )
+    target_modules: list[str] | None = Field(
+        None, min_length=1, description="Names of the layers that get an adapter; null takes all linear layers."
+    )
 
 
 _TEMPLATES_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -48,14 +50,17 @@ _TEMPLATES_OWN = frozenset({"messages", "tools", "documents", "add_generation_pr
 class ChatConfig(Section):
     """How chat messages become text, wherever the model is used; kept in the template of the final policy."""
 
-    template: str | None = Field(None, min_length=1)
-    """A Jinja file, in place of the tokenizer's template."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """What the template asks for by name, such as {enable_thinking: false}: JSON values."""
-    tools: str | None = Field(None, min_length=1)
-    """A JSON file, a list of tools in the OpenAI form, shown where none are given."""
-    system: str | None = None
-    """System message of conversations that have none."""
+    template: str | None = Field(None, min_length=1, description="A Jinja file, in place of the tokenizer's template.")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What the template asks for by name, such as {enable_thinking: false}: JSON values.",
+    )
+    tools: str | None = Field(
+        None,
+        min_length=1,
+        description="A JSON file, a list of tools in the OpenAI form, shown where none are given.",
+    )
+    system: str | None = Field(None, description="System message of conversations that have none.")
 
     @model_validator(mode="after")
     def _names_can_be_set(self) -> ChatConfig:
@@ -70,29 +75,32 @@ class ModelConfig(Section):
 
     change_effects: ClassVar[Mapping[str, str]] = {"": "the checkpoint's weights must fit the model"}
 
-    path: str = Field(min_length=1)
-    """A model folder, a hub name, or `builtin:NAME`."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type the weights are loaded in. auto: float32, also on a GPU, where the arithmetic is bf16 (strategy.precision);
-    16 bits only where strategy.master_weights is false. Trained weights of 16 bits have float32 masters in the
-    optimizer.
-    """
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """auto, cpu, cuda or cuda:N; auto takes a GPU if any."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
-    offload_reference: bool = False
-    """Keep the reference in host memory while it is not asked, which frees that much of a GPU. Nothing to gain with
-    LoRA, where it is the policy itself, and not done where a strategy divides it.
-    """
-    lora: LoraConfig | None = None
-    """Train low-rank adapters only; null trains all weights."""
-    chat: ChatConfig | None = None
-    """Chat template and its options; null takes the tokenizer's."""
-    allow_missing_weights: bool = False
-    """Start weights that the model's files lack from random numbers, in place of an error."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with a hub model. Only for sources you trust."""
+    path: str = Field(min_length=1, description="A model folder, a hub name, or `builtin:NAME`.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Type the weights are loaded in. auto: float32, also on a GPU, where the arithmetic is bf16 "
+        "(strategy.precision); 16 bits only where strategy.master_weights is false. Trained weights of 16 bits have "
+        "float32 masters in the optimizer.",
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory, more time."
+    )
+    offload_reference: bool = Field(
+        False,
+        description="Keep the reference in host memory while it is not asked, which frees that much of a GPU. Nothing "
+        "to gain with LoRA, where it is the policy itself, and not done where a strategy divides it.",
+    )
+    lora: LoraConfig | None = Field(None, description="Train low-rank adapters only; null trains all weights.")
+    chat: ChatConfig | None = Field(None, description="Chat template and its options; null takes the tokenizer's.")
+    allow_missing_weights: bool = Field(
+        False, description="Start weights that the model's files lack from random numbers, in place of an error."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with a hub model. Only for sources you trust."
+    )
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if self.trust_remote_code and run.trust.runs and not run.trust.allows_model(self.path):
@@ -109,14 +117,14 @@ class PromptsConfig(Section):
 
     change_effects: ClassVar[Mapping[str, str]] = {"": "the same records, read from another place"}
 
-    max_prompt_tokens: Count = 512
-    """Longest prompt trained on, in tokens."""
-    too_long: Literal["skip", "error"] = "skip"
-    """What to do with a longer prompt."""
-    duplicates: Literal["skip"] | None = None
-    """skip leaves out prompts that came before; null none."""
-    filter: str | None = Field(None, pattern=r"\.py:\w+$")
-    """FILE.py:FUNCTION of a record, true for those to use: for a language, say."""
+    max_prompt_tokens: Count = Field(512, description="Longest prompt trained on, in tokens.")
+    too_long: Literal["skip", "error"] = Field("skip", description="What to do with a longer prompt.")
+    duplicates: Literal["skip"] | None = Field(None, description="skip leaves out prompts that came before; null none.")
+    filter: str | None = Field(
+        None,
+        pattern=r"\.py:\w+$",
+        description="FILE.py:FUNCTION of a record, true for those to use: for a language, say.",
+    )
 
 
 class EngineConfig(Section):
@@ -124,18 +132,16 @@ class EngineConfig(Section):
 
     change_effects: ClassVar[Mapping[str, str]] = {"": "answers are sampled otherwise from the next episode on"}
 
-    max_new_tokens: Count = 128
-    """Longest answer, in tokens."""
-    temperature: float = Field(1.0, gt=0)
-    """Softmax temperature of sampling."""
-    top_k: int = Field(0, ge=0)
-    """Sample from the k likeliest tokens only; 0 is off."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Sample from the smallest set with this probability; 1 is off."""
-    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    """Texts that end an answer, besides the end-of-sequence token."""
-    options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Options of every request, by the names that the engine accepts."""
+    max_new_tokens: Count = Field(128, description="Longest answer, in tokens.")
+    temperature: float = Field(1.0, gt=0, description="Softmax temperature of sampling.")
+    top_k: int = Field(0, ge=0, description="Sample from the k likeliest tokens only; 0 is off.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Sample from the smallest set with this probability; 1 is off.")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="Texts that end an answer, besides the end-of-sequence token."
+    )
+    options: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Options of every request, by the names that the engine accepts."
+    )
 
     request_options: ClassVar[Mapping[str, str]] = {}
     """Option of a request that the engine accepts -> what it does."""
@@ -165,16 +171,14 @@ class OptimizerConfig(Section):
         "name": "its state cannot be read: a run keeps its optimizer",
     }
 
-    lr: float = Field(1e-6, ge=0)
-    """Peak learning rate of the policy."""
-    critic_lr: float | None = Field(None, ge=0)
-    """Peak learning rate of the critic; null takes lr."""
-    schedule: dict[str, Any] = Field(default_factory=lambda: {"name": "constant"})
-    """Learning rate after warm-up: a schedule's name, or a mapping with its options."""
-    warmup_episodes: int = Field(0, ge=0)
-    """Episodes over which the learning rate grows from 0."""
-    max_grad_norm: float | None = Field(1.0, gt=0)
-    """Clip the gradient to this global norm; null is off."""
+    lr: float = Field(1e-6, ge=0, description="Peak learning rate of the policy.")
+    critic_lr: float | None = Field(None, ge=0, description="Peak learning rate of the critic; null takes lr.")
+    schedule: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "constant"},
+        description="Learning rate after warm-up: a schedule's name, or a mapping with its options.",
+    )
+    warmup_episodes: int = Field(0, ge=0, description="Episodes over which the learning rate grows from 0.")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="Clip the gradient to this global norm; null is off.")
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         name, strategy = run.optimizer.name, run.strategy
@@ -186,22 +190,22 @@ class OptimizerConfig(Section):
 class RewardCallOptions(Section):
     """How core runs a reward, whoever wrote it. These keys stand in the reward's own entry of `rewards`."""
 
-    batch_size: Count | None = None
-    """Answers scored in one call; null takes all there are."""
-    concurrency: Count = 1
-    """Calls in flight at once."""
-    timeout_seconds: float = Field(60.0, gt=0)
-    """Deadline of one call, in seconds."""
-    retries: int = Field(0, ge=0)
-    """Times a failed call is tried again."""
-    on_failure: Literal["fail", "zero", "drop"] = "fail"
-    """A call that still fails: end the run, score its answers 0, or leave them out."""
-    cache: bool = False
-    """Remember scores in the run folder, by what the reward is and what it is shown."""
-    isolate: bool | None = None
-    """Run in a process of its own, which a deadline can end; null leaves it to the reward."""
-    memory_limit_bytes: Count | None = None
-    """With isolate: resident memory at which its process is ended; null is half of what there is."""
+    batch_size: Count | None = Field(None, description="Answers scored in one call; null takes all there are.")
+    concurrency: Count = Field(1, description="Calls in flight at once.")
+    timeout_seconds: float = Field(60.0, gt=0, description="Deadline of one call, in seconds.")
+    retries: int = Field(0, ge=0, description="Times a failed call is tried again.")
+    on_failure: Literal["fail", "zero", "drop"] = Field(
+        "fail", description="A call that still fails: end the run, score its answers 0, or leave them out."
+    )
+    cache: bool = Field(
+        False, description="Remember scores in the run folder, by what the reward is and what it is shown."
+    )
+    isolate: bool | None = Field(
+        None, description="Run in a process of its own, which a deadline can end; null leaves it to the reward."
+    )
+    memory_limit_bytes: Count | None = Field(
+        None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
+    )
 
     def without_cache(self) -> RewardCallOptions:
         """The options without a cache, for a run that has no folder for one."""
@@ -215,12 +219,11 @@ class RewardCallOptions(Section):
 class RewardEntry(RewardCallOptions):
     """The keys that core reads in one entry of `rewards`; the rest are options of the reward."""
 
-    name: str = Field(min_length=1)
-    """An installed reward, or FILE.py:FUNCTION."""
-    weight: float = 1.0
-    """Factor of this reward in the combined score."""
-    label: str | None = Field(None, min_length=1)
-    """Name in metrics and samples; null takes the reward's own name."""
+    name: str = Field(min_length=1, description="An installed reward, or FILE.py:FUNCTION.")
+    weight: float = Field(1.0, description="Factor of this reward in the combined score.")
+    label: str | None = Field(
+        None, min_length=1, description="Name in metrics and samples; null takes the reward's own name."
+    )
 
     def call_options(self) -> RewardCallOptions:
         """The part that says how the reward is run."""
@@ -232,10 +235,12 @@ class RewardScaling(Section):
 
     change_effects: ClassVar[Mapping[str, str]] = {"": "scores before and after cannot be compared"}
 
-    clip: tuple[float, float] | None = None
-    """[low, high] bounds of the combined score; null leaves it. The clipped fraction is logged."""
-    normalise: bool = False
-    """Subtract the running mean of all combined scores so far, divide by their deviation."""
+    clip: tuple[float, float] | None = Field(
+        None, description="[low, high] bounds of the combined score; null leaves it. The clipped fraction is logged."
+    )
+    normalise: bool = Field(
+        False, description="Subtract the running mean of all combined scores so far, divide by their deviation."
+    )
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         scales = self.clip is not None or self.normalise
@@ -271,22 +276,20 @@ class TrainConfig(Section):
         "compile": "updates run on rows without padding, which is as fast; remove it",
     }
 
-    episodes: Count = 50
-    """Rounds of sampling and training (offline: rounds of training)."""
-    prompts_per_episode: Count = 64
-    """Prompts sampled in an episode (offline: dataset lines)."""
-    samples_per_prompt: Count = 1
-    """Answers sampled to each prompt."""
-    train_batch_size: Count = Field(default_factory=_batch_size)
-    """Samples of one update; by default 64, or all of the episode where those are fewer."""
-    micro_batch_tokens: Count | None = None
-    """Most tokens in one forward and backward pass, so that memory does not grow with the batch; null is 1,024 on a CPU
-    (192 for a model of 50M parameters or more) and 16,384 on a GPU. Results agree.
-    """
-    epochs_per_episode: Count = 1
-    """Times the samples of an episode are trained on."""
-    seed: int = Field(0, ge=0, lt=2**63)
-    """Seed of everything random in the run."""
+    episodes: Count = Field(50, description="Rounds of sampling and training (offline: rounds of training).")
+    prompts_per_episode: Count = Field(64, description="Prompts sampled in an episode (offline: dataset lines).")
+    samples_per_prompt: Count = Field(1, description="Answers sampled to each prompt.")
+    train_batch_size: Count = Field(
+        default_factory=_batch_size,
+        description="Samples of one update; by default 64, or all of the episode where those are fewer.",
+    )
+    micro_batch_tokens: Count | None = Field(
+        None,
+        description="Most tokens in one forward and backward pass, so that memory does not grow with the batch; null "
+        "is 1,024 on a CPU (192 for a model of 50M parameters or more) and 16,384 on a GPU. Results agree.",
+    )
+    epochs_per_episode: Count = Field(1, description="Times the samples of an episode are trained on.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random in the run.")
 
     @property
     def samples_per_episode(self) -> int:
@@ -309,14 +312,16 @@ class CheckpointConfig(Section):
 
     change_effects: ClassVar[Mapping[str, str]] = {"": "learning stays the same"}
 
-    every_episodes: Count | None = 10
-    """Save after every so many episodes; null only at the end or when interrupted."""
-    keep: Count = 3
-    """Newest checkpoints kept; older ones are removed."""
-    best: str | None = Field(None, min_length=1)
-    """Metric, such as eval/score, by which the best checkpoint is kept, too; saved when it is found."""
-    best_is: Literal["highest", "lowest"] = "highest"
-    """Which value of that metric is the best."""
+    every_episodes: Count | None = Field(
+        10, description="Save after every so many episodes; null only at the end or when interrupted."
+    )
+    keep: Count = Field(3, description="Newest checkpoints kept; older ones are removed.")
+    best: str | None = Field(
+        None,
+        min_length=1,
+        description="Metric, such as eval/score, by which the best checkpoint is kept, too; saved when it is found.",
+    )
+    best_is: Literal["highest", "lowest"] = Field("highest", description="Which value of that metric is the best.")
 
 
 DEFAULT_LOGGER = "tensorboard"
@@ -328,12 +333,14 @@ class LoggingConfig(Section):
 
     change_effects: ClassVar[Mapping[str, str]] = {"": "learning stays the same"}
 
-    samples: Literal["all", "none"] | Annotated[StrictInt, Field(ge=1)] = "all"
-    """Samples written to samples.jsonl: all, none, or at most so many an episode."""
-    sample_tokens: bool = False
-    """Write the token ids of each sample, too: prompt_ids, completion_ids, and action_mask, which is true for the
-    tokens that the policy chose.
-    """
+    samples: Literal["all", "none"] | Annotated[StrictInt, Field(ge=1)] = Field(
+        "all", description="Samples written to samples.jsonl: all, none, or at most so many an episode."
+    )
+    sample_tokens: bool = Field(
+        False,
+        description="Write the token ids of each sample, too: prompt_ids, completion_ids, and action_mask, which is "
+        "true for the tokens that the policy chose.",
+    )
 
 
 class HooksConfig(Section):
@@ -341,8 +348,7 @@ class HooksConfig(Section):
 
     change_effects: ClassVar[Mapping[str, str]] = {"": "depends on what the hooks do"}
 
-    disable: list[str] = Field(default_factory=list)
-    """Names of hook plugins that stay off."""
+    disable: list[str] = Field(default_factory=list, description="Names of hook plugins that stay off.")
 
 
 class RunConfig(Section):

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 class AdamWConfig(Section):
     """`optimizer:` section for `name: adamw`."""
 
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """Adam's decay of the running mean and of the running square."""
-    eps: float = Field(1e-8, gt=0)
-    """Added to Adam's denominator."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), description="Adam's decay of the running mean and of the running square."
+    )
+    eps: float = Field(1e-8, gt=0, description="Added to Adam's denominator.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
 
 
 adamw = Component(
