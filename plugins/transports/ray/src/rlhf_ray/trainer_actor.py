@@ -14,7 +14,6 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
 from rlhf_core.rollout import NoReceiver, evaluation_metrics
 from rlhf_core.runfolder import RunFolder
@@ -62,7 +61,6 @@ class TrainerActor:
             stack.callback(strategy.teardown)
             strategy.setup()
             run = TrainerParts(RunInputs(resolved), strategy)
-            prompts = run.inputs.prompts  # read while the makers load
             if strategy.is_main:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
@@ -71,7 +69,7 @@ class TrainerActor:
             channel: RayChannel | None = None
             sync: WeightSync = NoReceiver()
             if resolved.generates:
-                sync = sent = self._sync(run, prompts)
+                sync = sent = self._sync(run)
                 channel = RayChannel(self._context, strategy, sent.metrics)
             session = TrainerSession(
                 run,
@@ -83,12 +81,10 @@ class TrainerActor:
             )
             return session.fit(None if resume is None else Path(resume))
 
-    def _sync(self, run: TrainerParts, prompts: PromptStream) -> RunSync:
-        config, strategy = self._config, run.strategy
+    def _sync(self, run: TrainerParts) -> RunSync:
+        strategy = run.strategy
         trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in run.trained.items()}
-        # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
-        canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
-        return RunSync(self._coordinator, strategy, run.trained, trained, config, canary)
+        return RunSync(self._coordinator, strategy, run.trained, trained, self._config)
 
 
 class RayChannel:
