@@ -113,19 +113,19 @@ def measure(name: str) -> dict[str, Any]:
     from rlhf_core.batching import collate
     from rlhf_core.components import EngineContext
     from rlhf_core.models import disable_dropout
-    from rlhf_core.models.builtin import build_character_tokenizer
     from rlhf_core.types import BufferItem, GenerationRequest, SamplingParams
     from rlhf_forward.forward import policy_forward
     from rlhf_hf.config import HfEngineConfig
     from rlhf_hf.engine import build as build_engine
     from rlhf_passes.fast_passes import fast_passes
     from rlhf_passes.packing import takes_packed_rows
+    from rlhf_testing.models import tiny_tokenizer
 
     torch.set_num_threads(1)
     model = build(name)
     disable_dropout(model)
     model.eval()
-    context = EngineContext(model=model, tokenizer=build_character_tokenizer("abc"), device=torch.device("cpu"), seed=3)
+    context = EngineContext(model=model, tokenizer=tiny_tokenizer("abc"), device=torch.device("cpu"), seed=3)
     engine = build_engine(HfEngineConfig(), context)
     draw = torch.Generator().manual_seed(1)
     prompts = [tuple(torch.randint(3, VOCABULARY, (p,), generator=draw).tolist()) for p in PROMPT_TOKENS]

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.prompts.jsonl import JsonlSource
 from rlhf_core.prompts.stream import PromptStream
+from rlhf_testing.models import tiny_tokenizer
 
 REPEATS = 5
 MEASURED = 1000
@@ -24,7 +24,7 @@ MEASURED = 1000
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200_000
-    tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz 0123456789")
+    tokenizer = tiny_tokenizer("abcdefghijklmnopqrstuvwxyz 0123456789")
     with tempfile.TemporaryDirectory() as folder:
         for name, make in {"short": short, "text": text, "chat": chat}.items():
             path = Path(folder) / f"{name}.jsonl"

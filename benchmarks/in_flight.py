@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from rlhf_core.components import EngineContext
-from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 from rlhf_core.protocols import Asked
 from rlhf_core.rollout import RolloutCoordinator
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine
 from rlhf_ray.config import RayConfig
+from rlhf_testing.models import build_llama, tiny_tokenizer
 
 SAMPLES = 16  # answers to a prompt
 LIMIT = 240  # tokens of an answer
@@ -129,7 +129,7 @@ class RealMaker:
     """
 
     def __init__(self, case: Case, train_seconds: float) -> None:
-        tokenizer = build_character_tokenizer("0123456789")
+        tokenizer = tiny_tokenizer("0123456789")
         tokenizer.eos_token = None
         model = build_llama(tokenizer, hidden_size=64, num_layers=2, num_heads=2, seed=0).eval().requires_grad_(False)
         model.generation_config.eos_token_id = None

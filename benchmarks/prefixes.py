@@ -18,11 +18,11 @@ from collections.abc import Callable
 import torch
 
 from rlhf_core.components import EngineContext
-from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine
 from rlhf_hf.rows import make_rows
+from rlhf_testing.models import build_llama, tiny_tokenizer
 
 Samples = dict[int, tuple[int, ...]]
 PROMPT, ANSWERS = 256, 16
@@ -31,7 +31,7 @@ EPISODES, TURNS, TURN, OBSERVATION = 16, 6, 24, 24
 
 def engine(**options: int) -> HfEngine:
     """Over a Llama of 5.3M parameters that never ends an answer by itself."""
-    tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 ")
+    tokenizer = tiny_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 ")
     tokenizer.eos_token = None
     model = build_llama(tokenizer, hidden_size=256, num_layers=6, num_heads=4, seed=0)
     model.generation_config.eos_token_id = None

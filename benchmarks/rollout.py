@@ -33,10 +33,10 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.plugins.selected import load
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_testing.models import tiny_tokenizer
 
 SIZES: dict[str, dict[str, int]] = {
     "S": {"hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 512, "intermediate_size": 352},
@@ -160,7 +160,7 @@ def compare(size: str, case: str, dtype: torch.dtype, device: str, engines: Sequ
     with ExitStack() as stack:
         sides: dict[str, Callable[[], float]] = {}
         for column in engines:
-            engine = build_engine(column, model, build_character_tokenizer("abc"))
+            engine = build_engine(column, model, tiny_tokenizer("abc"))
             stack.callback(engine.close)
             sides[column] = partial(run_engine, engine, requests)
         sides["generate"] = partial(run_generate, model, requests, eos_ids)

@@ -30,8 +30,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import ModelConfig
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.models.loading import load_policy
+from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.tiny_training import token_loss
 from rlhf_torch.config import FsdpConfig
 from rlhf_torch.fsdp import build
@@ -60,7 +60,7 @@ def save_model(folder: Path, parameters_m: float, vocabulary: int) -> None:
         tie_word_embeddings=True,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    build_character_tokenizer("0123456789>,").save_pretrained(folder)
+    tiny_tokenizer("0123456789>,").save_pretrained(folder)
 
 
 class PeakMemory:

@@ -138,7 +138,7 @@ def time_sync(
     config = RayConfig(sync=mode, max_shard_bytes=CHUNK_BYTES, sync_timeout_seconds=120)
     strategy: Any = OneProcess()
     trained = {"policy": Trained(model, None, None)}  # type: ignore[arg-type]
-    sync = RunSync(coordinator, strategy, trained, {"policy": adapter_of(model)}, config, [])
+    sync = RunSync(coordinator, strategy, trained, {"policy": adapter_of(model)}, config)
     version = 0
 
     def publish() -> None:

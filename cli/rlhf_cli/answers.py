@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.resolved import INVALID, ResolvedRun, SelectedSection
@@ -16,43 +16,15 @@ from rlhf_core.models.kinds import kind_for
 from rlhf_core.place import LocalPlace
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 from rlhf_core.prompts.stream import PromptEncoder
-from rlhf_core.protocols import RolloutEngine
-from rlhf_core.rollout.player import RunPlayer
 from rlhf_core.rollout.samples import SampleRewards, rollout_of
-from rlhf_core.rollout.single_answer import request_of
 from rlhf_core.runfolder.samples import sample_line
-from rlhf_core.types import Prompt, SamplingParams
+from rlhf_core.types import SamplingParams
 from rlhf_core.wiring.inputs import RunInputs
 from rlhf_core.wiring.parts import RunParts
 from rlhf_core.wiring.players import build_player
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
-
-def generate_text(
-    model: str, prompts: Sequence[str], *, engine: str, sampling: SamplingParams, seed: int, device: str
-) -> list[str]:
-    """A completion of each prompt. A tokenizer with a chat template gets the prompt as a user message."""
-    answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, seed)
-    with closing(answering):
-        encoded = _encoded(model, tokenizer, prompts)
-        requests = [request_of(prompt, prompt.position) for prompt in encoded]
-        answers = {done.sample_id: list(done.token_ids) for done in answering.generate(requests, sampling)}
-    return [str(tokenizer.decode(answers[p.position], skip_special_tokens=True)) for p in encoded]
-
-
-def _encoded(
-    model: str, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *, chat: bool = True
-) -> list[Prompt]:
-    """Texts as prompts of the model, or the empty prompt without any. chat: by the tokenizer's template, if any."""
-    encoder = PromptEncoder(
-        tokenizer, text_as_chat=chat and bool(tokenizer.chat_template), kind=kind_for(ModelConfig(path=model))
-    )
-    return [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts or [""])]
-
-
-def play_text(
+def generate_answers(
     model: str,
     prompts: Sequence[str],
     sections: Mapping[str, SelectedSection],
@@ -62,42 +34,33 @@ def play_text(
     seed: int,
     device: str,
 ) -> list[dict[str, Any]]:
-    """An episode for each prompt, or one of a task without a prompt, as lines of `samples.jsonl`: one for each branch.
+    """An answer to each prompt, as a line of `samples.jsonl`; a tokenizer's chat template makes it a user message.
 
-    sections: those whose players play, as in a run file. seed: of the tasks and of sampling. Raises `EpisodeError`
-    where an episode fails.
+    sections: those whose players play, as in a run file: then each line is a branch of an episode, and without prompts
+    one is played, of a task without a prompt. seed: of the tasks and of sampling. Raises `EpisodeError` where an
+    episode fails.
     """
-    answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, seed)
+    config = ModelConfig(path=model, device=device)
+    answering, tokenizer = open_engine(config, engine, seed)
+    encoder = PromptEncoder(tokenizer, text_as_chat=bool(prompts and tokenizer.chat_template), kind=kind_for(config))
     with closing(answering):
-        player = players_outside_a_run(sections, answering, tokenizer, sampling=sampling, seed=seed)
-        encoded = _encoded(model, tokenizer, prompts, chat=bool(prompts))
-        with closing(player):
+        parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
+        run = ResolvedRun(**parts, sections=sections)  # of which these sections read no other part
+        encoded = [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts or [""])]
+        with closing(build_player(run, answering, tokenizer, sampling, seed=seed)) as player:
             played = player.play([(prompt, prompt.position) for prompt in encoded])
-            episodes = sorted(played, key=lambda each: each.sample_id)
+            samples = sorted(played, key=lambda each: each.sample_id)
     return [
         sample_line(
             rollout_of(row, each),
             episode=0,
-            rewards=SampleRewards.of(each, {}).scores,
+            rewards=SampleRewards.of(each, {}).scores if sections else {},
             score=each.reward or 0.0,
-            plays=True,
+            plays=bool(sections),
         )
-        for each in episodes
+        for each in samples
         for row in each.rows
     ]
-
-
-def players_outside_a_run(
-    sections: Mapping[str, SelectedSection],
-    engine: RolloutEngine,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    sampling: SamplingParams,
-    seed: int,
-) -> RunPlayer:
-    """The players of these sections, of which none reads another part of the run."""
-    parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
-    return build_player(ResolvedRun(**parts, sections=sections), engine, tokenizer, sampling, seed=seed)
 
 
 def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> dict[str, float]:

@@ -1,15 +1,16 @@
 """Progress of a run: live bars in a terminal, plain lines in a pipe, only the summary when quiet.
 
-Each is a hook plugin. Plain lines are never cut to a width. A reader that closes the pipe (`| head`) or the
-terminal ends the printing, not the run.
+A hook plugin. Plain lines are never cut to a width. A reader that closes the pipe (`| head`) or the terminal ends the
+printing, not the run.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rlhf_core.config.evaluation import score_name
 from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
@@ -18,16 +19,21 @@ from rlhf_core.util.redact import printable
 from .numbers import readable
 from .output import OutlivingStream
 
-Mode = Literal["live", "plain", "quiet"]
+if TYPE_CHECKING:
+    from .bars import Bars
 
 _SHOWN = (("reward/mean", "reward"), ("kl/mean", "kl"), ("response/length_mean", "length"))
 
 
-class PlainProgress:
-    """One line per episode and per evaluation, and a summary at the end."""
+class RunProgress:
+    """Bars, or one line per episode; one line per evaluation, and a summary at the end."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = cast(TextIO, OutlivingStream(stream))  # a reader that leaves does not end the run
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        """stream: default standard output. quiet: only the summary."""
+        self._stream = cast(TextIO, OutlivingStream(stream or sys.stdout))
+        self._quiet = quiet
+        self._has_bars = self._stream.isatty() and not quiet
+        self._bars: Bars | None = None
         self._info = FitInfo(algorithm="", num_episodes=0)
         self._started = 0.0
         self._line: dict[str, Any] = {}
@@ -40,7 +46,13 @@ class PlainProgress:
 
     @hookimpl
     def rlhf_fit_start(self, info: FitInfo) -> None:
-        self._begin(info)
+        """One object may see several fits: the quickstart has two."""
+        self._info = info
+        self._started = time.monotonic()
+        self._line = {}
+        self._first_reward = None
+        if self._quiet:
+            return
         sizes = ", ".join(f"{role} {count:,}" for role, count in info.num_parameters.items())
         resumed = f", from episode {info.first_episode + 1}" if info.first_episode else ""
         self.say(
@@ -48,35 +60,71 @@ class PlainProgress:
             + (f" x {info.world_size}" if info.world_size > 1 else "")
             + (f"; parameters: {sizes}" if sizes else "")
         )
+        if self._has_bars:
+            from .bars import Bars
+
+            self._bars = Bars(self._stream, info)
+
+    @hookimpl
+    def rlhf_episode_start(self) -> None:
+        if self._bars is not None:
+            self._bars.begin_episode()
+
+    @hookimpl
+    def rlhf_make_experience_end(self, num_samples: int) -> None:
+        if self._bars is not None:
+            self._bars.advance("rollout", num_samples)
+
+    @hookimpl
+    def rlhf_update_end(self, metrics: Metrics | None) -> None:
+        if self._bars is not None:
+            self._bars.advance("update", 1, shown(metrics or {}))
 
     @hookimpl
     def rlhf_episode_end(self, episode: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        if error is None and metrics is not None:
-            self._remember(metrics)
+        if error is not None or metrics is None:
+            return
+        self._line.update(metrics)
+        if self._first_reward is None:
+            self._first_reward = metrics.get("reward/mean")
+        if self._bars is not None:
+            self._bars.advance("episode", 1, shown(metrics, with_losses=False))
+        elif not self._quiet:
             self.say(self._episode_line(episode, metrics))
 
     @hookimpl
     def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        if error is None and metrics:
+        if error is None and metrics and not self._quiet:
             values = "  ".join(f"{key.removeprefix('eval/')} {readable(value, key)}" for key, value in metrics.items())
             self.say(f"held-out after {step} updates: {values}")
 
     @hookimpl
+    def rlhf_fit_end(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    @hookimpl
     def rlhf_run_end(self, run_folder: Path, summary: Metrics | None) -> None:
-        rows = self.summary_rows(run_folder, summary or {})
+        rows = self._summary_rows(run_folder, summary or {})
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
             self.say(f"{name:<{width}}  {value}")
 
-    def summary_rows(self, run_folder: Path, summary: Metrics) -> list[tuple[str, str]]:
-        """Name and value of each line of the summary."""
+    def say(self, line: str) -> None:
+        """Print a line at once, above the bars."""
+        if self._bars is not None:
+            self._bars.say(printable(line))
+        else:
+            print(printable(line), file=self._stream, flush=True)
+
+    def _summary_rows(self, run_folder: Path, summary: Metrics) -> list[tuple[str, str]]:
         rows = [("status", str(summary.get("status", "failed")))]
         if finished := summary.get("finished"):
             rows.append(("finished", f"{finished['guard']}: {finished['reason']}"))
         before, after = summary.get("eval_before"), summary.get("eval_after")
         if before is not None or after is not None:
-            name = "held-out score" if self._score_name is None else f"held-out {self._score_name}"
-            rows.append((name, f"{readable(before)} -> {readable(after)}"))
+            rows.append((f"held-out {self._score_name or 'score'}", f"{readable(before)} -> {readable(after)}"))
         reward = self._line.get("reward/mean")
         if reward is not None:
             rows.append(("reward", f"{readable(self._first_reward)} -> {readable(reward)}"))
@@ -86,22 +134,6 @@ class PlainProgress:
             rows.append(("wall time", clock(float(summary["wall_s"]))))
         rows.append(("run folder", str(run_folder)))
         return rows
-
-    def say(self, line: str) -> None:
-        """Print a line at once."""
-        print(printable(line), file=self._stream, flush=True)
-
-    def _begin(self, info: FitInfo) -> None:
-        """Reset for a new fit; one object may see several (the quickstart has two)."""
-        self._info = info
-        self._started = time.monotonic()
-        self._line = {}
-        self._first_reward = None
-
-    def _remember(self, metrics: Mapping[str, Any]) -> None:
-        self._line.update(metrics)
-        if self._first_reward is None:
-            self._first_reward = metrics.get("reward/mean")
 
     def _episode_line(self, episode: int, metrics: Mapping[str, Any]) -> str:
         width = len(str(self._info.num_episodes))
@@ -115,26 +147,16 @@ class PlainProgress:
         return "  ".join(parts)
 
 
-class QuietProgress(PlainProgress):
-    """Prints only the summary."""
-
-    @hookimpl
-    def rlhf_fit_start(self, info: FitInfo) -> None:
-        self._begin(info)
-
-    @hookimpl
-    def rlhf_episode_end(self, episode: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        self._remember(metrics or {})
-
-    @hookimpl
-    def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        """Print nothing: the summary shows the evaluation."""
+def quiet_progress() -> RunProgress:
+    """Progress for `--quiet`: shows only how the run ended."""
+    return RunProgress(quiet=True)
 
 
-def shown(metrics: Mapping[str, Any]) -> list[str]:
+def shown(metrics: Mapping[str, Any], *, with_losses: bool = True) -> list[str]:
     """An episode's main values, where present: reward, KL, length, losses."""
     values = [(label, metrics.get(key)) for key, label in _SHOWN]
-    values += [(name.replace("loss/", "loss "), value) for name, value in metrics.items() if name.startswith("loss/")]
+    if with_losses:
+        values += [(key.replace("loss/", "loss "), value) for key, value in metrics.items() if key.startswith("loss/")]
     return [f"{label} {readable(value)}" for label, value in values if isinstance(value, int | float)]
 
 

@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import ConstantLR
 from torch.utils.data import DataLoader
 
 from rlhf_core import Rollout
-from rlhf_core.models import build_character_tokenizer, build_llama
 from rlhf_ppo import Critic, PPOTrainer
 from rlhf_seed import strategy_by_name
+from rlhf_testing.models import build_llama, tiny_tokenizer
 
 
 def fraction_of_sevens(rollouts: Sequence[Rollout]) -> list[float]:
@@ -22,7 +22,7 @@ def fraction_of_sevens(rollouts: Sequence[Rollout]) -> list[float]:
     return [rollout.completion.count("7") / max(1, len(rollout.completion_ids)) for rollout in rollouts]
 
 
-tokenizer = build_character_tokenizer("0123456789>")
+tokenizer = tiny_tokenizer("0123456789>")
 actor = build_llama(tokenizer, hidden_size=32, num_layers=1, num_heads=2, seed=0)
 critic, ref_model = Critic.from_pretrained(actor), copy.deepcopy(actor)
 reward_model = fraction_of_sevens

@@ -15,6 +15,7 @@ from ..errors import ConfigError, RlhfError
 from ..plugins.names import KNOWN
 from ..util.did_you_mean import suggestion
 from ..util.redact import names_secret, redact_text
+from .load import apply_override
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -96,17 +97,14 @@ class Problems:
 
     def _retyped(self, details: Sequence[Any], data: Mapping[str, Any], path: str) -> dict[str, Any] | None:
         """`data` with the text that was typed in place of each number or truth value where text is wanted."""
-        retyped: dict[str, Any] | None = None
+        retyped = deepcopy(dict(data))
         for detail in details:
             place, value = _place(detail["loc"], data, keep_last=False)
-            typed = self._overrides.get(".".join(map(str, [*([path] if path else []), *place])))
+            dotted = ".".join(map(str, place))
+            typed = self._overrides.get(f"{path}.{dotted}".lstrip("."))
             if detail["type"] == "string_type" and typed is not None and isinstance(value, bool | int | float):
-                retyped = deepcopy(dict(data)) if retyped is None else retyped
-                holder: Any = retyped
-                for part in place[:-1]:
-                    holder = holder[part]
-                holder[place[-1]] = typed
-        return retyped
+                apply_override(retyped, dotted, typed)
+        return retyped if retyped != data else None
 
     def _source(self, path: str, where: str) -> str:
         """What to blame for a problem at `path`: the `--set` that gave it, or the run file `where`."""

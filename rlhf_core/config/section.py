@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SecretStr
+from pydantic_core import core_schema
 
 from ..errors import ConfigError
 from ..util.redact import ENVIRONMENT, learn_secret
 from .problems import Problem
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ..prompts.records import Records
     from ..protocols import Sampler
     from ..rollout.player import Player, PlayerContext
@@ -141,33 +140,27 @@ def options_of(config: BaseModel) -> dict[str, Any]:
     return dumped
 
 
-class _IsCommand:
-    """Marks the type of such an option."""
+class Command(list[str]):
+    """The type of an option that is a program and its arguments, to start without a shell.
+
+    Core refuses a run that may not start it, before anything is built.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        words = Annotated[list[Annotated[str, Field(pattern=r"^[^\x00]+$")]], Field(min_length=1)]
+        return core_schema.no_info_after_validator_function(cls, handler.generate_schema(words))
 
 
-Command = Annotated[list[Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]], Field(min_length=1), _IsCommand()]
-"""The type of an option that is a program and its arguments, to start without a shell. Core refuses a run that may not
-start it, before anything is built."""
-
-
-def commands_of(config: BaseModel) -> Iterator[tuple[str, list[str]]]:
-    """Dotted key and value of each option that is a `Command`, or is made of them."""
-    for name, field in type(config).model_fields.items():
-        is_command = _names_command(field.metadata, field.annotation)
-        yield from _in_value(name, getattr(config, name), is_command)
-
-
-def _names_command(metadata: Any, annotation: Any) -> bool:
-    if any(isinstance(each, _IsCommand) for each in metadata):
-        return True
-    return any(_names_command(getattr(part, "__metadata__", ()), part) for part in get_args(annotation))
-
-
-def _in_value(path: str, value: Any, is_command: bool) -> Iterator[tuple[str, list[str]]]:
-    if isinstance(value, BaseModel):
-        yield from ((f"{path}.{key}", command) for key, command in commands_of(value))
-    elif is_command and isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+def commands_of(value: Any, path: str = "") -> Iterator[tuple[str, Command]]:
+    """Dotted key and value of each `Command` in options."""
+    if isinstance(value, Command):
         yield path, value
-    elif isinstance(value, list | Mapping):
-        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _in_value(f"{path}.{key}", part, is_command)
+        return
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel | Mapping):
+        parts = dict(value).items()
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)
+    for key, part in parts:
+        yield from commands_of(part, f"{path}.{key}".lstrip("."))

@@ -76,7 +76,9 @@ def section_models() -> dict[str, type[Section]]:
 
 def section_model(ref: PluginRef) -> type[Section]:
     """Options of an installed section. Raises `PluginError` if it is broken."""
-    return cast("type[Section]", checked_plugin(load_ref(ref)).component.config)
+    selected = load_ref(ref)
+    check_options(selected)
+    return cast("type[Section]", selected.component.config)
 
 
 OTHER_SECTIONS = frozenset({*PLUGIN_SECTIONS, "rewards"})
@@ -113,7 +115,8 @@ class Selector:
             problems.add(f"{path}.name", told)
             return None
         try:
-            selected = checked_plugin(load(kind, name, trust=self.trust))
+            selected = load(kind, name, trust=self.trust)
+            check_options(selected)
         except PluginError as error:
             problems.add_error(name_path or f"{path}.name", error)
             return None
@@ -127,7 +130,7 @@ class Selector:
     ) -> Configured | None:
         """A plugin with the options that are its own, checked; `also_known`: other keys of the section `path`."""
         self._check_files(given, path)
-        config = self.problems.validate(selected.component.config, given, path, also_known)
+        config = self.problems.validate(_options_model(selected), given, path, also_known)
         if config is None:
             return None
         self._check_commands(config, path)
@@ -218,7 +221,8 @@ class Selector:
         """A section that a plugin brings, with the plugin that it names, if it `selects` one."""
         try:
             check_clash(ref)
-            selected = checked_plugin(load_ref(ref))
+            selected = load_ref(ref)
+            check_options(selected)
         except PluginError as error:
             self.problems.add_error(ref.name, error)
             return None
@@ -276,11 +280,8 @@ def section_names(parent: str = "") -> list[str]:
     return [last for place, _, last in parts if place == parent]
 
 
-def checked_plugin(selected: Selected) -> Selected:
-    """The plugin, with core's options of its kind among its own.
-
-    Raises `PluginError` where its options lack the base of its kind, or have names that core reads in its section.
-    """
+def check_options(selected: Selected) -> None:
+    """Raise `PluginError` where options lack the base of their kind, or have names that core reads in their section."""
     model = selected.component.config
     if selected.kind == "sections" and selected.name in {*RunConfig.model_fields, *OTHER_SECTIONS}:
         raise PluginError("is a section of rlhf-core itself", where=selected.label, hint="its authors must rename it")
@@ -292,7 +293,7 @@ def checked_plugin(selected: Selected) -> Selected:
             hint="the plugin's authors must derive its config from it",
         )
     if selected.kind == "sections":
-        return selected
+        return
     core, beside = CORE_OPTIONS.get(selected.kind), shared_options(selected.kind)
     has_core = beside is None or issubclass(model, beside)
     reserved = {"name"} if beside is None or has_core else {"name", *beside.model_fields}
@@ -303,9 +304,12 @@ def checked_plugin(selected: Selected) -> Selected:
             where=selected.label,
             hint=f"the plugin's authors must rename them{subclass}",
         )
-    if core is None or has_core:
-        return selected
-    return replace(selected, component=replace(selected.component, config=_with_options(model, core)))
+
+
+def _options_model(selected: Selected) -> type[BaseModel]:
+    """Its options, with core's of its kind among them."""
+    own, core = selected.component.config, CORE_OPTIONS.get(selected.kind)
+    return own if core is None or issubclass(own, core) else _with_options(own, core)
 
 
 @lru_cache

@@ -36,19 +36,16 @@ def read_launch_env(environ: Mapping[str, str] | None = None) -> LaunchEnv:
     Raises `UserInputError` when only some of them are set or one is not a number.
     """
     environ = os.environ if environ is None else environ
-    if "RANK" in environ or "WORLD_SIZE" in environ:
-        return _torchrun(environ)
-    if "SLURM_PROCID" in environ and ("SLURM_STEP_NUM_TASKS" in environ or "SLURM_NTASKS" in environ):
-        return _slurm(environ)
-    return LaunchEnv()
-
-
-def _torchrun(environ: Mapping[str, str]) -> LaunchEnv:
+    launcher: Literal["torchrun", "slurm"] = "torchrun"
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        if "SLURM_PROCID" not in environ or not {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"} & environ.keys():
+            return LaunchEnv()
+        launcher, environ = "slurm", _of_slurm(environ)
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     alone = world_size == 1
     return _checked(
         LaunchEnv(
-            launcher="torchrun",
+            launcher=launcher,
             rank=rank,
             world_size=world_size,
             local_rank=_number(environ, "LOCAL_RANK", default=0 if alone else None),
@@ -58,21 +55,19 @@ def _torchrun(environ: Mapping[str, str]) -> LaunchEnv:
     )
 
 
-def _slurm(environ: Mapping[str, str]) -> LaunchEnv:
-    size_key = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+def _of_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """What torchrun would set; MASTER_ADDR and MASTER_PORT are kept."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    job = _number(environ, "SLURM_JOB_ID", default=0)
-    return _checked(
-        LaunchEnv(
-            launcher="slurm",
-            rank=_number(environ, "SLURM_PROCID"),
-            world_size=_number(environ, size_key),
-            local_rank=_number(environ, "SLURM_LOCALID", default=0),
-            master_addr=environ.get("MASTER_ADDR") or (first_host(nodes) if nodes else "127.0.0.1"),
-            # Every process of the job must come to the same port without talking to the others.
-            master_port=_number(environ, "MASTER_PORT", default=_SLURM_PORT_BASE + job % _SLURM_PORT_RANGE),
-        )
-    )
+    # Every process of the job must come to the same port without talking to the others.
+    port = _SLURM_PORT_BASE + _number(environ, "SLURM_JOB_ID", default=0) % _SLURM_PORT_RANGE
+    return {
+        "MASTER_ADDR": first_host(nodes) if nodes else "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **environ,
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": environ.get("SLURM_STEP_NUM_TASKS") or environ["SLURM_NTASKS"],
+        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+    }
 
 
 def _checked(env: LaunchEnv) -> LaunchEnv:

@@ -28,17 +28,6 @@ logger = logging.getLogger("rlhf")
 _END = "_end"
 _TRANSFORM = f"{PREFIX}transform_config"
 _DECIDE = f"{PREFIX}decide"
-REPLACED: Mapping[str, str] = {
-    "rlhf_checkpoint_saved": "rlhf_episode_end, which follows a checkpoint of its episode",
-    "rlhf_episode_verdict": "rlhf_decide(moment), which returns an Action",
-    "rlhf_eval_start": "rlhf_eval_end",
-    "rlhf_reward_start": "rlhf_make_experience_start",
-    "rlhf_rollout_batch_end": "rlhf_make_experience_end, which has the groups",
-    "rlhf_rollout_batch_start": "rlhf_make_experience_start",
-    "rlhf_update_start": "rlhf_batch_start",
-    "rlhf_verdict": "rlhf_decide(moment), which returns an Action",
-}
-"""Hook of an earlier version -> the one to use instead."""
 
 
 class Span:
@@ -100,7 +89,11 @@ class HookRelay:
         """
         shown = name or getattr(plugin, "__name__", None) or type(plugin).__name__
         who = f"hook plugin {shown!r}" + (f" ({distribution})" if distribution else "")
-        instance = _instantiate(plugin, who)
+        try:
+            instance = plugin() if inspect.isclass(plugin) else plugin
+        except Exception as error:
+            hint = "register an instance instead"
+            raise PluginError(f"{type(error).__name__}: {error}", where=who, hint=hint) from error
         unique = shown if name is not None or shown not in self._plugins else f"{shown}-{id(instance):x}"
         if unique in self._plugins:
             raise PluginError(f"the name {unique} is taken", where=who, hint="give each hook plugin its own name")
@@ -114,7 +107,7 @@ class HookRelay:
         except pluggy.PluginValidationError as error:
             if self._manager.is_registered(hooks):
                 self._manager.unregister(hooks)
-            raise PluginError(" ".join(str(error).split()), where=who, hint=self._did_you_mean(hooks)) from error
+            raise PluginError(" ".join(str(error).split()), where=who, hint=self._hint(hooks)) from error
         self._plugins[unique] = instance
         if distribution is not None:
             self._installed.add(unique)
@@ -144,53 +137,58 @@ class HookRelay:
         self._tapped = frozenset(events) & frozenset(events_of(part))
         self._refresh()
 
-    def replay(self, event: str, arguments: Mapping[str, Any]) -> None:
-        """Fire an event that happened in another process; for an end hook, raises the first error."""
-        if event.endswith(_END):
-            self._check(event)
-            self._close(event, arguments, arguments.get("error"))
-        else:
-            self.fire(event, **arguments)
-
     def listens(self, event: str) -> bool:
         """Whether any hook or tap receives the event; lets callers skip work needed only for it."""
         return event in self._listening
 
     def fire(self, event: str, **arguments: Any) -> list[Any]:
-        """Call the hooks of a single event, all arguments by keyword. Returns the results that are not None."""
+        """Call the hooks of a single event, all arguments by keyword. Returns the results that are not None.
+
+        Every listener of an end is called even when another raises. The first of their errors is raised then, unless
+        the event has an `error`, which takes precedence; the others are logged.
+        """
         if event not in self._listening:
-            self._check(event)
+            if event not in self._callers:
+                raise KeyError(f"no hook {PREFIX}{event}; see rlhf_core.hookspecs")
             return []
         complete = self._complete(event, arguments)
         with self._one_at_a_time:
-            answers = self._call(event, complete)
-            self._tell(event, complete)
+            outer, self._failures = self._failures, []
+            try:
+                answers = self._call(event, complete)
+            except RlhfError as raised:  # at an end from a wrapper: errors of plain hooks were collected
+                if not event.endswith(_END):
+                    raise
+                self._failures.append(raised)
+                answers = []
+            finally:
+                failures, self._failures = self._failures, outer
+            if self._tap is not None and event in self._tapped:
+                self._tap(event, complete)
+        has_error = complete.get("error") is not None
+        for failure in failures if has_error else failures[1:]:
+            logger.error("%s", failure, exc_info=failure)
+        if failures and not has_error:
+            raise failures[0]
         return answers
 
     @contextmanager
     def span(self, event: str, **arguments: Any) -> Iterator[Span]:
         """Fire `<event>_start` (if there is one), run the block, fire `<event>_end`, whatever happened.
 
-        The end hook gets the same arguments, the values passed to `Span.set`, and `error`. Every listener's end runs
-        even when another's raises. An error of the block takes precedence over an end hook's, which is then logged.
+        The end hook gets the same arguments, the values passed to `Span.set`, and `error`.
         """
         span = Span()
-        start, end = f"{event}_start", f"{event}{_END}"
-        if start not in self._listening and end not in self._listening:
-            self._check(end)
-            yield span
-            return
         error: BaseException | None = None
         try:
-            if start in self._callers:
-                self.fire(start, **arguments)
+            if f"{event}_start" in self._callers:
+                self.fire(f"{event}_start", **arguments)
             yield span
         except BaseException as caught:
             error = caught
             raise
         finally:
-            with self._one_at_a_time:
-                self._close(end, {**arguments, **span.results, "error": error}, error)
+            self.fire(f"{event}{_END}", **{**arguments, **span.results, "error": error})
 
     def transform_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Let each plugin change the run file in turn, in pluggy's order; each sees the changes of those before it.
@@ -203,24 +201,6 @@ class HookRelay:
         changed = dict(answers[-1]) if answers else self._config
         check_sections_kept(before, changed, "a hook wrapper")
         return changed
-
-    def _close(self, event: str, arguments: Mapping[str, Any], error: BaseException | None) -> None:
-        if event not in self._listening:
-            return
-        outer, self._failures = self._failures, []
-        complete = self._complete(event, arguments)
-        try:
-            self._call(event, complete)
-        except RlhfError as raised:  # from a wrapper; errors of plain hooks were collected, so that all of them ran
-            self._failures.append(raised)
-        finally:
-            failures, self._failures = self._failures, outer
-            self._tell(event, complete)
-        unraised = failures if error is not None else failures[1:]
-        for failure in unraised:
-            logger.error("%s", failure, exc_info=failure)
-        if error is None and failures:
-            raise failures[0]
 
     def _call(self, event: str, complete: dict[str, Any]) -> list[Any]:
         caller = self._callers[event]
@@ -243,29 +223,26 @@ class HookRelay:
             if marks is None and not (name.startswith(PREFIX) and inspect.isroutine(getattr(plugin, name, None))):
                 continue
             marks = marks or {}
-            named = _named_wrapper if inspect.isgeneratorfunction(getattr(plugin, name)) else self._named
-            function = named(getattr(plugin, name), marks.get("specname") or name, who)
-            setattr(hooks, name, hookimpl(**marks)(function))
+            function, hook = getattr(plugin, name), marks.get("specname") or name
+            named = _named_wrapper if inspect.isgeneratorfunction(function) else self._named
+            setattr(hooks, name, hookimpl(**marks)(wraps(function)(named(function, hook, who))))
         return hooks
 
     def _named(self, function: Callable[..., Any], hook: str, who: str) -> Callable[..., Any]:
-        """The function with errors that name its plugin. Those of an end hook are collected for `_close`."""
+        """The function with errors that name its plugin; those of an end are collected, so that all of them run."""
 
-        @wraps(function)
         def named(*args: Any, **kwargs: Any) -> Any:
             before = tuple(self._config)
             try:
-                answer = function(*args, **kwargs)
-                _check_answer(answer, hook, who)
-                if hook == _TRANSFORM:
-                    answer = self._take_config(before, answer, who)
-            except Exception as error:
-                failure = _name_error(error, hook, who)
+                with _naming(hook, who):
+                    answer = function(*args, **kwargs)
+                    _check_answer(answer, hook, who)
+                    return self._take_config(before, answer, who) if hook == _TRANSFORM else answer
+            except RlhfError as failure:
                 if not hook.endswith(_END):
-                    raise failure from failure.__cause__
+                    raise
                 self._failures.append(failure)
                 return None
-            return answer
 
         return named
 
@@ -287,25 +264,16 @@ class HookRelay:
             raise TypeError(f"{PREFIX}{event} takes {names}: unknown {sorted(unknown)}, missing {sorted(missing)}")
         return {name: arguments.get(name) for name in names}
 
-    def _tell(self, event: str, complete: dict[str, Any]) -> None:
-        if self._tap is not None and event in self._tapped:
-            self._tap(event, complete)
-
-    def _check(self, event: str) -> None:
-        if event not in self._callers:
-            raise KeyError(f"no hook {PREFIX}{event}; see rlhf_core.hookspecs")
-
     def _refresh(self) -> None:
         heard = {event for event, caller in self._callers.items() if caller.get_hookimpls()}
         self._listening = (heard & self._events) | self._tapped
 
-    def _did_you_mean(self, hooks: _Hooks) -> str | None:
+    def _hint(self, hooks: _Hooks) -> str:
         known = [PREFIX + event for event in self._callers]
-        wrong = next((name for name in vars(hooks) if name.startswith(PREFIX) and name not in known), "")
-        if wrong in REPLACED:
-            return f"{wrong} no longer exists; use {REPLACED[wrong]}: docs/hooks.md"
-        close = closest(wrong, known) if wrong else None
-        return f"did you mean {close}?" if close else None
+        wrong = [name for name in vars(hooks) if name.startswith(PREFIX) and name not in known]
+        close = closest(wrong[0], known) if wrong else None
+        told = "rlhf_core.hookspecs lists the hooks; CHANGELOG.md says what took the place of one that is gone"
+        return f"did you mean {close}? {told}" if close else told
 
 
 class _Hooks:
@@ -320,31 +288,30 @@ def events_of(part: Part) -> list[str]:
 def _named_wrapper(function: Callable[..., Any], hook: str, who: str) -> Callable[..., Any]:
     """The wrapper with errors that name its plugin."""
 
-    @wraps(function)
     def named(*args: Any, **kwargs: Any) -> Generator[None, Any, Any]:
-        try:
+        with _naming(hook, who):
             answers = yield from function(*args, **kwargs)
             for answer in answers if isinstance(answers, list) else ():
                 _check_answer(answer, hook, who)
             return answers
-        except Exception as error:
-            failure = _name_error(error, hook, who)
-            raise failure from failure.__cause__
 
     return named
+
+
+@contextmanager
+def _naming(hook: str, who: str) -> Iterator[None]:
+    """An `Exception` of the block that is no `RlhfError` becomes a `HookError` that names hook and plugin."""
+    try:
+        yield
+    except RlhfError:
+        raise
+    except Exception as error:
+        raise HookError(f"{hook} raised {error_text(error)}", where=who) from error
 
 
 def _wrappers(caller: pluggy.HookCaller) -> str:
     names = [impl.plugin_name for impl in caller.get_hookimpls() if impl.wrapper or impl.hookwrapper]
     return f"the wrapper of {caller.name} in {' or '.join(names)}"
-
-
-def _name_error(error: Exception, hook: str, who: str) -> RlhfError:
-    if isinstance(error, RlhfError):
-        return error
-    named = HookError(f"{hook} raised {error_text(error)}", where=who)
-    named.__cause__ = error
-    return named
 
 
 def _check_answer(answer: Any, hook: str, who: str) -> None:
@@ -354,12 +321,3 @@ def _check_answer(answer: Any, hook: str, who: str) -> None:
     wrong = [] if answer is None else [part for part in parts if not isinstance(part, kind)]
     if wrong:
         raise HookError(f"{hook} returned {type(wrong[0]).__name__}, not {expected}", where=who)
-
-
-def _instantiate(plugin: object, who: str) -> object:
-    if not inspect.isclass(plugin):
-        return plugin
-    try:
-        return plugin()
-    except Exception as error:
-        raise PluginError(f"{type(error).__name__}: {error}", where=who, hint="register an instance instead") from error

@@ -5,7 +5,7 @@ What it builds is imported when it is built, so that a broken plugin is an error
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
@@ -27,7 +27,7 @@ _BUILT: Mapping[str, str] = {
     "strategies": "rlhf_core.strategy:Strategy",
     "engines": "rlhf_core.protocols:RolloutEngine",
     "loggers": "rlhf_core.protocols:Logger",
-    "models": "rlhf_core.models.kinds:ModelKind",
+    "models": "rlhf_core.models.pretrained:ModelKind",
     "optimizers": "torch.optim:Optimizer",
 }
 """Kind -> class of what its `build` returns. An environment is looked at when it is played, a hook when registered."""
@@ -91,7 +91,7 @@ class Selected:
     def import_build(self) -> Callable[[BaseModel, object], Any]:
         """Import what `build` calls. Raises `PluginError`."""
         if self.function is not None:
-            return partial(_build_plain, self.function, self.kind)
+            return partial(_build_plain, self.function, self.kind, tuple(self.component.config.model_fields))
         if self.unread is not None:
             raise PluginError(f"{self.name} was read and not run, so it cannot be built", where=self.label)
         target = self.component.build
@@ -125,9 +125,9 @@ class Selected:
         return None if isinstance(built, Iterable) else "is no PromptSource"  # a stream may be a source of a mixture
 
 
-def _build_plain(found: Callable[..., Any], kind: str, config: BaseModel, context: object) -> Any:
-    """A function with its options, or what it makes of the context; an instance of a class."""
-    with_options = partial(found, **{name: getattr(config, name) for name in type(config).model_fields})
+def _build_plain(found: Callable[..., Any], kind: str, own: Sequence[str], config: BaseModel, context: object) -> Any:
+    """A function with its own options, or what it makes of the context; an instance of a class."""
+    with_options = partial(found, **{name: getattr(config, name) for name in own})
     if PLAIN[kind].takes == "the context":
         return with_options(context)
     return with_options() if PLAIN[kind].is_class else with_options

@@ -13,7 +13,7 @@ from ..components import EngineContext, RewardContext
 from ..config.resolved import SelectedReward
 from ..hooks.relay import HookRelay
 from ..models.frozen import place_frozen
-from ..models.loading import adapter_off, is_lora
+from ..models.loading import is_lora
 from ..models.passes import GroupPasses, PassModels
 from ..place import Place
 from ..protocols import RolloutEngine
@@ -120,11 +120,12 @@ class RunParts:
         unless they are sharded, or the policy itself.
         """
         resolved, algorithm, place = self.resolved, self.inputs.algorithm, self.place
-        models, around, offloaded = dict(self.models), {}, set()
+        models, offloaded = dict(self.models), set()
+        around: dict[Role, Any] = {}
         if "reference" in algorithm.roles:
             inner = place.unwrap(policy := self.models["policy"])
             if is_lora(inner):
-                models["reference"], around["reference"] = policy, partial(adapter_off, inner)
+                models["reference"], around["reference"] = policy, inner.disable_adapter
             else:
                 with place.model_init_context():
                     model = load_start_policy(resolved, place)

@@ -6,6 +6,7 @@ import logging
 import sys
 import types
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,10 @@ import yaml
 from click.testing import CliRunner
 
 from rlhf_cli import main as main_module
-from rlhf_cli.commands.train import print_prompt, quiet_progress
+from rlhf_cli.commands.train import print_prompt
 from rlhf_cli.commands.train import train as train_command
 from rlhf_cli.main import COMMANDS, cli, run
+from rlhf_cli.progress import quiet_progress
 from rlhf_core.errors import InterruptedRun, RewardError
 from rlhf_core.plugins import discovery
 
@@ -67,7 +69,7 @@ def test_train_hands_over_file_flags_and_set_in_this_order(run_file, calls, caps
     assert mapping["model"] == {"path": "m", "dtype": "float32"}
     assert mapping["engine"] == {"name": "fake-engine-2", "max_new_tokens": 5, "top_k": 5}
     assert mapping["rewards"] == [{"name": "fake-whisper", "weight": 3}]
-    assert options.pop("hooks") == ["rlhf_cli.progress_of:make_progress"]
+    assert options.pop("hooks") == ["rlhf_cli.progress:RunProgress"]
     assert options.pop("trust").folder == tmp_path
     assert options.pop("on_check") is print_prompt
     assert options == {
@@ -80,8 +82,8 @@ def test_quiet_shows_only_the_end(run_file, calls, capsys):
     assert run(["train", run_file, "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     (hook,) = calls[0][2]["hooks"]
-    assert hook == "rlhf_cli.commands.train:quiet_progress"
-    assert type(quiet_progress()).__name__ == "QuietProgress"
+    assert hook == "rlhf_cli.progress:quiet_progress"
+    assert resolve_name(hook) is quiet_progress
 
 
 @pytest.mark.parametrize(("flags", "shown"), [([], "WARN"), (["--quiet"], ""), (["--verbose"], "DEBUG WARN")])
@@ -303,11 +305,11 @@ def test_plugins_check_tells_ok_missing_and_broken(install, capsys):
 def test_generate_prints_each_answer(monkeypatch, capsys):
     asked = {}
 
-    def generate_text(model, prompts, *, engine, sampling, seed, device):
+    def generate_answers(model, prompts, sections, *, engine, sampling, seed, device):
         asked.update(model=model, sampling=sampling, seed=seed, engine=engine, device=device)
-        return [text.upper() for text in prompts]
+        return [{"completion": text.upper()} for text in prompts]
 
-    provide(monkeypatch, "rlhf_cli.answers", generate_text=generate_text)
+    provide(monkeypatch, "rlhf_cli.answers", generate_answers=generate_answers)
     assert run(["generate", "--model", "m", "--prompt", "a", "--prompt", "b"]) == 0
     assert capsys.readouterr().out == "A\nB\n"
     assert asked["sampling"].greedy

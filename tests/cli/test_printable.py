@@ -10,7 +10,7 @@ from rlhf_cli import answers, main
 from rlhf_cli.commands.train import log_to_stderr
 from rlhf_cli.main import run
 from rlhf_cli.output import echo, print_json, print_table
-from rlhf_cli.progress_of import make_progress
+from rlhf_cli.progress import RunProgress
 from rlhf_core.errors import RewardError
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.util.redact import printable
@@ -43,7 +43,7 @@ def test_errors(error, monkeypatch, capsys):
 
 
 def test_answers(monkeypatch, capsys):
-    monkeypatch.setattr(answers, "generate_text", lambda *arguments, **options: [HOSTILE])
+    monkeypatch.setattr(answers, "generate_answers", lambda *arguments, **options: [{"completion": HOSTILE}])
     assert run(["generate", "--model", "m", "--prompt", "p"]) == 0
     assert capsys.readouterr().out == SHOWN + "\n"
     assert run(["generate", "--model", "m", "--prompt", "p", "--json"]) == 0
@@ -55,7 +55,7 @@ def test_answers(monkeypatch, capsys):
 def test_every_way_out(capsys, tmp_path):
     echo(HOSTILE)
     print_table(["name"], [[HOSTILE]])
-    make_progress().say(HOSTILE)
+    RunProgress().say(HOSTILE)
     print_json({HOSTILE: "日本"})
     said = capsys.readouterr().out
     assert said.count(SHOWN) == 3 and "日本" in said and "\x1b" not in said and "\x9b" not in said

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_cli.live_progress import LiveProgress
-from rlhf_cli.progress import PlainProgress, QuietProgress, clock
-from rlhf_cli.progress_of import make_progress
+from rlhf_cli.progress import RunProgress, clock
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
 
@@ -50,8 +48,7 @@ def run(progress: object, *, episodes: int = 2, fail: bool = False) -> None:
 
 def test_a_pipe_gets_one_whole_line_per_episode():
     stream = io.StringIO()
-    progress = make_progress(stream=stream)
-    assert type(progress) is PlainProgress
+    progress = RunProgress(stream)
     run(progress)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "ppo: 2 episodes on cpu; parameters: policy 1,234"
@@ -67,8 +64,7 @@ def test_a_pipe_gets_one_whole_line_per_episode():
 
 def test_quiet_says_only_the_end():
     stream = io.StringIO()
-    progress = make_progress(quiet=True, stream=stream)
-    assert type(progress) is QuietProgress
+    progress = RunProgress(stream, quiet=True)
     run(progress)
     assert stream.getvalue().startswith("status")
     assert "0.250 -> 0.750" in stream.getvalue() and "episode" not in stream.getvalue()
@@ -76,7 +72,7 @@ def test_quiet_says_only_the_end():
 
 def test_a_second_run_starts_from_nothing():
     stream = io.StringIO()
-    progress = make_progress(stream=stream)
+    progress = RunProgress(stream)
     run(progress, episodes=3)
     stream.truncate(0)
     run(progress, episodes=1)
@@ -87,8 +83,7 @@ def test_a_terminal_gets_bars_and_a_summary(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
-    progress = make_progress(stream=stream)
-    assert type(progress) is LiveProgress
+    progress = RunProgress(stream)
     run(progress)
     shown = stream.getvalue()
     for part in ("episode", "rollout", "reward", "update", "2/2", "4/4", "0.750", "[bold]ppo"):
@@ -98,7 +93,7 @@ def test_a_terminal_gets_bars_and_a_summary(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_a_failed_run_ends_its_bars_and_says_so(stream: io.StringIO):
     with pytest.raises(RuntimeError, match="broken"):
-        run(make_progress(stream=stream), fail=True)
+        run(RunProgress(stream), fail=True)
     assert "failed" in stream.getvalue()
     assert "episode 1/2" not in stream.getvalue()
 
@@ -106,8 +101,8 @@ def test_a_failed_run_ends_its_bars_and_says_so(stream: io.StringIO):
 def test_a_reader_that_leaves_does_not_stop_the_run():
     code = (
         "import os, sys\n"
-        "from rlhf_cli.progress import PlainProgress\n"
-        "progress = PlainProgress(os.fdopen(int(sys.argv[1]), 'w'))\n"
+        "from rlhf_cli.progress import RunProgress\n"
+        "progress = RunProgress(os.fdopen(int(sys.argv[1]), 'w'))\n"
         "for _ in range(3): progress.say('line')\n"
         "os._exit(7)\n"
     )

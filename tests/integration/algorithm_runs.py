@@ -15,9 +15,9 @@ from quick_ray import quick_workers
 from running import PATIENCE_SECONDS, without_report
 
 from rlhf_core import train
-from rlhf_core.models.builtin import build_builtin
 from rlhf_core.plugins.discovery import discover
 from rlhf_objective.named_functions import KL_ESTIMATORS
+from rlhf_testing.models import builtin_model
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {"name": "ppo"},
@@ -125,7 +125,7 @@ def write_data(path: Path) -> None:
         steps = {"steps": list(bad), "labels": [good.startswith(bad[: end + 1]) for end in range(len(bad))]}
         lines.append(json.dumps({"prompt": prompt, "completion": good, "chosen": good, "rejected": bad, **steps}))
     path.write_text("\n".join(lines) + "\n")
-    model, tokenizer = build_builtin("builtin:tiny-digits", seed=7)
+    model, tokenizer = builtin_model("builtin:tiny-digits", seed=7)
     model.save_pretrained(path.parent / "teacher")
     tokenizer.save_pretrained(path.parent / "teacher")
 

@@ -21,7 +21,6 @@ from rlhf_forward import policy_forward
 from rlhf_forward.forward import PolicyOutput
 from rlhf_hf import paths
 from rlhf_hf.forward import ModelForward
-from rlhf_strategies import StrategyBase
 from rlhf_testing.models import save_tiny_model, tiny_classifier, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 
@@ -85,7 +84,7 @@ def log_probs_return_to_the_cpu() -> AbstractContextManager[Any]:
 
 def moments_stay_on_the_cpu() -> AbstractContextManager[Any]:
     """A missing `.to(device)` where a checkpoint is read."""
-    return mock.patch.object(StrategyBase, "_part_of_state", lambda self, parameter, value: value)
+    return mock.patch("rlhf_strategies.base.part_of", lambda like, value: value)
 
 
 def engine_feeds_from_the_cpu() -> AbstractContextManager[Any]:

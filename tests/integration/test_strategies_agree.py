@@ -84,9 +84,9 @@ def test_gemini_follows_in_bf16(runs: Path) -> None:
 
 
 def test_gemini_changes_weights_as_single_does(runs: Path) -> None:
-    from rlhf_core.models.builtin import build_builtin
+    from rlhf_testing.models import builtin_model
 
-    start = build_builtin("builtin:tiny-digits", 3)[0].state_dict()
+    start = builtin_model("builtin:tiny-digits", 3)[0].state_dict()
     change = {}
     for name in ("single", "gemini"):
         weights = load_file(runs / name / "model" / "model.safetensors")

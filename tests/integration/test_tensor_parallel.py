@@ -16,7 +16,7 @@ from strategy_runs import run_file, train_one
 from transformers import AutoModelForCausalLM
 
 from rlhf_core import train
-from rlhf_core.models.builtin import build_builtin
+from rlhf_testing.models import builtin_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_plots"), pytest.mark.timeout(1200)]
 TENSOR = {"name": "fsdp", "tensor_parallel": 2}
@@ -28,7 +28,7 @@ LEARNT = ("loss/policy", "loss/value", "reward/mean", "kl/mean", "policy/entropy
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model folder, whose weights stay in it until each process reads its part."""
     path = tmp_path_factory.mktemp("model")
-    for part in build_builtin("builtin:tiny-digits", 3):
+    for part in builtin_model("builtin:tiny-digits", 3):
         part.save_pretrained(path)
     return str(path)
 

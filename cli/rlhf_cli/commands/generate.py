@@ -44,42 +44,31 @@ def generate(
       rlhf generate --model runs/first/model --prompt "Hello" --temperature 0.8 --seed 3
       rlhf generate --model runs/game/model --environment guess-number --seed 3
     """
-    chosen = _selected(environment, overrides)
-    if chosen is not None:
-        from ..answers import play_text
-
-        played = play_text(
-            model,
-            list(prompts),
-            {"environment": chosen},
-            engine=sampling.engine,
-            sampling=sampling.params(),
-            seed=seed,
-            device=sampling.device,
-        )
-        _print_episodes(played, as_json)
-        return
-    if not prompts:
+    sections = _sections(environment, overrides)
+    if not sections and not prompts:
         raise click.UsageError('say what to answer: --prompt "…"; or where to act: --environment NAME')
-    from ..answers import generate_text
+    from ..answers import generate_answers
 
-    answers = generate_text(
+    lines = generate_answers(
         model,
-        list(prompts),
-        engine=sampling.engine,
+        prompts,
+        sections,
+        engine=sampling.engine or "hf",
         sampling=sampling.params(),
         seed=seed,
-        device=sampling.device,
+        device=sampling.device or "auto",
     )
-    if as_json:
-        print_json([{"prompt": p, "completion": a} for p, a in zip(prompts, answers, strict=True)])
-        return
-    for answer in answers:
-        echo(answer)
+    if sections:
+        print_json(lines) if as_json else _print_episodes(lines)
+    elif as_json:
+        print_json([{"prompt": p, "completion": line["completion"]} for p, line in zip(prompts, lines, strict=True)])
+    else:
+        for line in lines:
+            echo(line["completion"])
 
 
-def _selected(name: str | None, overrides: tuple[str, ...]) -> SelectedSection | None:
-    """The environment with its options; None where none was requested. Raises `ConfigError`."""
+def _sections(name: str | None, overrides: tuple[str, ...]) -> dict[str, SelectedSection]:
+    """The environment with its options; nothing where none was requested. Raises `ConfigError`."""
     from rlhf_core.config.load import load_run
     from rlhf_core.config.problems import Problems
     from rlhf_core.config.resolve import resolve_section
@@ -87,7 +76,7 @@ def _selected(name: str | None, overrides: tuple[str, ...]) -> SelectedSection |
     if name is None:
         if overrides:
             raise click.UsageError("--set is for options of an environment: name it with --environment")
-        return None
+        return {}
     run = load_run({"environment": {"name": name}}, overrides)
     others = sorted(set(run) - {"environment"})
     if others:
@@ -95,13 +84,10 @@ def _selected(name: str | None, overrides: tuple[str, ...]) -> SelectedSection |
     problems = Problems()
     environment = resolve_section("environment", run["environment"], problems)
     problems.raise_if_any("--environment")
-    return environment
+    return {} if environment is None else {"environment": environment}
 
 
-def _print_episodes(played: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print_json(played)
-        return
+def _print_episodes(played: list[dict[str, Any]]) -> None:
     from rlhf_core.runfolder import conversation_lines
 
     for row in played:

@@ -1,15 +1,14 @@
-"""`rlhf plugins`: list installed plugins, show the options of one, and check that they work."""
+"""`rlhf plugins`: list installed plugins, show the options of one, check that they work, and make a new one."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ..lazy import Group
 from ..output import echo, print_json, print_table
-from .plugins_check import check
-from .plugins_new import new
 
 if TYPE_CHECKING:
     from rlhf_core.plugins.discovery import PluginRef
@@ -87,12 +86,16 @@ def show(plugin: str, as_json: bool) -> None:
     """
     from rlhf_core.components import KINDS
     from rlhf_core.config.select import shared_options
-    from rlhf_core.plugins.discovery import as_kind, find
+    from rlhf_core.errors import PluginError
+    from rlhf_core.plugins.discovery import find
     from rlhf_core.plugins.requirements import missing_modules, unmet
     from rlhf_core.plugins.selected import has_options, load
 
-    kind_name, slash, name = plugin.partition("/")
-    kind, name = (as_kind(kind_name), name) if slash and name else (_kind_of(plugin), plugin)
+    refs = _named(plugin)
+    if len(refs) > 1:
+        shown = " or ".join(f"{each.kind}/{each.name}" for each in refs)
+        raise PluginError(f'"{plugin}" is the name of {len(refs)} plugins', hint=f"rlhf plugins show {shown}")
+    kind, name = refs[0].kind, refs[0].name
     ref = find(kind, name)
     if kind not in KINDS or not has_options(ref):
         _show_other(ref, as_json)
@@ -129,28 +132,88 @@ def show(plugin: str, as_json: bool) -> None:
         print_table(["read by core", "type", "default", "description"], option_rows(core))
 
 
-plugins.add_command(check)
-plugins.add_command(new)
+@plugins.command("check", short_help="Try plugins and say which are broken.")
+@click.argument("name", metavar="[NAME | KIND/NAME]", required=False)
+def check(name: str | None) -> int:
+    """Try every plugin (or those of that name), each in a separate process, without a GPU.
 
+    It is imported, held to the rules of its kind, and built and run with its default options where it has them: one
+    that needs options is "not run". Exits 1 where one is broken. A missing optional dependency is reported but is not a
+    failure.
 
-def _kind_of(name: str) -> str:
-    """The one kind that has a plugin of this name. Raises `PluginError` for none or several."""
+    \b
+    Examples:
+      rlhf plugins check
+      rlhf plugins check ppo
+      rlhf plugins check reward/exact-match
+    """
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import discover_all
+    from rlhf_core.plugins.discovery import strays
+
+    try:
+        from rlhf_testing.probe import probe
+    except ModuleNotFoundError as missing:
+        raise PluginError("`rlhf plugins check` needs rlhf-testing", hint="pip install rlhf-core[testing]") from missing
+
+    refs = _named(name)
+    verdicts = probe(refs)
+    rows = [
+        [f"{ref.kind}/{ref.name}", f"{ref.distribution} {ref.version}", *verdict]
+        for ref, verdict in zip(refs, verdicts, strict=True)
+    ]
+    print_table(["plugin", "distribution", "status", "detail"], rows)
+    unread = [] if name is not None else strays()
+    for told in unread:
+        echo(f"error: {told}", err=True)
+    return int(bool(unread) or any(verdict.status == "broken" for verdict in verdicts))
+
+
+def _named(name: str | None) -> list[PluginRef]:
+    """The plugins of that name (NAME or KIND/NAME), or all without one. Raises `PluginError` if there is none."""
+    from rlhf_core.errors import PluginError
+    from rlhf_core.plugins.discovery import as_kind, discover_all, strays
     from rlhf_core.plugins.names import KNOWN
     from rlhf_core.util.did_you_mean import fold, suggestion
 
     installed = discover_all()
-    kinds = [kind for kind, refs in installed.items() if fold(name) in refs]
-    if len(kinds) == 1:
-        return kinds[0]
-    if kinds:
-        shown = " or ".join(f"{kind}/{name}" for kind in kinds)
-        raise PluginError(f'"{name}" is the name of {len(kinds)} plugins', hint=f"rlhf plugins show {shown}")
-    homes = {home for known in KNOWN.values() for each, home in known.items() if fold(each) == fold(name)}
-    known = [ref.name for refs in installed.values() for ref in refs.values()]
-    hint = f"pip install {' or '.join(sorted(homes))}" if homes else "rlhf plugins list"
-    raise PluginError(f'no plugin "{name}" is installed{suggestion(name, known)}', hint=hint)
+    if name is None:
+        return [ref for by_name in installed.values() for ref in by_name.values()]
+    kind_name, slash, last = name.rpartition("/")
+    kinds = [as_kind(kind_name)] if slash else list(installed)
+    found = [installed[kind][fold(last)] for kind in kinds if fold(last) in installed[kind]]
+    if not found:
+        known = [ref.name for kind in kinds for ref in installed[kind].values()]
+        homes = {home for kind in kinds for each, home in KNOWN.get(kind, {}).items() if fold(each) == fold(last)}
+        hint = "; ".join(strays(last)) or (
+            f"pip install {' or '.join(sorted(homes))}" if homes else "rlhf plugins list"
+        )
+        raise PluginError(f'no plugin "{name}" is installed{suggestion(last, known)}', hint=hint)
+    return found
+
+
+@plugins.command("new", short_help="Make a plugin to start from.")
+@click.argument("kind")
+@click.argument("name")
+@click.option("--output", type=click.Path(path_type=Path), help="The folder to make.  [default: rlhf-KIND-NAME]")
+def new(kind: str, name: str, output: Path | None) -> None:
+    """Make a plugin: KIND is reward, algorithm, advantage, policy-loss, strategy, engine, transport,
+    prompts, environment, hooks, logger, section, optimizer or schedule.
+
+    The folder is a Python distribution with one entry point, the contract tests of its kind, and a run file.
+
+    \b
+    Examples:
+      rlhf plugins new reward brevity
+      rlhf plugins new algorithm my-update --output ~/plugins/my-update
+    """
+    from rlhf_core.plugins.discovery import as_kind
+
+    from ..scaffold import new_plugin
+
+    made = new_plugin(as_kind(kind), name, output)
+    for path in made.files:
+        echo(f"wrote {made.folder / path}")
+    echo(f"next: pip install -e '{made.folder}[test]'; pytest {made.folder}; rlhf train {made.folder / 'run.yaml'}")
 
 
 def _show_other(ref: PluginRef, as_json: bool) -> None:

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
     from rlhf_core.wiring.inputs import RunInputs
 
-    from ..progress import PlainProgress
-
 Verbosity = Literal["quiet", "normal", "verbose"]
 
-_PROGRESS = "rlhf_cli.progress_of:make_progress"
-_QUIET = "rlhf_cli.commands.train:quiet_progress"
+_PROGRESS = "rlhf_cli.progress:RunProgress"
+_QUIET = "rlhf_cli.progress:quiet_progress"
 """Progress is passed by import path, not as an object, so that another process can create it."""
 
 _SHOWN_IDS = 6
@@ -184,13 +182,6 @@ def print_prompt(inputs: RunInputs) -> None:
     for name, part in (("first", ids[:_SHOWN_IDS]), ("last", ids[-_SHOWN_IDS:])):
         shown = ", ".join(f"{each} {printable(str(tokenizer.decode([each])))!r}" for each in part)
         echo(f"  {name} ids: {shown}")
-
-
-def quiet_progress() -> PlainProgress:
-    """Progress for `--quiet`: shows only how the run ended."""
-    from ..progress_of import make_progress
-
-    return make_progress(quiet=True)
 
 
 class _WithoutTraceback(PrintableFormatter):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from faulty_rewards import make_rollout
 
-from rlhf_containment.rewards.attribution import MAX_LOST, MAX_ROUNDS, MAX_TIMEOUTS, score_alone
+from rlhf_containment.rewards.attribution import MAX_DEADLINES, MAX_LOST, MAX_TIMEOUTS, score_alone
 from rlhf_containment.rewards.isolate import LostReward
 from rlhf_core.rewards.threads import DeadlinePassed
 from rlhf_core.rewards.values import BadScore, RewardFault
@@ -60,8 +60,8 @@ def test_time_and_number_of_failures_are_bounded(clock, need):
     needs = [0.0] + [need] * 100
     outcomes, asked = alone(clock, needs)
     assert outcomes[0] == 0 and all(isinstance(each, RewardFault) for each in outcomes[1:])
-    assert clock[0] <= MAX_ROUNDS * 16.0 * (1 + 1 / MAX_TIMEOUTS)
-    assert len(asked) <= 1 + MAX_ROUNDS * (MAX_TIMEOUTS if need < float("inf") else MAX_LOST)
+    assert clock[0] <= MAX_DEADLINES * 16.0 * (1 + 1 / MAX_TIMEOUTS)
+    assert len(asked) <= 1 + MAX_DEADLINES * (MAX_TIMEOUTS if need < float("inf") else MAX_LOST)
     assert (outcomes[-1] is FAULT) == (need < float("inf"))  # crashes cost little time: all were tried
     first = [number for number, _ in asked[: len({number for number, _ in asked})]]
     assert len(first) == len(set(first))  # those not tried yet went first

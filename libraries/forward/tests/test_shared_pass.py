@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rlhf_core.batching import collate
 from rlhf_core.components import EngineContext
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import BufferItem, GenerationRequest, Rollout, SamplingParams
 from rlhf_forward.forward import causal_lm_logits, next_token_logits, policy_forward, value_forward
 from rlhf_forward.row_lengths import RowLengths
 from rlhf_passes.fast_passes import fast_passes
+from rlhf_testing.models import tiny_tokenizer
 
 VOCABULARY = 40
 SWITCH = 12
@@ -151,9 +151,7 @@ def test_engine_and_trainer_agree_before_the_first_step(kind: str) -> None:
     from rlhf_hf.engine import build as build_engine
 
     model = build(kind)
-    context = EngineContext(
-        model=model, tokenizer=build_character_tokenizer("abcdefgh"), device=torch.device("cpu"), seed=5
-    )
+    context = EngineContext(model=model, tokenizer=tiny_tokenizer("abcdefgh"), device=torch.device("cpu"), seed=5)
     prompts = [tuple(one.prompt_ids.tolist()[:11]) for one in ragged()]
     asked = [GenerationRequest(sample_id=index, prompt_ids=prompt) for index, prompt in enumerate(prompts)]
     engine = build_engine(HfEngineConfig(), context)

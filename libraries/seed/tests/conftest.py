@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.models.builtin import build_character_tokenizer
+from rlhf_testing.models import tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return build_character_tokenizer("0123456789>,")
+    return tiny_tokenizer("0123456789>,")

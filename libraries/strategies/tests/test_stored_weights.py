@@ -11,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.models.loading import load_policy
 from rlhf_strategies import StoredTensor, blank_tensor, stored_parameters, weights_left_in_files
+from rlhf_testing.models import tiny_tokenizer
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def folder(tmp_path):
     model = LlamaForCausalLM(config).bfloat16()
     model.generation_config.eos_token_id = [7, 8]
     model.save_pretrained(tmp_path, max_shard_size="5KB")
-    build_character_tokenizer("0123456789>,").save_pretrained(tmp_path)
+    tiny_tokenizer("0123456789>,").save_pretrained(tmp_path)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     return tmp_path
 

@@ -173,7 +173,7 @@ def fire(relay: HookRelay, event: str) -> None:
         relay.transform_config({})
     else:
         names = [name for name in inspect.signature(spec_function(event)).parameters if name != "self"]
-        relay.replay(event, dict.fromkeys(names))
+        relay.fire(event, **dict.fromkeys(names))
 
 
 def _marked(seen: list[str], name: str, event: str, **mark: bool) -> object:

@@ -5,19 +5,19 @@ import torch
 
 from rlhf_core.algorithm import FrozenModel
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.builtin import build_builtin, build_character_tokenizer, build_llama
 from rlhf_core.models.frozen import check_frozen, place_frozen
+from rlhf_testing.models import build_llama, builtin_model, tiny_tokenizer
 
 
 def saved(folder, characters):
-    tokenizer = build_character_tokenizer(characters)
+    tokenizer = tiny_tokenizer(characters)
     build_llama(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
 def test_another_tokenizer_is_refused_by_its_first_token(tmp_path):
-    _, ours = build_builtin("builtin:tiny-digits", 0)
+    _, ours = builtin_model("builtin:tiny-digits", 0)
     check_frozen({"teacher": FrozenModel("builtin:tiny-digits")}, ours)
     known = "".join(token for token in sorted(ours.get_vocab(), key=ours.get_vocab().get) if len(token) == 1)
     check_frozen({"teacher": FrozenModel(saved(tmp_path / "more", known + "xyz"))}, ours)
@@ -28,7 +28,7 @@ def test_another_tokenizer_is_refused_by_its_first_token(tmp_path):
 
 
 def test_a_model_that_is_not_there(setup, tmp_path):
-    _, ours = build_builtin("builtin:tiny-digits", 0)
+    _, ours = builtin_model("builtin:tiny-digits", 0)
     with pytest.raises(UserInputError, match=r"algorithm\.teacher\.path: there is no folder"):
         check_frozen({"teacher": FrozenModel("./no-such-folder")}, ours)
     with pytest.raises(UserInputError, match=r"algorithm\.teacher\.path"):

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_core.errors import DataError, PluginError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.prompts.jsonl import JsonlSource
 from rlhf_core.prompts.records import Records
 from rlhf_core.prompts.stream import PromptStream
+from rlhf_testing.models import tiny_tokenizer
 
 WRONG = (
     b"{not json",
@@ -29,7 +29,7 @@ WRONG = (
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_character_tokenizer("0123456789=abc")
+    return tiny_tokenizer("0123456789=abc")
 
 
 def test_a_thousand_wrong_lines_are_all_found_with_their_numbers(tmp_path, tokenizer):

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import DataError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.prompts.records import Records
 from rlhf_core.prompts.stream import PromptEncoder, PromptStream
+from rlhf_testing.models import tiny_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }},{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
@@ -21,12 +21,12 @@ class Lines(list):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_character_tokenizer("0123456789+=abcdefghijklmnopqrstuvwxyz:,")
+    return tiny_tokenizer("0123456789+=abcdefghijklmnopqrstuvwxyz:,")
 
 
 @pytest.fixture
 def chat_tokenizer():
-    tokenizer = build_character_tokenizer("0123456789+=abcdefghijklmnopqrstuvwxyz:,")
+    tokenizer = tiny_tokenizer("0123456789+=abcdefghijklmnopqrstuvwxyz:,")
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
@@ -87,7 +87,7 @@ class TestEncoding:
     def test_special_tokens_are_the_tokenizers_business(self, tokenizer):
         from tokenizers.processors import TemplateProcessing
 
-        adding = build_character_tokenizer("0123456789+=")
+        adding = tiny_tokenizer("0123456789+=")
         adding.backend_tokenizer.post_processor = TemplateProcessing(
             single="<bos> $A", special_tokens=[("<bos>", adding.bos_token_id)]
         )

@@ -6,8 +6,8 @@ from torch import nn
 
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import SyncError
+from rlhf_core.models.kinds import PLAIN
 from rlhf_core.models.loading import is_adapter_weight
-from rlhf_core.models.pretrained import add_lora
 from rlhf_core.rollout.weight_sync import (
     ModuleReceiver,
     named_weights,
@@ -134,7 +134,7 @@ def test_weights_of_another_dtype_are_converted():
 
 
 def test_an_adapter_replaces_the_adapter_and_nothing_accumulates():
-    source, target = (add_lora(tiny_model(seed=0), LoraConfig(r=2), seed) for seed in (1, 2))
+    source, target = (PLAIN.add_adapter(tiny_model(seed=0), LoraConfig(r=2), seed) for seed in (1, 2))
     base = {name: tensor for name, tensor in weights(target).items() if not is_adapter_weight(name)}
     receiver = ModuleReceiver(target, on_commit=lambda version: None, only=is_adapter_weight)
     for version in (1, 2):

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from rlhf_core import Column
-from rlhf_core.models import ModelKind, build_character_tokenizer, quiet_progress
+from rlhf_core.config import ModelConfig
+from rlhf_core.models import ModelKind, load_tokenizer, quiet_progress
 
 from .config import VARIED_PATH, VARIED_TYPE
 
@@ -62,7 +63,7 @@ class Varied(ModelKind):
             super().check()
 
     def load_tokenizer(self) -> Any:
-        return build_character_tokenizer("0123456789>,") if self.is_new else super().load_tokenizer()
+        return load_tokenizer(ModelConfig(path="builtin:tiny-digits")) if self.is_new else super().load_tokenizer()
 
     def load(self, *, dtype: torch.dtype, seed: int, tokenizer: Any) -> VariedLM:
         if not self.is_new:

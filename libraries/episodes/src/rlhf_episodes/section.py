@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -16,8 +16,6 @@ from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
 from .environment_shape import check_shape
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from rlhf_core.config.resolved import Configured, ResolvedRun
     from rlhf_core.rollout.player import Player, PlayerContext
     from rlhf_core.wiring.inputs import RunInputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -12,8 +12,6 @@ from rlhf_core.config.processes import TransportConfig
 from .named_functions import KL_ESTIMATORS, FunctionChoice, FunctionUse, NamesFunctions
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from rlhf_core.config.resolved import ResolvedRun
 
 Bound = Annotated[float, Field(gt=0)]

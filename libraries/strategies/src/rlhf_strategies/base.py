@@ -10,13 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.util.tensor_files import load_tree, load_weights, save_tree
 
+from .master_adamw import MASTER, MasterAdamW
 from .parts import (
     LossScale,
     ResolvedPrecision,
@@ -27,13 +34,8 @@ from .parts import (
     torch_step,
 )
 from .process_group import ProcessGroup
-from .shards import DEFAULT_SHARD_BYTES, group_into_shards, save_weights, state_dict_shards_of
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
+from .shards import DEFAULT_SHARD_BYTES, group_into_shards, part_of, save_weights, state_dict_shards_of, whole_tensor
+from .stored_weights import StoredParameter
 
 
 class GroupStrategy(Strategy):
@@ -62,8 +64,6 @@ class GroupStrategy(Strategy):
 
     @property
     def parameter_dtype(self) -> torch.dtype:
-        import torch
-
         return torch.float32
 
     @property
@@ -124,8 +124,6 @@ class StrategyBase(GroupStrategy):
         self._prepared: list[Prepared] = []
 
     def autocast(self) -> AbstractContextManager[Any]:
-        import torch
-
         return nullcontext() if self.compute_dtype is None else torch.autocast(self.device.type, self.compute_dtype)
 
     @property
@@ -156,8 +154,6 @@ class StrategyBase(GroupStrategy):
         return trained
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
-        import torch
-
         with self.group.guard("the gradients of the other processes"):
             torch.autograd.backward(self.prepared_of(optimizer).loss_scale.applied_to(loss))
 
@@ -165,9 +161,7 @@ class StrategyBase(GroupStrategy):
         prepared = self.prepared_of(trained.optimizer)
         inner = self._inner_optimizer(prepared)
         with self.group.guard("the gradient norm of the other processes"):
-            return torch_step(
-                inner, trained.scheduler, prepared.max_grad_norm, prepared.loss_scale, whole=self._whole_state
-            )
+            return torch_step(inner, trained.scheduler, prepared.max_grad_norm, prepared.loss_scale)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model
@@ -217,10 +211,6 @@ class StrategyBase(GroupStrategy):
 
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
         """Call it after `load_model`: master weights of 16-bit parameters are finer than the weights read there."""
-        import torch
-
-        from .master_adamw import MASTER
-
         prepared = self.prepared_of(optimizer)
         file = Path(path) / OPTIMIZER_FILE
         tree = load_tree(file)
@@ -258,11 +248,6 @@ class StrategyBase(GroupStrategy):
 
         Those that are still in files are the same.
         """
-        import torch
-        import torch.distributed as dist
-
-        from .stored_weights import StoredParameter
-
         if self.group.world_size == 1:
             return
         state = model.state_dict(keep_vars=True)
@@ -301,27 +286,24 @@ class StrategyBase(GroupStrategy):
 
     def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
         """The full value of a state-dict entry (collective where weights are sharded)."""
-        return tensor
+        with self.group.guard(f"the parts of {name}"):
+            return whole_tensor(tensor)
 
     def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
         """Write this rank's part of the full `value`."""
-        target.copy_(value)
+        target.copy_(part_of(target, value))
 
     def _put(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
         """Write the full `value` into a weight and, unrounded, into its master weights if it has some."""
-        from .master_adamw import MasterAdamW
-
         self._put_weight(prepared, name, target, value)
         parameter = None if prepared is None else prepared.parameters.get(name)
         if prepared is None or parameter is None or not parameter.requires_grad:
             return
         optimizer = self._inner_optimizer(prepared)
         if isinstance(optimizer, MasterAdamW):
-            optimizer.put_master(parameter, self._part_of_state(parameter, value))
+            optimizer.put_master(parameter, part_of(parameter, value))
 
     def _forget_moments(self, prepared: Prepared) -> None:
-        from .master_adamw import MasterAdamW
-
         optimizer = self._inner_optimizer(prepared)
         if isinstance(optimizer, MasterAdamW):
             optimizer.forget_moments()
@@ -337,8 +319,6 @@ class StrategyBase(GroupStrategy):
 
     def _stored_state(self, prepared: Prepared, name: str, key: str, value: Any) -> Any:
         """A value of the state for a file: AdamW's `step` as an int, tensors in full, plain values unchanged."""
-        import torch
-
         optimizer = self._inner_optimizer(prepared)
         if not isinstance(value, torch.Tensor):
             return value
@@ -351,28 +331,17 @@ class StrategyBase(GroupStrategy):
                 where="optimizer.name",
                 hint="train with a strategy that keeps parameters whole, or with optimizer: adamw",
             )
-        return self._whole_state(value)
+        return whole_tensor(value)
 
     def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
         """Restore an entry of `_optimizer_entries`, in the optimizer's own device and layout."""
-        import torch
-
         parameter, optimizer = prepared.parameters[name], self._inner_optimizer(prepared)
         for key, value in values.items():
             if key == "step" and isinstance(optimizer, torch.optim.AdamW):
                 value = torch.tensor(float(value), device=parameter.device)
             elif key != "step" and isinstance(value, torch.Tensor):
-                is_alike = value.shape == parameter.shape
-                value = self._part_of_state(parameter, value) if is_alike else value.to(parameter.device)
+                value = part_of(parameter, value) if value.shape == parameter.shape else value.to(parameter.device)
             optimizer.state[parameter][key] = value
-
-    def _whole_state(self, tensor: Tensor) -> Tensor:
-        """The full value of an optimizer tensor, or of the gradient norm (collective where it is sharded)."""
-        return tensor
-
-    def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """This rank's part of a full tensor, on the parameter's device, in the tensor's own type."""
-        return value.to(parameter.device)
 
 
 def _changed_numbers(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, float]:

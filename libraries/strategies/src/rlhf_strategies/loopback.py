@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 HOST = "127.0.0.1"
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -32,8 +30,6 @@ def loopback_store(
 
     Every process of a group must create its store here: torch prefixes the keys of stores that it creates itself.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
     if not serves:
         return TCPStore(HOST, port, world_size, is_master=False, timeout=timeout)
     listener = socket.create_server((HOST, port), backlog=1024)

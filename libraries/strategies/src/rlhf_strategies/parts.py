@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import ConfigError, DivergenceError, UserInputError
 from rlhf_core.util.host_memory import release_freed_memory
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
+from .master_adamw import MasterAdamW, is_16_bit
+from .shards import whole_tensor
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 ResolvedPrecision = Literal["fp32", "bf16", "fp16"]
@@ -49,8 +52,6 @@ def resolve_precision(precision: Precision, device: torch.device, on_cpu: Resolv
 
 def torch_dtype(precision: ResolvedPrecision) -> torch.dtype:
     """The torch type of a precision's name."""
-    import torch
-
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
@@ -58,10 +59,6 @@ def make_adamw(
     params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> Optimizer:
     """torch's AdamW, fused: one kernel for all parameters, on GPUs and CPUs. `MasterAdamW` where some have 16 bits."""
-    import torch
-
-    from .master_adamw import MasterAdamW, is_16_bit
-
     trainable = [param for param in params if param.requires_grad]
     if not trainable:
         raise UserInputError("the model has no parameter to train", where="optimizer", hint="is everything frozen?")
@@ -104,8 +101,6 @@ def diverged(norm: float, where: str = "training") -> DivergenceError:
 
 def _with_gradients(optimizer: Optimizer) -> list[Tensor]:
     """The tensors that the optimizer will step, with gradients: float32 master weights where it keeps them."""
-    from .master_adamw import MasterAdamW
-
     if isinstance(optimizer, MasterAdamW):
         return optimizer.take_gradients()
     return [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
@@ -118,8 +113,6 @@ def begin_moments(optimizer: Optimizer) -> None:
     pass come and go: each in a tensor of its own, they would be placed between those of the first update, and leave
     holes as these are freed. Other optimizers, types and devices are left alone.
     """
-    import torch
-
     if type(optimizer) is not torch.optim.AdamW:
         return
     given = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
@@ -145,25 +138,18 @@ def begin_moments(optimizer: Optimizer) -> None:
 
 
 def torch_step(
-    optimizer: Optimizer,
-    scheduler: LRScheduler | None,
-    max_grad_norm: float | None,
-    loss_scale: LossScale,
-    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None, loss_scale: LossScale
 ) -> float:
     """Unscale, clip, step and zero a torch optimizer. Returns the gradient norm before clipping.
 
-    `whole` makes the norm of sharded gradients global. A norm that is not finite raises `DivergenceError`; in
+    A norm that is not finite raises `DivergenceError`; in
     fp16 it skips the step instead, halves the loss scale and returns `inf`, until the scale is down to 1.
     """
-    import torch
-    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-
     params = _with_gradients(optimizer)
     grads = [param.grad for param in params if param.grad is not None]
     if loss_scale.enabled and grads:
         torch._foreach_mul_(grads, 1.0 / loss_scale.scale)
-    total = whole(get_total_norm(grads)) if grads else torch.zeros(())
+    total = whole_tensor(get_total_norm(grads)) if grads else torch.zeros(())
     norm = float(total)
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)

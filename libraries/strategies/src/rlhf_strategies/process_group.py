@@ -15,6 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
 from rlhf_core.distributed.launch_env import LaunchEnv, is_loopback, read_launch_env
 from rlhf_core.errors import LostRankError, first_line
 from rlhf_core.plugins.errors_of import is_lost_peer
@@ -23,11 +28,6 @@ from rlhf_core.util.bounded_thread import BoundedThread
 from .loopback import keep_to_loopback, loopback_store
 
 if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-    from torch import Tensor
-    from torch.distributed.distributed_c10d import Store
-
     from rlhf_core.place import ReduceOp
 
 _ROLL_CALL_SECONDS = 1.0
@@ -74,11 +74,7 @@ class ProcessGroup:
 
         An existing group (made by the caller's own code) is used and not destroyed.
         """
-        import torch.distributed as dist
-
         if self.device.type == "cuda":
-            import torch
-
             torch.cuda.set_device(self.device)
         if dist.is_initialized():
             self.env = LaunchEnv(rank=dist.get_rank(), world_size=dist.get_world_size(), local_rank=self.env.local_rank)
@@ -101,8 +97,6 @@ class ProcessGroup:
 
     def _meeting(self, timeout: timedelta) -> dict[str, Any]:
         """Where the processes meet: a store of their own, or an address, as torch takes it."""
-        import torch.distributed as dist
-
         if self.world_size == 1:
             return {"store": dist.HashStore()}  # type: ignore[attr-defined]
         is_here = is_loopback(self.env.master_addr)
@@ -118,8 +112,6 @@ class ProcessGroup:
 
     def leave(self) -> None:
         """Leave the group, if `join` made it. The interpreter may exit after this."""
-        import torch.distributed as dist
-
         if not dist.is_initialized():
             return
         _let_gloo_settle()
@@ -132,8 +124,6 @@ class ProcessGroup:
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", among: dist.ProcessGroup | None = None) -> Tensor:
         """The tensor reduced over ranks (of `among`), as a new tensor of the same dtype and device."""
-        import torch.distributed as dist
-
         ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
         result = tensor.detach().clone()
         if self.world_size > 1:
@@ -143,8 +133,6 @@ class ProcessGroup:
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order. Values are pickled: processes of one run trust each other."""
-        import torch.distributed as dist
-
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -192,8 +180,6 @@ class ProcessGroup:
         return answers[0] if answers else [0]
 
     def _ask_store(self, seconds: float, topic: str) -> list[int]:
-        import torch.distributed as dist
-
         absent = set(range(self.world_size)) - {self.rank}
         deadline = time.monotonic() + seconds
         try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlhf_core.util import write_tensors
 from rlhf_core.util.tensor_files import untied_names
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 DEFAULT_SHARD_BYTES = 2 * 1024**3
 _INDEX = "model.safetensors.index.json"
@@ -19,12 +19,23 @@ _INDEX = "model.safetensors.index.json"
 
 def plain_tensor(tensor: Tensor) -> Tensor:
     """The same memory without gradient or subclass; `add_` has no effect on ColossalAI's ColoTensor, for example."""
-    import torch
-
     if type(tensor) is torch.Tensor and not tensor.requires_grad:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach()
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Gather a DTensor (collective); any other tensor is whole already."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(like: Tensor, value: Tensor) -> Tensor:
+    """This rank's part of the full `value`, on the device and in the layout of `like`; no communication."""
+    if not isinstance(like, DTensor):
+        return value.to(like.device)
+    local: DTensor = distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return local
 
 
 def group_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rlhf_core.errors import CheckpointError
 from rlhf_core.models.pretrained import loaded_by
@@ -46,6 +48,17 @@ class StoredTensor:
                 return found.clone(memory_format=torch.contiguous_format)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{self.name} cannot be read: {error}", where=str(self.file)) from error
+
+    def read_into(self, parameter: Tensor) -> None:
+        """Write the values, of a sharded parameter this rank's part, into it; no communication."""
+        local, part = parameter, tuple[slice, ...]()
+        if isinstance(parameter, DTensor):
+            local, mesh, placements = parameter.to_local(), parameter.device_mesh, parameter.placements
+            lengths, starts = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+            part = tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))
+        if local.numel():
+            with torch.no_grad():
+                local.copy_(self.read(part))
 
 
 class StoredParameter(nn.Parameter):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.models.builtin import build_character_tokenizer, build_llama
+from rlhf_core.config import ModelConfig
+from rlhf_core.models import load_policy, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
@@ -19,8 +20,50 @@ POLICY_PATH = "builtin:tiny-digits"
 
 
 def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerBase:
-    """One token per character; pad 0, bos 1, eos 2, unk 3."""
-    return build_character_tokenizer(characters)
+    """One token per character, plus pad, bos, eos and unk (ids 0 to 3); adds no special tokens by itself."""
+    from tokenizers import Regex, Tokenizer, decoders
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *characters])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_llama(
+    tokenizer: PreTrainedTokenizerBase, *, hidden_size: int, num_layers: int, num_heads: int, seed: int
+) -> PreTrainedModel:
+    """A randomly initialised Llama in float32, the same for the same seed."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 8 // 3 // 32 * 32,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        max_position_embeddings=512,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=False,
+    )
+    # Initialisation draws from torch's global generator; the fork keeps it as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
 
 
 def tiny_model(
@@ -29,6 +72,14 @@ def tiny_model(
     """A Llama of some thousand parameters in float32, the same for the same seed; it knows 512 positions."""
     tokenizer = tiny_tokenizer(characters)
     return build_llama(tokenizer, hidden_size=hidden_size, num_layers=num_layers, num_heads=2, seed=seed)
+
+
+def builtin_model(path: str = POLICY_PATH, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of a run with `model.path: builtin:NAME`, in float32."""
+    import torch
+
+    config = ModelConfig(path=path)
+    return load_policy(config, dtype=torch.float32, seed=seed), load_tokenizer(config)
 
 
 def tiny_classifier() -> LlamaForSequenceClassification:

@@ -32,11 +32,11 @@ from rlhf_core.components import (
 )
 from rlhf_core.config.resolved import Configured
 from rlhf_core.config.sections import ModelConfig
-from rlhf_core.config.select import checked_plugin
+from rlhf_core.config.select import check_options
 from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.models.kinds import ModelKind
 from rlhf_core.models.loading import load_policy, load_tokenizer
+from rlhf_core.models.pretrained import ModelKind
 from rlhf_core.plugins.discovery import PluginRef, check_clash, import_target
 from rlhf_core.plugins.requirements import unmet
 from rlhf_core.plugins.selected import Selected, has_options, load_ref
@@ -81,7 +81,7 @@ def try_plugin(ref: PluginRef) -> TrialOutcome:
 
 def _try_component(ref: PluginRef) -> TrialOutcome:
     selected = load_ref(ref)
-    checked_plugin(selected)
+    check_options(selected)
     selected.component.config.model_json_schema()
     for rule in broken_rules(selected):
         raise Wrong(rule)

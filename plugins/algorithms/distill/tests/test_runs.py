@@ -15,8 +15,8 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError, UserInputError
 from rlhf_core.models import load_policy
-from rlhf_core.models.builtin import build_builtin
 from rlhf_plan import plan_run
+from rlhf_testing.models import builtin_model
 from rlhf_testing.runs import tiny_run
 
 
@@ -24,7 +24,7 @@ from rlhf_testing.runs import tiny_run
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Another model with the policy's tokens."""
     folder = tmp_path_factory.mktemp("teacher")
-    model, tokenizer = build_builtin("builtin:tiny-digits", seed=7)
+    model, tokenizer = builtin_model("builtin:tiny-digits", seed=7)
     with torch.no_grad():
         model.lm_head.weight.mul_(20)  # sure of itself, so that there is something to learn
     model.save_pretrained(folder)
@@ -81,7 +81,7 @@ def test_what_cannot_be_taught_is_told_before_anything_runs(teacher: str, tmp_pa
         train(tiny_run({"algorithm": {"name": "distill"}}), dry_run=True)
     with pytest.raises(UserInputError, match=r"algorithm\.teacher\.path: there is no folder"):
         train(run_of(str(tmp_path / "nothing")), dry_run=True)
-    tokenizer = build_builtin("builtin:tiny-digits", 0)[1]
+    tokenizer = builtin_model("builtin:tiny-digits", 0)[1]
     tokenizer.add_tokens(["new"])
     load_policy(ModelConfig(path=teacher), dtype=torch.float32, seed=0).save_pretrained(tmp_path / "policy")
     tokenizer.save_pretrained(tmp_path / "policy")

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 from rlhf_core.types import Rollout
 from rlhf_ppo import Critic, PPOTrainer
+from rlhf_testing.models import build_llama, tiny_tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -42,7 +42,7 @@ def main(rank: int, world_size: int, store: str, output: Path) -> None:
         world_size=world_size,
         timeout=timedelta(seconds=600),
     )
-    tokenizer = build_character_tokenizer("0123456789>,")
+    tokenizer = tiny_tokenizer("0123456789>,")
     actor = build_llama(tokenizer, hidden_size=32, num_layers=1, num_heads=2, seed=0)
     critic, reference = Critic.from_pretrained(actor), copy.deepcopy(actor)
     boosters, prepared = [], []

@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import RlhfError
-from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 from rlhf_core.plugins.selected import load
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem, Rollout
 from rlhf_ppo import Critic, PPOTrainer
+from rlhf_testing.models import build_llama, tiny_tokenizer
 
 MakeTrainer = Callable[..., PPOTrainer]
 
@@ -31,7 +31,7 @@ def fraction_of_sevens(rollouts: Sequence[Rollout]) -> list[float]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return build_character_tokenizer("0123456789>,")
+    return tiny_tokenizer("0123456789>,")
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.errors import CheckpointError, RlhfError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import Experience, Rollout
 from rlhf_ppo import PPOTrainer
+from rlhf_testing.models import tiny_tokenizer
 
 
 class Watch:
@@ -60,7 +60,7 @@ def test_an_answer_ends_at_its_eos_or_at_its_limit(
 def test_eos_counts_where_it_is_the_pad_token_too(
     make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any, watch: Watch
 ) -> None:
-    tokenizer = build_character_tokenizer("0123456789>,")
+    tokenizer = tiny_tokenizer("0123456789>,")
     tokenizer.pad_token = tokenizer.eos_token
     trainer = make_trainer(tokenizer=tokenizer, callbacks=[watch], max_new_tokens=8)
     trainer.fit(1, 2, 1, prompt_loader)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_cli.main import run
 from rlhf_control.control_box import ControlBox, parse_command
 from rlhf_core.errors import InterruptedRun, RlhfError
-from rlhf_core.models.builtin import build_builtin
+from rlhf_testing.models import builtin_model
 
 TRAIN = {"episodes": 3, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
 BASE = {"train": TRAIN, "checkpoint": {"every_episodes": 1}}
@@ -47,7 +47,7 @@ def test_a_runs_newest_checkpoint_and_an_earlier_one(tmp_path, capsys):
 
 
 def test_a_lora_run_as_an_adapter_or_merged(tmp_path, capsys):
-    model, tokenizer = build_builtin("builtin:tiny-digits", 0)
+    model, tokenizer = builtin_model("builtin:tiny-digits", 0)
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     lora = {"path": str(tmp_path / "base"), "lora": {"r": 4}}

@@ -12,9 +12,9 @@ from rlhf_cli.main import main
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_plan import ProcessPlan, plan_run
 from rlhf_plan.layouts import smallest_layout
+from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 
 FSDP = {"name": "fsdp"}
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
         num_key_value_heads=4,
         architectures=["LlamaForCausalLM"],
     ).save_pretrained(path)
-    build_character_tokenizer("0123456789>,").save_pretrained(path)
+    tiny_tokenizer("0123456789>,").save_pretrained(path)
     (path / "model.safetensors").write_bytes(b"")
     return str(path)
 

@@ -21,7 +21,7 @@ from adding_agent import ADD, QUESTION
 from running import PATIENCE_SECONDS, wait_until
 from tool_models import CALL
 
-from rlhf_cli.answers import generate_text
+from rlhf_cli.answers import generate_answers
 from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.errors import UserInputError
@@ -64,7 +64,8 @@ def tiny(tmp_path_factory):
 
 def test_greedy_text_is_that_of_generate_and_a_seed_repeats(tiny):
     greedy = SamplingParams(max_new_tokens=8, greedy=True)
-    (expected,) = generate_text(str(tiny), ["31>"], engine="hf", sampling=greedy, seed=0, device="cpu")
+    (line,) = generate_answers(str(tiny), ["31>"], {}, engine="hf", sampling=greedy, seed=0, device="cpu")
+    expected = line["completion"]
 
     async def ask():
         async with client_of(tiny, max_new_tokens=8) as client:

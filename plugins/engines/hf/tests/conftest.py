@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from rlhf_core.components import EngineContext
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine, build
+from rlhf_testing.models import tiny_tokenizer
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?"
 VOCABULARY = len(CHARACTERS) + 4
@@ -70,7 +70,7 @@ def engine() -> Callable[..., HfEngine]:
     """`engine(module, **options)` with a character tokenizer and run seed 11."""
 
     def make(module: nn.Module, tokenizer: object = None, **options: object) -> HfEngine:
-        tokenizer = tokenizer or build_character_tokenizer(CHARACTERS)
+        tokenizer = tokenizer or tiny_tokenizer(CHARACTERS)
         context = EngineContext(model=module, tokenizer=tokenizer, device=torch.device("cpu"), seed=11)
         return build(HfEngineConfig(**options), context)
 

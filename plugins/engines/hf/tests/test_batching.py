@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_hf.rows import make_rows
 from rlhf_hf.slot_model import SlotModel
 from rlhf_hf.slots import SlotBatch, plan_prefill
+from rlhf_testing.models import tiny_tokenizer
 
 
 def start(made, asked, sampling) -> SlotBatch:
@@ -47,7 +47,7 @@ def endless(model):
 @pytest.fixture
 def endless_engine(endless, engine):
     def make(**options):
-        tokenizer = build_character_tokenizer("abc")
+        tokenizer = tiny_tokenizer("abc")
         tokenizer.eos_token = None
         return engine(endless, tokenizer, **options)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from playing import driven, player
 
 from rlhf_core.components import EngineContext
-from rlhf_core.models.builtin import build_llama
 from rlhf_core.types import Prompt
 from rlhf_episodes import Outcome
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import build
+from rlhf_testing.models import build_llama
 
 FAMILIES = ["chatml", "qwen2", "qwen3", "qwen3-no-thinking", "llama3", "gemma"]
 EMPTY = Prompt(position=0, text="", prompt_ids=())

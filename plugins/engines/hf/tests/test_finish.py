@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.errors import DataError, DivergenceError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_testing.models import tiny_tokenizer
 
 EOS = 2
 
@@ -24,7 +24,7 @@ def test_eos_is_part_of_the_answer_and_nothing_follows(model, engine, requests, 
 
 def test_pad_may_equal_eos(model, engine, requests, collect):
     """The pad token of a tokenizer without one is its EOS: real EOS stay, and nothing else changes."""
-    tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?")
+    tokenizer = tiny_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?")
     tokenizer.pad_token = tokenizer.eos_token
     module, sampling = model("llama"), SamplingParams(max_new_tokens=40)
     assert collect(engine(module, tokenizer), requests(20), sampling) == collect(engine(module), requests(20), sampling)
@@ -39,7 +39,7 @@ def test_every_eos_of_the_generation_config_ends_an_answer(model, engine, reques
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])
 def test_a_stop_text_ends_the_answer_and_is_kept(family, model, engine, requests, collect):
-    tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?")
+    tokenizer = tiny_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?")
     module, asked = model(family), requests(32)
     free = collect(engine(module, tokenizer), asked, SamplingParams(max_new_tokens=40))
     texts = {key: tokenizer.decode(answer.token_ids) for key, answer in free.items()}
@@ -61,7 +61,7 @@ def test_a_stop_text_ends_the_answer_and_is_kept(family, model, engine, requests
 
 
 def test_a_stop_text_in_the_prompt_does_not_count(model, engine, requests, collect):
-    tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?")
+    tokenizer = tiny_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?")
     request = GenerationRequest(sample_id=3, prompt_ids=tuple(tokenizer.encode("abab")))
     sampling = SamplingParams(max_new_tokens=10)
     free = collect(engine(model("llama"), tokenizer), [request], sampling)[3]

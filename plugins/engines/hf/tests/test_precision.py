@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from rlhf_core.components import EngineContext
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import build
 from rlhf_hf.prepack import PackedLinears
+from rlhf_testing.models import tiny_tokenizer
 
 SAMPLING = SamplingParams(max_new_tokens=16)
 
@@ -41,7 +41,7 @@ def test_log_probs_are_those_of_an_autocast_forward(family, prepack, model, engi
 def _made(module: nn.Module, trainer: torch.dtype | None, **options):
     context = EngineContext(
         model=module,
-        tokenizer=build_character_tokenizer("abc"),
+        tokenizer=tiny_tokenizer("abc"),
         device=torch.device("cpu"),
         seed=11,
         compute_dtype=trainer,

@@ -12,12 +12,11 @@ from peft import LoraConfig, get_peft_model
 
 from rlhf_core.entry.train import train
 from rlhf_core.errors import RlhfError
-from rlhf_core.models.builtin import build_llama
 from rlhf_core.rollout.weight_sync import send_weights
 from rlhf_core.types import SamplingParams
 from rlhf_strategies import state_dict_shards_of
 from rlhf_testing.contracts.engine import make_requests
-from rlhf_testing.models import tiny_tokenizer
+from rlhf_testing.models import build_llama, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 from rlhf_testing.tiny import contract_policy, perturb
 

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from rlhf_core.models.builtin import build_builtin
 from rlhf_environments.guess_number import direction
 from rlhf_environments.guesses import Guesses
 from rlhf_testing.contracts import PromptsContract
+from rlhf_testing.models import builtin_model
 
 
 class TestGuesses(PromptsContract):
@@ -51,7 +51,7 @@ def test_completions_are_even_and_know_nothing_of_the_number():
 
 
 def test_the_quickstarts_alphabet_holds_a_game():
-    _, tokenizer = build_builtin("builtin:tiny-digits", 0)
+    _, tokenizer = builtin_model("builtin:tiny-digits", 0)
     ids = tokenizer(source(past=3, size=64)[3]["prompt"])["input_ids"]
     assert tokenizer.unk_token_id not in ids
     games = source(size=64, past=3)

@@ -14,7 +14,6 @@ from running import wait_until
 from rlhf_core import train
 from rlhf_core.config.problems import Problems
 from rlhf_core.errors import ConfigError, EpisodeError
-from rlhf_core.models.builtin import build_llama
 from rlhf_core.plugins.trust import FileTrust
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.types import SamplingParams
@@ -22,6 +21,7 @@ from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.models import build_llama
 from rlhf_testing.runs import tiny_run
 
 pytest.importorskip("mcp", reason="needs the MCP library: make setup-mcp")

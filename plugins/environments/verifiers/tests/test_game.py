@@ -10,10 +10,10 @@ from running import wait_until
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError, EpisodeError
-from rlhf_core.models.builtin import build_llama
 from rlhf_env_verifiers.config import VerifiersConfig
 from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.models import build_llama
 from rlhf_testing.runs import tiny_run
 
 pytest.importorskip("verifiers", reason="needs verifiers: make env-verifiers")

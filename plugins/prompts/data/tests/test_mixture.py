@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rlhf_core.components import PromptsContext
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.plugins.selected import load
 from rlhf_core.prompts.records import RecordRules, Records
 from rlhf_core.prompts.stream import PromptStream
@@ -21,6 +20,7 @@ from rlhf_data.curriculum import make_curriculum
 from rlhf_data.mixture import Mixture, StreamedMixture
 from rlhf_data.order import MixtureOrder
 from rlhf_testing.contracts import PromptsContract
+from rlhf_testing.models import tiny_tokenizer
 
 
 class TestMixture(PromptsContract):
@@ -35,7 +35,7 @@ class TestMixture(PromptsContract):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_character_tokenizer("0123456789=abc")
+    return tiny_tokenizer("0123456789=abc")
 
 
 def source(name, count):
@@ -140,7 +140,7 @@ def test_a_wrong_record_is_named_by_its_file(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "1"}\n{"prompt": 3}\n')
     mixture = build(tmp_path, [{"name": "sort-digits", "size": 3}, {"name": "jsonl", "path": "p.jsonl"}])
     with pytest.raises(DataError) as caught:
-        PromptStream(mixture, build_character_tokenizer("0123456789>"), seed=0)
+        PromptStream(mixture, tiny_tokenizer("0123456789>"), seed=0)
     assert caught.value.where == f"{tmp_path / 'p.jsonl'}:2"
 
 

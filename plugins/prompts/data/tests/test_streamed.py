@@ -3,14 +3,14 @@
 import pytest
 
 from rlhf_core.errors import DataError
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_data.streamed import StreamedRecords
+from rlhf_testing.models import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_character_tokenizer("0123456789=abc")
+    return tiny_tokenizer("0123456789=abc")
 
 
 class Numbers:

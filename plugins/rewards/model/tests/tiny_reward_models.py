@@ -10,14 +10,14 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from rlhf_core.models.builtin import build_character_tokenizer
+from rlhf_testing.models import tiny_tokenizer
 
 CHARACTERS = "0123456789>,abcdefghijklmnopqrstuvwxyz<|/ "
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
 
 
 def make_tokenizer(characters=CHARACTERS, template=TEMPLATE):
-    tokenizer = build_character_tokenizer(characters)
+    tokenizer = tiny_tokenizer(characters)
     tokenizer.chat_template = template
     return tokenizer
 

@@ -17,16 +17,20 @@ from rlhf_testing.tiny_training import Training, largest_difference, tiny_model,
 NAMES = {"ddp": "DdpConfig", "low_level_zero": "LowLevelZeroConfig", "gemini": "GeminiConfig"}
 
 
-@pytest.fixture(params=list(NAMES))
-def strategy(request, monkeypatch):
+def made_of(module, **options):
+    build, config = f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{NAMES[module]}"
+    return StrategyCase(module, build, config, options).make()
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
     for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(key, raising=False)
-    case = StrategyCase(
-        request.param,
-        f"rlhf_colossalai.{request.param}:build",
-        f"rlhf_colossalai.config:{NAMES[request.param]}",
-    )
-    made = case.make()
+
+
+@pytest.fixture(params=list(NAMES))
+def strategy(request):
+    made = made_of(request.param)
     made.setup()
     yield made
     made.teardown()
@@ -41,6 +45,19 @@ def test_trains_alone(strategy):
     assert losses == pytest.approx(alone["losses"], rel=1e-5 if exact else 2e-3)
     if exact:
         assert largest_difference(training.weights(), alone["weights"]) < 1e-6
+
+
+@pytest.mark.parametrize("module", ["low_level_zero", "gemini"])
+def test_fp16_scales_its_loss_and_trains(module):
+    strategy = made_of(module, precision="fp16")
+    strategy.setup()
+    try:
+        training, alone = Training(strategy), train_alone(updates=2)
+        losses, norms = zip(*(training.update() for _ in range(2)), strict=True)
+    finally:
+        strategy.teardown()
+    assert losses == pytest.approx(alone["losses"], rel=2e-3)
+    assert norms == pytest.approx(alone["norms"], rel=2e-3)
 
 
 def test_two_models_train_side_by_side(strategy):

@@ -8,13 +8,13 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rlhf_core.config.sections import LoraConfig, ModelConfig
-from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.models.loading import load_policy
 from rlhf_strategies import stored_parameters
+from rlhf_strategies.shards import part_of
+from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.tiny_training import tiny_model
 from rlhf_torch.config import FsdpConfig
 from rlhf_torch.fsdp import FsdpStrategy
-from rlhf_torch.parts import part_of
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("model")
     model = tiny_model(seed=3)
     model.bfloat16().save_pretrained(path)
-    build_character_tokenizer("0123456789>,").save_pretrained(path)
+    tiny_tokenizer("0123456789>,").save_pretrained(path)
     return str(path)
 
 

@@ -109,7 +109,7 @@ def run() -> Iterator[Callable[..., tuple[RunSync, dict[str, Any]]]]:
         strategy: Any = OneProcess()
         trained = {"policy": Trained(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), None, None)}  # type: ignore[arg-type]
         config = RayConfig(sync="direct", max_shard_bytes=1024, sync_timeout_seconds=PATIENCE_SECONDS)
-        sync = RunSync(coordinator, strategy, trained, {}, config, [])
+        sync = RunSync(coordinator, strategy, trained, {}, config)
         sync.shards = lambda role, size, *, adapter_only: state_dict_shards_of(trained[role].model, 24)  # type: ignore[method-assign]
         return sync, makers
 

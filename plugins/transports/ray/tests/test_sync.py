@@ -154,7 +154,7 @@ def test_in_a_run_who_comes_late_gets_it_too(start: Callable[..., dict[str, Any]
         ray.get(coordinator.register.remote("a", 1, "n", 0, makers["a"]), timeout=PATIENCE_SECONDS)
         strategy: Any = OneProcess()
         trained = {"policy": Trained(nn.Linear(2, 2), None, None)}  # type: ignore[arg-type]
-        sync = RunSync(coordinator, strategy, trained, {}, RayConfig(), [])
+        sync = RunSync(coordinator, strategy, trained, {}, RayConfig())
         sync.publish(0)  # its only maker dies: the run starts another in its place
         assert sync.metrics()["sync/makers"] == 0
         assert told(makers["b"]) == ["start", ["bias", "weight"], "end"]
@@ -168,6 +168,7 @@ def test_in_a_run_who_comes_late_gets_it_too(start: Callable[..., dict[str, Any]
         ray.kill(coordinator)
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writ")  # as `settle` has it in an actor
 def test_the_same_bytes_arrive(start: Callable[..., dict[str, Any]]) -> None:
     makers = start(a="takes")
     sync = sync_to(makers)

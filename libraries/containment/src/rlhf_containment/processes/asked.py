@@ -56,13 +56,10 @@ class AskedProcess(ChildProcess):
         super().__init__(module, memory_limit_bytes=memory_limit_bytes, environment=environment)
         self._source = module.replace(".", "/") + ".py"
         self._pipe = Connection(self.connection.detach())
-        self.is_started = False
 
     def start(self, request: bytes) -> bytes:
         """`ask` for the first time: with the deadline of a start, and without a limit on memory."""
-        answer = self._ask(request, START_SECONDS, limits_memory=False)
-        self.is_started = True
-        return answer
+        return self._ask(request, START_SECONDS, limits_memory=False)
 
     def ask(self, request: bytes, timeout_seconds: float) -> bytes:
         """The answer to a request. Raises `ProcessFault`."""

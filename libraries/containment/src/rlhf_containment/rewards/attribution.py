@@ -17,12 +17,12 @@ from rlhf_core.types import Rollout
 
 Fault = TypeVar("Fault", bound=RewardFault)
 
-MAX_ROUNDS = 4
-"""Maximum number of rounds: the answers that hang in a batch take at most this many deadlines."""
+MAX_DEADLINES = 4
+"""Maximum number of deadlines that all calls take together."""
 MAX_TIMEOUTS = 16
-"""Maximum number of calls in a round that pass their deadline: each gets at least this fraction of the round's time."""
+"""Maximum number of calls that pass their share of a deadline: each gets at least this fraction of it."""
 MAX_LOST = 256
-"""Maximum number of calls in a round that end their process."""
+"""Maximum number of calls that end their process, in a deadline."""
 
 
 def score_alone(
@@ -34,9 +34,8 @@ def score_alone(
 ) -> list[Outcome]:
     """Outcome of each answer of a batch whose call failed with `fault`.
 
-    There are rounds of `timeout_seconds` each, divided evenly among the answers left. An answer that passed its share
-    of the time is tried once more, after those not tried yet. One for which no time is left keeps `fault`. All answers
-    keep it if each one fails: then the reward is at fault, not an answer.
+    Each answer gets an even share of the deadline; those that passed it share another one at the end. One for which no
+    time is left keeps `fault`. All answers keep it if each one fails: then the reward is at fault, not an answer.
 
     Args:
         ask: scores one answer within a number of seconds.
@@ -44,34 +43,30 @@ def score_alone(
             cannot.
     """
     outcomes: list[Outcome] = [fault] * len(batch)
-    tries = [0] * len(batch)
+    left = MAX_DEADLINES * timeout_seconds
     least = timeout_seconds / MAX_TIMEOUTS
-    for _ in range(MAX_ROUNDS):
-        waiting = [
-            place
-            for place, outcome in enumerate(outcomes)
-            if outcome is fault or (isinstance(outcome, DeadlinePassed) and tries[place] < 2)
-        ]
-        waiting.sort(key=lambda place: outcomes[place] is not fault)  # those not tried yet go first
-        seconds = timeout_seconds
-        for num_tried, place in enumerate(waiting):
-            if seconds <= 0:
-                break
+    late = list(range(len(batch)))
+    for _ in range(2):
+        share = max(timeout_seconds / max(len(late), 1), least)
+        waiting, late = late, []
+        for place in waiting:
+            if left <= 0:
+                return outcomes
             try:
                 prepare()
             except (RewardFault, OSError):  # the run is closing, or the system starts no new process
                 return outcomes
             started = time.monotonic()
-            outcome = ask(batch[place], max(seconds / (len(waiting) - num_tried), least))
+            outcome = ask(batch[place], share)
             took = time.monotonic() - started
             if isinstance(outcome, RewardFault):
+                is_late = isinstance(outcome, DeadlinePassed)
+                late += [place] * is_late
+                took = max(took, least if is_late else timeout_seconds / MAX_LOST)
                 outcome = _explained(outcome, fault, len(batch))
-                took = max(took, least if isinstance(outcome, DeadlinePassed) else timeout_seconds / MAX_LOST)
-            seconds -= took
+            left -= took
             outcomes[place] = outcome
-            tries[place] += 1
-        all_tried = all(outcome is not fault for outcome in outcomes)
-        if all_tried and all(isinstance(outcome, RewardFault) for outcome in outcomes):
+        if all(isinstance(outcome, RewardFault) for outcome in outcomes):
             return [fault] * len(batch)
     return outcomes
 

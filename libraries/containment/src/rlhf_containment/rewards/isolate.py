@@ -6,6 +6,7 @@ Samples are sent pickled; what comes back is JSON, since a reward that is fed ho
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from rlhf_core.rewards.values import BadScore, RewardFault
 from rlhf_core.types import Rollout
 
 from ..processes.asked import AskedProcess, ProcessFault, ProcessLost, TooSlow
-from ..processes.pool import PoolClosed, ProcessPool
 from .attribution import score_alone
 from .messages import read_answer
 
@@ -45,7 +45,12 @@ class IsolatedCalls(RewardCaller):
             ) from error
         self._timeout_seconds = spec.call_options.timeout_seconds
         limit = spec.call_options.memory_limit_bytes
-        self._pool = ProcessPool(partial(AskedProcess, "rlhf_containment.rewards.worker", memory_limit_bytes=limit))
+        self._start = partial(AskedProcess, "rlhf_containment.rewards.worker", memory_limit_bytes=limit)
+        self._lock = threading.Lock()
+        self._alive: set[AskedProcess] = set()
+        self._free: list[AskedProcess] = []
+        """The last one is taken first, which keeps few alive."""
+        self._closed = False
 
     def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[float | BadScore]:
         try:
@@ -56,9 +61,9 @@ class IsolatedCalls(RewardCaller):
         try:
             answer = self._answer(worker.ask, request, timeout_seconds, count=len(rollouts))
         except BaseException:
-            self._pool.end(worker)
+            self._end(worker)
             raise
-        self._pool.keep(worker)
+        self._keep(worker)
         return answer
 
     def single_out(self, rollouts: Sequence[Rollout], fault: RewardFault, ask: Ask) -> list[Outcome] | None:
@@ -67,21 +72,37 @@ class IsolatedCalls(RewardCaller):
         return score_alone(ask, self._prepare, rollouts, fault, self._timeout_seconds)
 
     def _prepare(self) -> None:
-        self._pool.keep(self._take())
+        self._keep(self._take())
 
     def _take(self) -> AskedProcess:
         """A process that has built the reward. Raises `RewardFault`, or `OSError` if the system starts no process."""
+        with self._lock:
+            if self._closed:
+                raise RewardFault("is closed: the run is ending")
+            while self._free:
+                if (worker := self._free.pop()).exit_code() is None:
+                    return worker
+                self._end(worker)
+            worker = self._start()
+            self._alive.add(worker)
         try:
-            worker = self._pool.take()
-        except PoolClosed:
-            raise RewardFault("is closed: the run is ending") from None
-        if not worker.is_started:
-            try:
-                self._answer(worker.start, self._recipe, count=0)
-            except BaseException:
-                self._pool.end(worker)
-                raise
+            self._answer(worker.start, self._recipe, count=0)
+        except BaseException:
+            self._end(worker)
+            raise
         return worker
+
+    def _keep(self, worker: AskedProcess) -> None:
+        """Keep a process for the next call. One that exceeds its memory limit is ended instead."""
+        with self._lock:
+            if not (self._closed or worker.excess()):
+                self._free.append(worker)
+                return
+        self._end(worker)
+
+    def _end(self, worker: AskedProcess) -> None:
+        self._alive.discard(worker)
+        worker.end()
 
     def _answer(self, ask: Callable[..., bytes], *request: Any, count: int) -> list[float | BadScore]:
         try:
@@ -94,7 +115,14 @@ class IsolatedCalls(RewardCaller):
             raise RewardFault(str(fault)) from None
 
     def close(self) -> None:
-        self._pool.close()
+        """End every process. One in use is killed; its call sees that its connection closes, and ends it."""
+        with self._lock:
+            self._closed = True
+            alive, free, self._free = list(self._alive), self._free, []
+        for worker in alive:
+            worker.kill()
+        for worker in free:
+            self._end(worker)
 
 
 def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:

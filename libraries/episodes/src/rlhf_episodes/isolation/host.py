@@ -58,32 +58,29 @@ class IsolatedEnvironments:
                 hint="say environment.isolate: false",
             ) from error
         self._new = partial(EnvironmentProcess, make, name, memory_limit_bytes=memory_limit_bytes)
-        self._kept: EnvironmentProcess | None = None
+        self._shared: EnvironmentProcess | None = None
         self.begin()
 
     def begin(self) -> None:
         """A play begins, on an event loop of its own."""
-        self._shared: asyncio.Task[EnvironmentProcess] | None = None
+        self._opening = asyncio.Lock()
         self._alone: set[int] = set()
         """Samples that may have ended a process; each is played by itself from then on."""
         self._alone_at_once = asyncio.Semaphore(2 * (os.cpu_count() or 1))
-        self._processes: set[EnvironmentProcess] = set()
+        self._opened: set[EnvironmentProcess] = set()
         self.num_starting = 0
         """Processes on their way. Read from any thread."""
 
     def leave(self) -> None:
         """Let go of the loop: a process that is at rest is kept, any other ended."""
-        shared = _alive(self._shared)
-        for process in self._processes:
-            if process is shared and not process.episodes:
-                self._kept = process
-            else:
+        for process in self._opened:
+            if process.is_alone or not process.is_at_rest:
                 process.end()
 
     def close(self) -> None:
         """End the process that is kept."""
-        if self._kept is not None:
-            self._kept.end()
+        if self._shared is not None:
+            self._shared.end()
 
     async def make(self, call: Caller) -> Environment:
         """An environment for one try at an episode. `call` has the clock of it."""
@@ -94,13 +91,18 @@ class IsolatedEnvironments:
     async def process_for(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
         """A process for an episode of that sample."""
         if sample_id not in self._alone:
-            if self._shared is None or (self._shared.done() and _alive(self._shared) is None):
-                self._shared = asyncio.ensure_future(self._open(is_alone=False))
-            yield await asyncio.shield(self._shared)
+            async with self._opening:
+                if self._shared is None or self._shared.is_over:
+                    self._shared = self._new(is_alone=False)
+                if self._shared not in self._opened:
+                    await self._open(self._shared)
+                process = self._shared
+            yield process
             return
         async with self._alone_at_once:
-            process = await self._open(is_alone=True)
+            process = self._new(is_alone=True)
             try:
+                await self._open(process)
                 yield process
             finally:
                 process.end()
@@ -109,23 +111,13 @@ class IsolatedEnvironments:
         """From now on, play this sample in a process by itself."""
         self._alone.add(sample_id)
 
-    async def _open(self, *, is_alone: bool) -> EnvironmentProcess:
+    async def _open(self, process: EnvironmentProcess) -> None:
+        self._opened.add(process)
         self.num_starting += 1
         try:
-            kept, self._kept = (self._kept, None) if not is_alone else (None, self._kept)
-            process = self._new(is_alone=is_alone) if kept is None else kept
-            self._processes.add(process)
             await process.open()
         finally:
             self.num_starting -= 1
-        return process
-
-
-def _alive(starting: asyncio.Task[EnvironmentProcess] | None) -> EnvironmentProcess | None:
-    """The process that was started, as long as it lives."""
-    if starting is None or not starting.done() or starting.cancelled() or starting.exception() is not None:
-        return None
-    return None if starting.result().is_over else starting.result()
 
 
 class IsolatedEnvironment:

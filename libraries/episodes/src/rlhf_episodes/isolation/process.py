@@ -107,7 +107,7 @@ class EnvironmentProcess(ChildProcess):
         self.tell(make)
         try:
             said = await asyncio.wait_for(self._hear(), START_SECONDS)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             told = f"its process was not ready within {START_SECONDS:g} s"
             raise DeadlineError(told, where=where, hint=hint) from None
         except BadMessage as fault:
@@ -115,6 +115,11 @@ class EnvironmentProcess(ChildProcess):
             raise PluginError(told, where=where, hint=hint) from None
         if isinstance(said, Ready) and said.error is not None:
             raise said.error.error()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it has no episode, and was told all that it is to be told."""
+        return not (self.episodes or self._waiting)
 
     def add(self, episode: RunningEpisode) -> int:
         """Add an episode; returns its number."""
@@ -146,6 +151,7 @@ class EnvironmentProcess(ChildProcess):
             if not data:
                 raise BadMessage(self._fault or self.death())
             self._frames.feed(data)
+            await asyncio.sleep(0)  # one that writes on and on does not hold up the loop
         return read_from_child(frame)
 
     async def _listen(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from rlhf_core.components import Component, Kind
-from rlhf_core.config.select import checked_plugin
+from rlhf_core.config.select import check_options
 from rlhf_core.plugins.discovery import discover, find
 from rlhf_core.plugins.requirements import unmet
 from rlhf_core.plugins.selected import Selected, load
@@ -92,7 +92,7 @@ class ComponentContract:
             pytest.fail(f"{selected.label}: {UNKNOWN_UNSEEN}")
 
     def test_options_leave_cores_names_alone(self, selected: Selected) -> None:
-        checked_plugin(selected)
+        check_options(selected)
 
     def test_options_are_described(self, selected: Selected) -> None:
         for problem in undescribed(selected):

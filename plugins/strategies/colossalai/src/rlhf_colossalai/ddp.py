@@ -1,28 +1,26 @@
-"""`ddp`: the whole model in every process, gradients averaged (ColossalAI's `TorchDDPPlugin`)."""
+"""`ddp`: the whole model in every process, gradients averaged by torch's `DistributedDataParallel`."""
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.place import resolve_device
-from rlhf_strategies import resolve_precision
+from rlhf_core.strategy import Trained
+from rlhf_strategies import StrategyBase, resolve_precision
 
-from .booster_strategy import BoosterStrategy
 from .config import DdpConfig
-from .quiet_import import quietly
-
-with quietly():
-    from colossalai.booster.plugin import TorchDDPPlugin
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
 
 
-class DdpStrategy(BoosterStrategy):
+class DdpStrategy(StrategyBase):
     """Data-parallel training; mixed precision by autocast over fp32 weights."""
 
     def __init__(self, config: DdpConfig, device: torch.device) -> None:
@@ -30,18 +28,24 @@ class DdpStrategy(BoosterStrategy):
         super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
         self._config = config
 
-    def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> TorchDDPPlugin:
-        return TorchDDPPlugin(
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-            find_unused_parameters=self._config.find_unused_parameters,
-        )
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        if is_last:
-            return nullcontext()
-        wrapped: DistributedDataParallel = cast(Any, model).module  # ColossalAI's wrapper around torch's
-        return wrapped.no_sync()
+        return nullcontext() if is_last else cast(DistributedDataParallel, model).no_sync()
+
+    def _wrap(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
+    ) -> Trained:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # `broadcast_buffers` has another name since torch 2.13
+            wrapped = DistributedDataParallel(
+                model.to(self.device),
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=self._config.find_unused_parameters,
+            )
+        return Trained(wrapped, optimizer, scheduler)
 
 
 def build(config: DdpConfig, context: StrategyContext) -> DdpStrategy:

@@ -88,7 +88,7 @@ class GeminiStrategy(ZeroStrategy):
     @contextlib.contextmanager
     def _norm_noted(self, optimizer: GeminiOptimizer, note: Callable[[float], None]) -> Iterator[None]:
         combined_scale = optimizer._get_combined_scale
-        loss_scale = optimizer.mix_precision_mixin.get_grad_div_scale()
+        loss_scale = getattr(optimizer.mix_precision_mixin, "loss_scale", 1.0)  # of fp16
 
         def note_then_scale() -> float:
             scale: float = combined_scale()

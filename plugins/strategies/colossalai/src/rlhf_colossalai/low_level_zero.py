@@ -74,10 +74,10 @@ class LowLevelZeroStrategy(ZeroStrategy):
     @contextlib.contextmanager
     def _norm_noted(self, optimizer: LowLevelZeroOptimizer, note: Callable[[float], None]) -> Iterator[None]:
         clip = optimizer._unscale_and_clip_grads
-        mixin = optimizer.mixed_precision_mixin
+        loss_scale = getattr(optimizer.mixed_precision_mixin, "loss_scale", 1.0)  # of fp16
 
         def note_then_clip(grads: list[Tensor], scaled_norm: float) -> None:
-            note(scaled_norm / (1.0 if mixin is None else mixin.get_grad_div_scale()))
+            note(scaled_norm / loss_scale)
             clip(grads, scaled_norm)
 
         optimizer._unscale_and_clip_grads = note_then_clip

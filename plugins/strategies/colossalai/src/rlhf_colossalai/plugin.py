@@ -10,12 +10,10 @@ _INSTALL = "pip install --no-deps colossalai==0.5.0 galore_torch bitsandbytes &&
 _LAUNCH = "rlhf_strategies.run_processes"
 
 ddp = Component(
-    summary="Every process holds the whole model; gradients are averaged (ColossalAI TorchDDPPlugin)",
+    summary="Every process holds the whole model; gradients are averaged (PyTorch DistributedDataParallel)",
     config=DdpConfig,
     build="rlhf_colossalai.ddp:build",
     launch=_LAUNCH,
-    requires=_REQUIRES,
-    install=_INSTALL,
 )
 
 low_level_zero = Component(

@@ -1,4 +1,4 @@
-"""Base of `low-level-zero` and `gemini`.
+"""Base of `low-level-zero` and `gemini`: one ColossalAI `Booster` per trained model.
 
 A process computes with weights in the compute type. Training keeps finer (fp32, "master") weights, sharded like the
 state of HybridAdam; ColossalAI unscales and clips the gradients within its step.
@@ -6,34 +6,52 @@ state of HybridAdam; ColossalAI unscales and clips the gradients within its step
 
 from __future__ import annotations
 
+import logging
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.strategy import Trained
-from rlhf_strategies import ResolvedPrecision, diverged, torch_dtype
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from .booster_strategy import BoosterStrategy
-from .quiet_import import quietly
+from rlhf_core.strategy import Trained
+from rlhf_strategies import Prepared, ResolvedPrecision, StrategyBase, diverged, torch_dtype
+
+from .quiet_import import ignore_deprecations, quietly
 
 with quietly():
+    from colossalai.booster import Booster
+    from colossalai.interface import ModelWrapper
+
     from .adam import RunHybridAdam
+    from .host_support import use_host
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
+    from colossalai.booster.plugin.plugin_base import Plugin
 
 
-class ZeroStrategy(BoosterStrategy):
-    """Subclasses locate the finer weights, and the point in ColossalAI's step where the norm is known."""
+class ZeroStrategy(StrategyBase):
+    """Subclasses bring the Booster's plugin, and locate the finer weights and where in its step the norm is known."""
 
     def __init__(self, *, device: torch.device, precision: ResolvedPrecision, timeout_seconds: float) -> None:
         super().__init__(device=device, precision=precision, timeout_seconds=timeout_seconds)
         self._keeps_finer = precision != "fp32"
+
+    def setup(self) -> None:
+        use_host(self.device)
+        ignore_deprecations()
+        logging.getLogger("colossalai").setLevel(logging.WARNING)
+        super().setup()
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        while isinstance(model, ModelWrapper):
+            model = model.module
+        return model
 
     @property
     def _optimizer_bytes(self) -> int:
@@ -77,13 +95,33 @@ class ZeroStrategy(BoosterStrategy):
         finer = {id(p): p.detach().clone() for p in model.parameters() if self._keeps_finer and p.requires_grad}
         if self.precision == "fp32":
             self._cast_parameters(model)  # ColossalAI does not cast weights that were loaded in 16 bits
-        trained = super()._wrap(model, optimizer, scheduler, max_grad_norm)
+        stored = model.state_dict()
+        computed = {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name not in stored}
+        with warnings.catch_warnings():
+            # ColossalAI 0.5.0 is written for older versions of torch than ours, but still works.
+            warnings.simplefilter("ignore")
+            booster = Booster(plugin=self._plugin(model, max_grad_norm))
+            wrapped, wrapped_optimizer, *_ = booster.boost(model, optimizer, lr_scheduler=scheduler)
+        trained = Trained(wrapped, wrapped_optimizer, scheduler)
+        # It casts computed buffers too: positions past a few hundred blur into one another in a bf16 rotary table.
+        for name, buffer in self.unwrap(wrapped).named_buffers():
+            if name in computed:
+                buffer.data = computed[name].to(self.device)
         self._after_wrap(trained)
         # ColossalAI makes the fp32 weights from rounded ones; restore their original precision.
         for parameter in self.unwrap(trained.model).parameters():
             if id(parameter) in finer:
                 self._put_finer(trained, parameter, finer.pop(id(parameter)))
         return trained
+
+    def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
+        wrapper: Any = optimizer  # it scales the loss in fp16
+        with self.group.guard("the gradients of the other processes"):
+            wrapper.backward(loss)
+
+    def _inner_optimizer(self, prepared: Prepared) -> Any:
+        wrapper: Any = prepared.trained.optimizer
+        return wrapper.optim
 
     def step(self, trained: Trained) -> float:
         optimizer: Any = trained.optimizer
@@ -101,6 +139,10 @@ class ZeroStrategy(BoosterStrategy):
         if trained.scheduler is not None:
             trained.scheduler.step()
         return norms[0]
+
+    @abstractmethod
+    def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> Plugin:
+        """The Booster plugin of one trained model. It clips through its constructor only."""
 
     def _after_wrap(self, trained: Trained) -> None:
         """Hook for fixes needed before the finer weights are written."""

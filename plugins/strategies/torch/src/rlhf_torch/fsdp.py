@@ -10,14 +10,22 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import UserInputError
 from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import StateBytes, Trained
 from rlhf_strategies import (
-    Prepared,
     ProcessGroup,
     StrategyBase,
     check_offload,
@@ -30,17 +38,9 @@ from rlhf_strategies import (
 
 from .blocks import transformer_blocks
 from .config import FsdpConfig
-from .parts import part_of, read_part, whole_tensor
+from .tensor_parallel import parallelise
 from .tensor_parallel_plan import WHERE, plan_of
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
-
+from .vocabulary_parallel import vocabulary_modules
 
 ValueT = TypeVar("ValueT")
 
@@ -122,8 +122,6 @@ class FsdpStrategy(StrategyBase):
         A gradient is there twice, as it is and laid out to be reduced. A tensor-parallel process computes with its
         part of a block, and of the vocabulary where that is split.
         """
-        from .vocabulary_parallel import vocabulary_modules
-
         size = self._config.tensor_parallel
         blocks = [list(block.parameters()) for block in transformer_blocks(model)]
         inside = {id(parameter) for block in blocks for parameter in block}
@@ -164,17 +162,12 @@ class FsdpStrategy(StrategyBase):
         self._make_sharded(model)
         for name, parameter in model.named_parameters():
             if name in stored:
-                read_part(parameter, stored[name])
+                stored[name].read_into(parameter)
 
     def _make_sharded(self, model: nn.Module) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
         if self._mesh is None:
             mesh = init_device_mesh(self.device.type, (self.world_size,))
         else:
-            from .tensor_parallel import parallelise
-
             parallelise(model, self._mesh["tensor"], sequence_parallel=self._config.sequence_parallel)
             mesh = self._mesh["data"]
         dtype = None if self.precision == "fp32" else torch_dtype(self.precision)
@@ -201,28 +194,9 @@ class FsdpStrategy(StrategyBase):
         self._shard(model.requires_grad_(False).eval())
         return model
 
-    def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
-        with self.group.guard(f"the parts of {name}"):
-            return whole_tensor(tensor)
-
-    def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
-        target.copy_(part_of(target, value))
-
-    def _whole_state(self, tensor: Tensor) -> Tensor:
-        return whole_tensor(tensor)
-
-    def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        return part_of(parameter, value)
-
 
 def make_mesh(group: ProcessGroup, tensor_parallel: int) -> DeviceMesh:
     """[groups, processes of a group]: processes of a group are neighbours, on one machine where it has as many."""
-    from datetime import timedelta
-
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh
-
     # It tells at each gather of both dimensions that one collective call would be faster than two.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     ranks = torch.arange(group.world_size).view(-1, tensor_parallel)

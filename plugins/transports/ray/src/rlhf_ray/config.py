@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,6 +16,11 @@ _MOST_LANES = 32
 
 class RayConfig(TransportConfig):
     """How many actors, where they are placed, how weights reach the makers, and every deadline."""
+
+    removed: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("canary_prompts", "log_prob_gap_bound"),
+        "guards.log_prob_gap watches rollout/logprob_gap_max with every transport; remove it",
+    )
 
     num_makers: int = Field(1, ge=1, le=1024, description="Actors that sample and score answers.")
     num_trainers: int = Field(1, ge=1, le=1024, description="Actors that train, as one process group.")
@@ -59,16 +65,6 @@ class RayConfig(TransportConfig):
         ge=1024,
         description="With sync chunked or direct: most bytes in one chunk (a larger tensor is one chunk).",
     )
-    canary_prompts: int = Field(
-        4,
-        ge=0,
-        le=64,
-        description="Prompts a maker answers after each sync, to compare with the trainer; 0 is off.",
-    )
-    log_prob_gap_bound: float = Field(
-        0.25, gt=0, description="Largest log-prob difference, in nats, between trainer and maker on those prompts."
-    )
-
     start_timeout_seconds: float = Field(
         300.0, gt=0, le=86400, description="Longest wait for Ray, for a place for every actor, and for their models."
     )

@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 
 import ray
 
-from rlhf_core.errors import DataError, SyncError
+from rlhf_core.errors import DataError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.runfolder import PhaseTimer
-from rlhf_core.types import GenerationRequest, PhaseTimes, Prompt, RolloutGroup, SamplingParams
+from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
 from rlhf_seed import BatchReader
 
 from .actor_context import HEARTBEAT_SECONDS, ActorContext, Heartbeat, settle
 from .calls import ANSWER_SECONDS, Call, NamedActors, ask, collect
 from .maker_parts import MakerParts, build_maker
-from .messages import Canary, EvaluationWork, Made, RolloutWork, RunOver, Work
+from .messages import EvaluationWork, Made, RolloutWork, RunOver, Work
 from .sample_store import store_groups
 
 logger = logging.getLogger("rlhf.ray")
@@ -36,8 +36,6 @@ logger = logging.getLogger("rlhf.ray")
 T = TypeVar("T")
 _MAKER_BITS, _STEP_BITS, _ROW_BITS = 22, 24, 16
 """Together 62 bits: sample ids are int64, and those from 1 << 62 are for evaluation."""
-_CANARY_ID = (1 << 62) + (1 << 61)
-"""Sample ids of canary answers: greedy, so their noise does not matter, but no other sample has them."""
 _LOOK_SECONDS = 1.0
 """Longest wait for more work while batches are being made, one of which may fail."""
 
@@ -215,8 +213,6 @@ class RunFeed(MakerFeed):
         )
         self._parts = parts
         self.worker = parts.worker
-        self.canaries: dict[int, Canary] = {}
-        """Policy version -> what came with it for comparison."""
         self._era: int | None = None
 
     @classmethod
@@ -266,7 +262,6 @@ class RunFeed(MakerFeed):
                 self.flush()
                 continue  # the run goes on for as long as coordinator, driver and trainers live: they are watched
             self.worker.weights.wait_live(work.version, timeout_seconds=self._config.sync_timeout_seconds)
-            self._compare()
             if isinstance(work, RolloutWork):
                 self._begin_era(work.era)
                 records = work.records or (None,) * len(work.positions)
@@ -299,37 +294,3 @@ class RunFeed(MakerFeed):
         with self.worker.computing():
             rows = self._parts.evaluator.rows(work.start, work.stop)
         ask(self._coordinator, "submit_evaluation", self.name, work, rows)
-
-    def _compare(self) -> None:
-        """Answer the canary prompts of a version that has just come in, and compare with what the trainer says."""
-        worker = self.worker
-        with worker.computing():
-            version = worker.weights.newest
-            canary = None if version is None else self._take_canary(version)
-            if canary is None:
-                return
-            requests = [
-                GenerationRequest(sample_id=_CANARY_ID + i, prompt_ids=p) for i, p in enumerate(canary.prompt_ids)
-            ]
-            answers = list(worker.engine.generate(requests, SamplingParams(max_new_tokens=1, greedy=True)))
-        if any(each.policy_version != version for each in answers):
-            return  # in flight, a newer one has come
-        gap = 0.0
-        for each in answers:
-            expected = float(canary.log_probs[each.sample_id - _CANARY_ID, each.token_ids[0]])
-            gap = max(gap, abs(expected - each.logprobs[0]))
-        ask(self._coordinator, "canary_gap", self.name, version, gap)
-        if not gap <= self._config.log_prob_gap_bound:
-            raise SyncError(
-                f"after the sync of version {version}, the log-probs of the maker's engine and of the trainer differ "
-                f"by {gap:.3g} nats on the same prompts, more than transport.log_prob_gap_bound "
-                f"({self._config.log_prob_gap_bound:g}): their weights or their arithmetic are not the same",
-                where=self.name,
-                hint="check that engine and strategy use one dtype; a coarser one on purpose needs a larger bound",
-            )
-
-    def _take_canary(self, version: int) -> Canary | None:
-        """Take the canary of `version`, once. Older ones are forgotten."""
-        for older in [known for known in self.canaries if known < version]:
-            del self.canaries[older]
-        return self.canaries.pop(version, None)

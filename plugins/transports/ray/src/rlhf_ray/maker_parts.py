@@ -21,14 +21,13 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.models import (
     GroupPasses,
     PassModels,
-    adapter_off,
     disable_dropout,
     is_lora,
 )
 from rlhf_core.place import LocalPlace, Place
 from rlhf_core.plugins import load
 from rlhf_core.protocols import InFlightEngine, RolloutEngine, Sampler
-from rlhf_core.rewards import RewardScorer, RewardSpec
+from rlhf_core.rewards import RewardScorer
 from rlhf_core.rollout import (
     ModuleReceiver,
     Passes,
@@ -40,7 +39,7 @@ from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 from rlhf_core.wiring import RunInputs, RunParts, build_strategy, load_models
 from rlhf_forward import model_passes
-from rlhf_seed import seed_reward, strategy_by_name
+from rlhf_seed import seed_reward, set_eos, strategy_by_name
 
 from .engine_thread import EngineThread
 from .holder_weights import StagedWeights, WeightTarget
@@ -227,52 +226,10 @@ def _keep_all(group: RolloutGroup) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class HolderModels:
-    """The models that a `model_fn` returned, ready for inference."""
-
-    actor: nn.Module
-    critic: nn.Module | None
-    reward: RewardSpec
-    reference: nn.Module | None
-    reference_context: Callable[[], AbstractContextManager[Any]]
-    adapters: Mapping[str, frozenset[str]]
-    """By role, the names of an adapter-only version."""
-
-
 def make_place(strategy_fn: Callable[[], Any]) -> LocalPlace:
     """Where the factory's strategy computes. A ColossalAI booster trains only: a maker then computes as `single`."""
     strategy = strategy_fn()
     return LocalPlace.like(strategy if isinstance(strategy, Strategy) else strategy_by_name("single"))
-
-
-def make_models(
-    model_fn: Callable[[], tuple[Any, ...]], place: Place, *, kl_coef: float, seed: int = 0
-) -> HolderModels:
-    """Build and place the models; `seed` is for an installed reward.
-
-    Raises `UserInputError` when the factory returned something else.
-    """
-    from torch import nn
-
-    returned = model_fn()
-    if not isinstance(returned, tuple | list) or len(returned) != 4:
-        raise UserInputError(
-            "it must return (actor, critic, reward model, initial model)", where="model_fn of the experience maker"
-        )
-    actor, critic, reward, initial = returned
-    if not isinstance(actor, nn.Module):
-        raise UserInputError(f"the actor is a {type(actor).__name__}, not a causal language model", where="model_fn")
-    adapters = _placed({"policy": actor} if critic is None else {"policy": actor, "critic": critic}, place)
-    reference, context = _reference(actor, initial, place, kl_coef)
-    return HolderModels(
-        actor=actor,
-        critic=critic,
-        reward=seed_reward(reward, place.device, offload=False, seed=seed, where="model_fn"),
-        reference=reference,
-        reference_context=context,
-        adapters=adapters,
-    )
 
 
 def _reference(
@@ -285,7 +242,7 @@ def _reference(
         _placed({"reference": initial}, place)
         return initial, nullcontext
     if is_lora(actor):
-        return actor, partial(adapter_off, actor)
+        return actor, actor.disable_adapter  # type: ignore[return-value]  # of PEFT
     raise UserInputError(
         "the initial model is the actor itself, which changes" if initial is actor else "there is no initial model",
         where="model_fn",
@@ -294,12 +251,13 @@ def _reference(
 
 
 def make_worker(
-    models: HolderModels,
+    model_fn: Callable[[], tuple[Any, ...]],
     place: Place,
     tokenizer: Any,
     sampling: SamplingParams,
     hooks: HookRelay,
     *,
+    eos_token_id: Any,
     engine: str,
     engine_options: Mapping[str, Any],
     seed: int,
@@ -307,26 +265,41 @@ def make_worker(
     reward_timeout_seconds: float,
     sync_idle_seconds: float,
 ) -> MakerWorker:
-    """An engine over the actor, a scorer over the reward, a pass over reference and critic."""
+    """An engine over the actor that the factory returns, a scorer over its reward, a pass over reference and critic.
+
+    Raises `UserInputError` when the factory returns something else.
+    """
+    from torch import nn
+
+    returned = model_fn()
+    if not isinstance(returned, tuple | list) or len(returned) != 4:
+        raise UserInputError(
+            "it must return (actor, critic, reward model, initial model)", where="model_fn of the experience maker"
+        )
+    actor, critic, reward, initial = returned
+    if not isinstance(actor, nn.Module):
+        raise UserInputError(f"the actor is a {type(actor).__name__}, not a causal language model", where="model_fn")
+    set_eos(actor, eos_token_id)
+    trained = {"policy": actor} if critic is None else {"policy": actor, "critic": critic}
+    adapters = _placed(trained, place)
+    reference, around = _reference(actor, initial, place, kl_coef)
+    models = trained if reference is None else {**trained, "reference": reference}
+    spec = seed_reward(reward, place.device, offload=False, seed=seed, where="model_fn")
+    call_options = RewardCallOptions(timeout_seconds=reward_timeout_seconds)
+    scorer = RewardScorer([replace(spec, name="reward", call_options=call_options)])
     selected = load("engines", engine)
-    context = EngineContext(model=models.actor, tokenizer=tokenizer, device=place.device, seed=seed)
+    context = EngineContext(model=actor, tokenizer=tokenizer, device=place.device, seed=seed)
     options = selected.component.config.model_validate(dict(engine_options))
     built = cast(RolloutEngine, selected.build(options, context))
-    call_options = RewardCallOptions(timeout_seconds=reward_timeout_seconds)
-    by_role = {"policy": models.actor, "critic": models.critic, "reference": models.reference}
-    here = {role: model for role, model in by_role.items() if model is not None}
-    around = {"reference": models.reference_context}
-    passes = PassModels(place, here, temperature=sampling.temperature, around=around)
-    scorer = RewardScorer([replace(models.reward, name="reward", call_options=call_options)])
+    passes = PassModels(place, models, temperature=sampling.temperature, around={"reference": around})
     maker = PolicyExperienceMaker(
         player=SingleAnswers(built, tokenizer, sampling),
         samples_per_prompt=1,
         scorer=scorer,
         hooks=hooks,
-        passes=GroupPasses(place, model_passes(passes, here.keys())),
+        passes=GroupPasses(place, model_passes(passes, models.keys())),
         kl_coef=kl_coef,
         number=lambda position, k: position,
     )
-    trained = {role: model for role, model in here.items() if role != "reference"}
-    weights = staged_weights(built, trained, models.adapters, idle_seconds=sync_idle_seconds)
+    weights = staged_weights(built, trained, adapters, idle_seconds=sync_idle_seconds)
     return MakerWorker([maker], built, scorer, weights, place.device)

@@ -14,7 +14,6 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.prompts import PromptStream
 from rlhf_core.rollout import evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
@@ -61,14 +60,13 @@ class TrainerActor:
             stack.callback(strategy.teardown)
             strategy.setup()
             run = TrainerParts(RunInputs(resolved), strategy)
-            prompts = run.inputs.prompts  # read while the makers load
             if strategy.is_main:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
             hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
             folder = RunFolder(Path(self._context.spec.folder))
             channel: RayChannel | None = None
-            sync = self._sync(run, prompts) if resolved.generates else None
+            sync = self._sync(run) if resolved.generates else None
             if sync is not None:
                 channel = RayChannel(self._context, strategy, sync.metrics)
             session = TrainerSession(
@@ -81,12 +79,10 @@ class TrainerActor:
             )
             return session.fit(None if resume is None else Path(resume))
 
-    def _sync(self, run: TrainerParts, prompts: PromptStream) -> RunSync:
-        config, strategy = self._config, run.strategy
+    def _sync(self, run: TrainerParts) -> RunSync:
+        strategy = run.strategy
         trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in run.trained.items()}
-        # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
-        canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
-        return RunSync(self._coordinator, strategy, run.trained, trained, config, canary)
+        return RunSync(self._coordinator, strategy, run.trained, trained, self._config)
 
 
 class RayChannel:

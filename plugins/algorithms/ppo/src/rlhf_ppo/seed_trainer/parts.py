@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 from torch import nn
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import GroupPasses, PassModels, adapter_off, is_lora
+from rlhf_core.models import GroupPasses, PassModels, is_lora
 from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardCombiner, RewardScorer
@@ -165,11 +164,12 @@ def _empty_copy(model: nn.Module) -> nn.Module:
 def _passes(context: TrainerContext) -> GroupPasses:
     given, strategy = context.models, context.strategy
     models = {"policy": given.actor} | ({} if given.critic is None else {"critic": given.critic})
-    around, offloaded = {}, set()
+    around: dict[str, Any] = {}
+    offloaded = set()
     if "reference" in context.algorithm.roles:
         if given.initial is None or given.initial is given.actor:
             models["reference"] = given.actor
-            around["reference"] = partial(adapter_off, strategy.unwrap(given.actor))
+            around["reference"] = strategy.unwrap(given.actor).disable_adapter
         else:
             models["reference"] = reference = given.initial.eval().requires_grad_(False)
             if not strategy.shards_parameters:
