@@ -35,7 +35,7 @@ from rlhf_core.rollout import (
 )
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
-from rlhf_core.wiring import RunInputs, RunParts, build_strategy, load_models
+from rlhf_core.wiring import RunInputs, RunParts, build_strategy
 from rlhf_forward import model_passes
 from rlhf_seed import seed_reward, set_eos, strategy_by_name
 
@@ -177,9 +177,9 @@ def build_maker(
     cache, which the makers of one machine share. `run_folder`: may not exist on this machine.
     """
     place, inputs = LocalPlace.like(build_strategy(resolved)), RunInputs(resolved)
-    models = load_models(inputs, place)
+    run = RunParts(inputs, place, cache_folder=cache_folder, run_folder=run_folder)
+    models = run.models
     adapters = _placed(models, place)
-    run = RunParts(inputs, place, models, cache_folder=cache_folder, run_folder=run_folder)
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
     passes, engine = run.passes, run.engine
     weights = staged_weights(
