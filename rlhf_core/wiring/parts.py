@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..models.frozen import place_frozen
 from ..models.loading import is_lora
 from ..models.passes import GroupPasses, PassModels
 from ..place import Place
-from ..protocols import RolloutEngine, WeightSync
+from ..protocols import RolloutEngine
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from ..rollout.maker import Passes, PolicyExperienceMaker
@@ -223,20 +223,20 @@ class TrainerParts(RunParts):
         super().__init__(inputs, strategy, models=models, cache_folder=cache_folder, run_folder=run_folder)
 
     @cached_property
-    def _engine_and_sync(self) -> tuple[RolloutEngine, WeightSync]:
-        engine, sync = build_engine_beside(
+    def _engine_and_publish(self) -> tuple[RolloutEngine, Callable[[int], None]]:
+        engine, publish = build_engine_beside(
             self.strategy,
             self.models["policy"],
             build=self._engine_over,
             copy=lambda: load_start_policy(self.resolved, self.strategy),
         )
-        return self._opened.enter_context(closing(engine)), sync
+        return self._opened.enter_context(closing(engine)), publish
 
     @cached_property
     def engine(self) -> RolloutEngine:
-        return self._engine_and_sync[0]
+        return self._engine_and_publish[0]
 
     @property
-    def sync(self) -> WeightSync:
-        """Brings the policy's weights to `engine`."""
-        return self._engine_and_sync[1]
+    def publish(self) -> Callable[[int], None]:
+        """Brings the policy's weights to `engine`, as a version."""
+        return self._engine_and_publish[1]
