@@ -28,8 +28,13 @@ _FIXED = ("model.path", "model.lora", "algorithm.name", "optimizer.name", "promp
 """Options, with all below them, that a checkpoint holds for: others would make another run of it."""
 
 
-def resumed_folder(resume: str, output: Path | None) -> Path:
-    """The run folder that a resume goes on in. Raises `UserInputError`: `auto` finds none, `output` is another."""
+def begun_run(resume: str | None, output: Path | None) -> Path | None:
+    """The folder of the run that `--resume` goes on with; None for `auto` in a folder where the run starts.
+
+    Raises `UserInputError`: `auto` finds none, `output` is another, or a plugin of the run is not installed.
+    """
+    if resume is None:
+        return None
     if resume != "auto":
         path = Path(resume)
         own = path.parent.parent if path.parent.name == "checkpoints" else path
@@ -39,24 +44,17 @@ def resumed_folder(resume: str, output: Path | None) -> Path:
                 where="--resume",
                 hint=f"--output {own}; a new run like it begins with --from {own}, one of its policy with --model",
             )
-        return own if output is None else output
-    if output is not None:
-        return output
-    newest = find_newest()
-    if newest is None:
+        found = own if output is None else output
+    elif output is not None:
+        if not RunFolder(output).has_begun:
+            return None
+        found = output
+    elif (newest := find_newest()) is not None:
+        found = newest
+    else:
         raise UserInputError("there is no run in runs/ to continue", where="--resume auto", hint="give --output DIR")
-    return newest
-
-
-def begun_resume(resume: str | None, output: Path | None) -> str | None:
-    """`resume`, or None for `auto` in a folder in which no run has begun: the run starts there.
-
-    Raises `UserInputError` if a plugin of the run to continue is not installed.
-    """
-    if resume is None or (resume == "auto" and output is not None and not RunFolder(output).has_begun):
-        return None
-    check_owners(RunFolder(resumed_folder(resume, output)))
-    return resume
+    check_owners(RunFolder(found))
+    return found
 
 
 def own_config(path: Path) -> dict[str, Any]:
