@@ -12,13 +12,15 @@ from typing import Any
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import ResolvedRun
 from rlhf_core.entry.ledger import RunLedger
-from rlhf_core.entry.resume import WARM_START, begun_run, find_checkpoint, stage_models
+from rlhf_core.entry.resume import begun_run, find_checkpoint
 from rlhf_core.entry.train import TrainResult, prepare, train, train_in
 from rlhf_core.errors import InterruptedRun
 from rlhf_core.plugins.trust import FileTrust
 from rlhf_core.runfolder.folder import RunFolder, default_path
 from rlhf_core.training.decisions import DECISION
 from rlhf_core.wiring.inputs import RunInputs
+
+from .quickstart import WARM_START, stage_models
 
 logger = logging.getLogger("rlhf")
 
