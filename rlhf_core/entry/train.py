@@ -22,7 +22,6 @@ from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
-from ..loggers.relay import register_loggers
 from ..models.loading import check_model
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
@@ -311,7 +310,9 @@ def run_rank(prepared: PreparedRun, ledger: RunLedger, checkpoint: Path | None) 
             _run(request, interrupted)
             return
         config = resolved.to_mapping()
-        register_loggers(relay, resolved.loggers, LoggerContext(run_folder=folder.path, run=redact_mapping(config)))
+        context = LoggerContext(run_folder=folder.path, run=redact_mapping(config))
+        for each in resolved.loggers:
+            relay.register(each.build(each.config, context), name=f"logger {each.name}")
         relay.register(ledger, name="ledger")
         with relay.span("run", run_folder=folder.path, config=config) as span:
             ended: BaseException | None = None

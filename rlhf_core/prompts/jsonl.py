@@ -27,6 +27,9 @@ def _refuse(constant: str) -> None:
     raise _NoNumber(constant)
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+
+
 class JsonlSource:
     """Every line of a file is a record, parsed when it is read.
 
@@ -57,22 +60,10 @@ class JsonlSource:
 
     def scan(self) -> Iterator[Mapping[str, Any] | DataError]:
         """Every record, or what is wrong with its line."""
-        decode = json.JSONDecoder(parse_constant=_refuse).decode
-        # As text, decoded in large blocks; a byte that is not UTF-8 becomes a surrogate.
-        with self._path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        with self._path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    if "\\u" not in line:
-                        if not line.isascii():
-                            line.encode()
-                        record = decode(line)
-                        if type(record) is dict:
-                            yield record
-                            continue
-                except (ValueError, RecursionError):
-                    pass
-                try:  # again, more slowly, for what is wrong with it
-                    yield parse_line(line.encode(errors="surrogateescape"), self._path, number)
+                    yield parse_line(line, self._path, number)
                 except DataError as error:
                     yield error
 
@@ -108,8 +99,8 @@ def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
     if not text:
         raise DataError("the line is empty", where=where, hint="every line is one JSON object; delete empty ones")
     try:
-        record = json.loads(text, parse_constant=_refuse)
-        if _HALF.search(text):
+        record = _DECODER.decode(text)
+        if "\\u" in text and _HALF.search(text):
             json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise DataError("the line holds half of a character (a lone surrogate)", where=where) from None

@@ -135,11 +135,10 @@ def show(plugin: str, as_json: bool) -> None:
 @plugins.command("check", short_help="Try plugins and say which are broken.")
 @click.argument("name", metavar="[NAME | KIND/NAME]", required=False)
 def check(name: str | None) -> int:
-    """Try every plugin (or those of that name), each in a separate process, without a GPU.
+    """Import every plugin and check what it says about itself, in a process of their own, without a GPU.
 
-    It is imported, held to the rules of its kind, and built and run with its default options where it has them: one
-    that needs options is "not run". Exits 1 where one is broken. A missing optional dependency is reported but is not a
-    failure.
+    Those of NAME also run the contract suite of their kind with their default options: one that needs more than these
+    is "not run". Exits 1 where one is broken. A missing optional dependency is reported but is not a failure.
 
     \b
     Examples:
@@ -156,7 +155,7 @@ def check(name: str | None) -> int:
         raise PluginError("`rlhf plugins check` needs rlhf-testing", hint="pip install rlhf-core[testing]") from missing
 
     refs = _named(name)
-    verdicts = probe(refs)
+    verdicts = probe(refs, whole=name is not None)
     rows = [
         [f"{ref.kind}/{ref.name}", f"{ref.distribution} {ref.version}", *verdict]
         for ref, verdict in zip(refs, verdicts, strict=True)

@@ -202,22 +202,20 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
     from rlhf_core.plugins.selected import load
     from rlhf_core.types import Prompt, SamplingParams
     from rlhf_ray.id_tokenizer import IdTokenizer
-    from rlhf_ray.maker_parts import make_models, make_worker
-    from rlhf_seed.generation import set_eos
+    from rlhf_ray.maker_parts import make_worker
     from rlhf_testing.models import builtin_model
 
     selected = load("strategies", "single")
     strategy = selected.build(selected.component.config(), StrategyContext(device="cpu"))
     actor = builtin_model("builtin:tiny-digits", 0)[0]
-    models = make_models(lambda: (actor, None, lambda rollouts: [0.0] * len(rollouts), None), strategy, kl_coef=0.0)
     ends = list(range(4, 16))
-    set_eos(actor, ends)
     worker = make_worker(
-        models,
+        lambda: (actor, None, lambda rollouts: [0.0] * len(rollouts), None),
         strategy,
         IdTokenizer(ends),
         SamplingParams(max_new_tokens=50),
         HookRelay(),
+        eos_token_id=ends,
         engine="hf",
         engine_options={"max_batch_size": 2},
         seed=0,
