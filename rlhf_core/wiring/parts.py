@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..models.frozen import place_frozen
 from ..models.loading import is_lora
 from ..models.passes import GroupPasses, PassModels
 from ..place import Place
-from ..protocols import RolloutEngine, WeightSync
+from ..protocols import RolloutEngine
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from ..rollout.maker import Passes, PolicyExperienceMaker
@@ -91,7 +91,7 @@ class RunParts:
     @cached_property
     def scorer(self) -> RewardScorer:
         """All rewards of the run."""
-        return self._opened.enter_context(closing(self._scorer_of(self.resolved.rewards, self._cache_folder)))
+        return self._scorer_of(self.resolved.rewards, self._cache_folder)
 
     def _scorer_of(self, rewards: Sequence[SelectedReward], cache_folder: Path | None = None) -> RewardScorer:
         run = self.resolved.run
@@ -108,7 +108,8 @@ class RunParts:
             for r in rewards
         ]
         # Whether there have to be some, `resolve` has checked.
-        return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
+        scorer = RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
+        return self._opened.enter_context(closing(scorer))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
         """A new player, by which the policy answers prompts."""
@@ -190,7 +191,6 @@ class RunParts:
                 EvaluatedSet(
                     player=partial(self.player, "evaluation"),
                     scorer=self.scorer if other is None else self._scorer_of(other),
-                    owns_scorer=other is not None,
                     prompts=(
                         self.inputs.prompts.evaluation_prompts()
                         if stream is None
@@ -223,20 +223,20 @@ class TrainerParts(RunParts):
         super().__init__(inputs, strategy, models=models, cache_folder=cache_folder, run_folder=run_folder)
 
     @cached_property
-    def _engine_and_sync(self) -> tuple[RolloutEngine, WeightSync]:
-        engine, sync = build_engine_beside(
+    def _engine_and_publish(self) -> tuple[RolloutEngine, Callable[[int], None]]:
+        engine, publish = build_engine_beside(
             self.strategy,
             self.models["policy"],
             build=self._engine_over,
             copy=lambda: load_start_policy(self.resolved, self.strategy),
         )
-        return self._opened.enter_context(closing(engine)), sync
+        return self._opened.enter_context(closing(engine)), publish
 
     @cached_property
     def engine(self) -> RolloutEngine:
-        return self._engine_and_sync[0]
+        return self._engine_and_publish[0]
 
     @property
-    def sync(self) -> WeightSync:
-        """Brings the policy's weights to `engine`."""
-        return self._engine_and_sync[1]
+    def publish(self) -> Callable[[int], None]:
+        """Brings the policy's weights to `engine`, as a version."""
+        return self._engine_and_publish[1]

@@ -8,7 +8,6 @@ from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.config.resolve import resolve
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.place import LocalPlace
-from rlhf_core.rollout.weight_sync import SharedWeights
 from rlhf_core.wiring import RunInputs, RunParts, TrainerParts, build_strategy
 from rlhf_testing.runs import tiny_run
 
@@ -72,7 +71,7 @@ def test_a_trainers_engine_shares_its_policy():
     try:
         with closing(TrainerParts(RunInputs(resolved), strategy)) as parts:
             assert parts.trained.keys() == {"policy", "critic"}
-            assert isinstance(parts.sync, SharedWeights)
+            assert parts.publish == parts.engine.weights_updated
             assert parts.place is strategy
     finally:
         strategy.teardown()

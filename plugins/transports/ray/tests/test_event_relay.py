@@ -8,23 +8,20 @@ import pytest
 import ray
 from running import PATIENCE_SECONDS
 
-from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.config import RayConfig
+from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.event_relay import EventSender
 from rlhf_ray.messages import LogLine
 
 
 @pytest.mark.usefixtures("local_ray")
 def test_what_an_actor_sends_arrives_in_that_order() -> None:
-    settings = CoordinatorSettings(
-        num_makers=1,
-        num_episodes=1,
-        prompts_per_episode=1,
-        prompts_per_lease=1,
-        max_staleness=0,
-        lease_seconds=60,
-        heartbeat_seconds=60,
+    settings = RayConfig(prompts_per_lease=1, max_staleness=0, lease_seconds=60, heartbeat_seconds=60)
+    coordinator: Any = (
+        ray.remote(Coordinator)
+        .options(num_cpus=0)
+        .remote(settings, num_makers=1, num_episodes=1, prompts_per_episode=1)
     )
-    coordinator: Any = ray.remote(Coordinator).options(num_cpus=0).remote(settings)
     try:
         sender = EventSender("m", coordinator)
         for number in range(300):

@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlhf_core.errors import DeadlineError
@@ -20,6 +20,7 @@ from rlhf_core.protocols import Sampler
 from rlhf_core.rollout import EvaluationRow
 from rlhf_core.types import PhaseTimes
 
+from .config import RayConfig
 from .coordinator_parts import ActorRegistry, EvaluationJobs, MakerStates, Waiters
 from .leases import LeasedCoordinator
 from .messages import (
@@ -36,37 +37,32 @@ from .messages import (
 from .sample_store import StoredGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSettings:
-    """Sizes and deadlines of a run."""
-
-    num_makers: int
-    """At the start; see `Coordinator.scale`."""
-    num_episodes: int
-    prompts_per_episode: int
-    prompts_per_lease: int | None
-    """None shares an episode evenly among the makers."""
-    max_staleness: int
-    lease_seconds: float
-    heartbeat_seconds: float
-    sampler: Sampler | None = None
-
-
 class Coordinator:
     """An asyncio actor: every method is quick, or awaits a change of state."""
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        config: RayConfig,
+        *,
+        num_makers: int,
+        num_episodes: int,
+        prompts_per_episode: int,
+        sampler: Sampler | None = None,
+    ) -> None:
+        """num_makers: at the start; see `scale`. sampler: draws the records of prompts, where the run has one."""
+        self._prompts_per_lease = config.prompts_per_lease
+        self._num_episodes = num_episodes
+        self._prompts_per_episode = prompts_per_episode
         self._prompts: LeasedCoordinator[StoredGroup] = LeasedCoordinator(
-            num_episodes=settings.num_episodes,
-            prompts_per_episode=settings.prompts_per_episode,
-            max_staleness=settings.max_staleness,
-            sampler=settings.sampler,
+            num_episodes=num_episodes,
+            prompts_per_episode=prompts_per_episode,
+            max_staleness=config.max_staleness,
+            sampler=sampler,
         )
         self._waiters = Waiters()
-        self._makers = ActorRegistry(settings.heartbeat_seconds, settings.lease_seconds)
-        self._num_makers = settings.num_makers
-        self._trainers = ActorRegistry(settings.heartbeat_seconds)
+        self._makers = ActorRegistry(config.heartbeat_seconds, config.lease_seconds)
+        self._num_makers = num_makers
+        self._trainers = ActorRegistry(config.heartbeat_seconds)
         self._newest: Sequence[Mapping[str, Any]] = ()
         """Calls of `update_experience_maker` that bring the newest version."""
         self._num_publications = 0
@@ -323,8 +319,7 @@ class Coordinator:
         return None
 
     def _lease_size(self) -> int:
-        asked = self._settings.prompts_per_lease
-        return asked or math.ceil(self._settings.prompts_per_episode / max(1, self._num_makers))
+        return self._prompts_per_lease or math.ceil(self._prompts_per_episode / max(1, self._num_makers))
 
     def _take(self, episode: int) -> TakenEpisode:
         groups = self._prompts.take(episode)
@@ -346,4 +341,4 @@ class Coordinator:
     def _describe(self, episode: int) -> str:
         if self._over or self._prompts.finished:
             return "all episodes are sampled"
-        return f"episode {episode + 1} of {self._settings.num_episodes}: {self._prompts.progress(episode)}"
+        return f"episode {episode + 1} of {self._num_episodes}: {self._prompts.progress(episode)}"

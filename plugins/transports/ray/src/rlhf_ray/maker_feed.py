@@ -6,7 +6,6 @@ run takes them from the coordinator, and sends there (`RunFeed`).
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -19,19 +18,19 @@ from typing import Any, TypeVar
 
 import ray
 
+from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.errors import DataError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
+from rlhf_core.wiring import RunParts
 from rlhf_seed import BatchReader
 
 from .actor_context import HEARTBEAT_SECONDS, ActorContext, Heartbeat, settle
 from .calls import ANSWER_SECONDS, Call, NamedActors, ask, collect
-from .maker_parts import MakerParts, build_maker
+from .maker_parts import MakerWorker, build_maker
 from .messages import EvaluationWork, Made, RolloutWork, RunOver, Work
 from .sample_store import store_groups
-
-logger = logging.getLogger("rlhf.ray")
 
 T = TypeVar("T")
 _MAKER_BITS, _STEP_BITS, _ROW_BITS = 22, 24, 16
@@ -76,7 +75,6 @@ class MakerFeed(ABC):
         self.sending = threading.RLock()
         """Held while something is sent: batches may be made side by side."""
         self._under_way: list[Call] = []
-        self._num_under_way = 0
 
     @abstractmethod
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
@@ -107,19 +105,12 @@ class MakerFeed(ABC):
             for taker, part in zip(self._takers.names, dealt, strict=True)
             if part
         ]
-        self._num_under_way = len(made)
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""
         with self.sending, self.timer.phase("send"):
             calls, self._under_way = self._under_way, []
-            taken = collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
-        if calls and (late := self._num_under_way - sum(taken)):
-            logger.info(
-                "%d of %d groups came too late: another maker was first, or the run went back to a checkpoint",
-                late,
-                self._num_under_way,
-            )
+            collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
 
     def _beat(self) -> None:
         for taker in self._takers.names:
@@ -197,7 +188,7 @@ def sample_id(maker: int, step: int, row: int) -> int:
 class RunFeed(MakerFeed):
     """One maker's view of the coordinator."""
 
-    def __init__(self, context: ActorContext, parts: MakerParts) -> None:
+    def __init__(self, context: ActorContext, hooks: HookRelay, worker: MakerWorker, run: RunParts) -> None:
         self._coordinator = context.spec.coordinator
         takers = NamedActors(["coordinator"], timeout_seconds=0)
         takers.know({"coordinator": self._coordinator})
@@ -205,14 +196,16 @@ class RunFeed(MakerFeed):
         super().__init__(
             context.name,
             context.spec.index,
-            parts.hooks,
+            hooks,
             takers,
             timeout_seconds=ANSWER_SECONDS,
             heartbeat_seconds=config.heartbeat_seconds,
             sends_texts=context.resolved.run.logging.samples != "none",
         )
-        self._parts = parts
-        self.worker = parts.worker
+        self.worker = worker
+        self._run = run
+        self._sampler = run.inputs.sampler() if run.resolved.rolls_out else None
+        """Judges the groups; the coordinator has another one, which draws."""
         self._era: int | None = None
 
     @classmethod
@@ -220,10 +213,10 @@ class RunFeed(MakerFeed):
     def opened(cls, context: ActorContext) -> Iterator[RunFeed]:
         """The feed, with everything loaded."""
         settle(None, num_threads=context.spec.num_threads)
-        config = context.config
-        parts = build_maker(
+        config, hooks = context.config, context.hooks("maker")
+        worker, run = build_maker(
             context.resolved,
-            context.hooks("maker"),
+            hooks,
             num_lanes=config.num_lanes(context.resolved.run.train.prompts_per_episode),
             sync_timeout_seconds=config.sync_timeout_seconds,
             cache_folder=context.cache_folder,
@@ -231,15 +224,15 @@ class RunFeed(MakerFeed):
         )
         with ExitStack() as stack:
             stack.callback(context.sender.flush)
-            stack.callback(parts.worker.close)
-            if parts.evaluator is not None:
-                stack.callback(parts.evaluator.close)
-            yield cls(context, parts)
+            stack.callback(worker.close)
+            if run.evaluator is not None:
+                stack.callback(run.evaluator.close)
+            yield cls(context, hooks, worker, run)
 
     def join(self, update: Callable[..., None]) -> None:
         """Tell the coordinator that this maker is ready, with the newest weights taken by `update`."""
         context = ray.get_runtime_context()
-        held_out = 0 if self._parts.evaluator is None else self._parts.evaluator.num_prompts
+        held_out = 0 if self._run.evaluator is None else self._run.evaluator.num_prompts
         about = (self.name, os.getpid(), context.get_node_id(), held_out, context.current_actor)
         has, wait = 0, self._config.sync_timeout_seconds
         while (newer := ask(self._coordinator, "register", *about, has)) is not None:
@@ -265,7 +258,8 @@ class RunFeed(MakerFeed):
             if isinstance(work, RolloutWork):
                 self._begin_era(work.era)
                 records = work.records or (None,) * len(work.positions)
-                yield work.era, [self._parts.prompt(*each) for each in zip(work.positions, records, strict=True)]
+                prompts = self._run.inputs.prompts
+                yield work.era, [prompts.prompt(*each) for each in zip(work.positions, records, strict=True)]
             else:
                 self._evaluate(work)
 
@@ -284,13 +278,14 @@ class RunFeed(MakerFeed):
             self.worker.load_state_dict(state)
 
     def keep(self, group: RolloutGroup) -> bool:
-        return super().keep(group) and self._parts.keep(group)
+        algorithm = self._run.inputs.algorithm
+        return super().keep(group) and (not isinstance(algorithm, RolloutAlgorithm) or algorithm.keep(group))
 
     def success(self, group: RolloutGroup) -> float | None:
-        return None if self._parts.sampler is None else self._parts.sampler.judge(group)
+        return None if self._sampler is None else self._sampler.judge(group)
 
     def _evaluate(self, work: EvaluationWork) -> None:
-        assert self._parts.evaluator is not None
+        assert self._run.evaluator is not None
         with self.worker.computing():
-            rows = self._parts.evaluator.rows(work.start, work.stop)
+            rows = self._run.evaluator.rows(work.start, work.stop)
         ask(self._coordinator, "submit_evaluation", self.name, work, rows)

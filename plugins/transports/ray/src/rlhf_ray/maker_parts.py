@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
@@ -26,12 +25,11 @@ from rlhf_core.models import (
 )
 from rlhf_core.place import LocalPlace, Place
 from rlhf_core.plugins import load
-from rlhf_core.protocols import InFlightEngine, RolloutEngine, Sampler
+from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rewards import RewardScorer
 from rlhf_core.rollout import (
     ModuleReceiver,
     Passes,
-    PolicyEvaluator,
     PolicyExperienceMaker,
     SingleAnswers,
 )
@@ -164,20 +162,6 @@ def _placed(models: Mapping[str, nn.Module], place: Place) -> dict[str, frozense
     return adapters
 
 
-@dataclass(frozen=True, slots=True)
-class MakerParts:
-    """A maker of a run, ready to work once weights have arrived."""
-
-    worker: MakerWorker
-    hooks: HookRelay
-    prompt: Callable[[int, int | None], Prompt]
-    """The prompt of a position, and of the record that a sampler has drawn for it."""
-    keep: Callable[[RolloutGroup], bool]
-    sampler: Sampler | None
-    """Judges the groups; the coordinator has another one, which draws."""
-    evaluator: PolicyEvaluator | None
-
-
 def build_maker(
     resolved: ResolvedRun,
     hooks: HookRelay,
@@ -186,8 +170,8 @@ def build_maker(
     sync_timeout_seconds: float,
     cache_folder: Path,
     run_folder: Path,
-) -> MakerParts:
-    """Load tokenizer, models, prompts and rewards of a run; nothing is shared with a trainer.
+) -> tuple[MakerWorker, RunParts]:
+    """A maker of a run, and the parts of the run that it has loaded; nothing is shared with a trainer.
 
     `num_lanes`: batches at a time, with weights in flight; None: one after the other. `cache_folder`: of the rewards'
     cache, which the makers of one machine share. `run_folder`: may not exist on this machine.
@@ -211,19 +195,7 @@ def build_maker(
         run.passes = None if passes is None else _BetweenSteps(passes, thread)
     makers = [run.maker(hooks) for _ in range(num_lanes or 1)]
     worker = MakerWorker(makers, run.engine, run.scorer, weights, place.device)
-    algorithm = inputs.algorithm
-    return MakerParts(
-        worker,
-        hooks,
-        prompt=inputs.prompts.prompt,
-        keep=algorithm.keep if isinstance(algorithm, RolloutAlgorithm) else _keep_all,
-        sampler=inputs.sampler() if resolved.rolls_out else None,
-        evaluator=run.evaluator,
-    )
-
-
-def _keep_all(group: RolloutGroup) -> bool:
-    return True
+    return worker, run
 
 
 def make_place(strategy_fn: Callable[[], Any]) -> LocalPlace:

@@ -14,8 +14,7 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.protocols import WeightSync
-from rlhf_core.rollout import NoReceiver, evaluation_metrics
+from rlhf_core.rollout import evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, TrainerSession
@@ -67,15 +66,14 @@ class TrainerActor:
             hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
             folder = RunFolder(Path(self._context.spec.folder))
             channel: RayChannel | None = None
-            sync: WeightSync = NoReceiver()
-            if resolved.generates:
-                sync = sent = self._sync(run)
-                channel = RayChannel(self._context, strategy, sent.metrics)
+            sync = self._sync(run) if resolved.generates else None
+            if sync is not None:
+                channel = RayChannel(self._context, strategy, sync.metrics)
             session = TrainerSession(
                 run,
                 folder,
                 hooks=hooks,
-                sync=sync,
+                publish=(lambda version: None) if sync is None else sync.publish,
                 makers=channel,
                 interrupted=lambda: strategy.is_main and bool(ask(self._coordinator, "interrupted")),
             )

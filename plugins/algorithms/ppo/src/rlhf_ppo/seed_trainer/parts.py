@@ -15,7 +15,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import GroupPasses, PassModels, is_lora
 from rlhf_core.plugins import load
-from rlhf_core.protocols import RolloutEngine, WeightSync
+from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
 from rlhf_core.runfolder import PhaseTimer
@@ -56,7 +56,7 @@ class Generation:
     """Components that make experience; the fit's exit stack closes them."""
 
     maker: SeedMaker
-    sync: WeightSync
+    publish: Callable[[int], None]
     scorer: RewardScorer
     neural_reward: NeuralReward | None
 
@@ -75,7 +75,7 @@ def build_updater(context: TrainerContext) -> Updater:
 def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     """Build engine, rewards, reference and the maker that uses them; `stack` closes them."""
     rollouts, strategy = context.rollouts, context.strategy
-    engine, sync = _engine(context)
+    engine, publish = _engine(context)
     stack.callback(engine.close)
     offload = rollouts.offload_inference_models
     reward = seed_reward(
@@ -96,7 +96,7 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     )
     maker.tokenizer = context.tokenizer
     neural_reward = reward.function if isinstance(reward.function, NeuralReward) else None
-    return Generation(maker, sync, scorer, neural_reward)
+    return Generation(maker, publish, scorer, neural_reward)
 
 
 def build_source(
@@ -135,7 +135,7 @@ def build_source(
     )
 
 
-def _engine(context: TrainerContext) -> tuple[RolloutEngine, WeightSync]:
+def _engine(context: TrainerContext) -> tuple[RolloutEngine, Callable[[int], None]]:
     strategy, actor = context.strategy, context.models.actor
     selected = load("engines", context.rollouts.engine)
 
