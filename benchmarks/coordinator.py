@@ -34,7 +34,8 @@ import torch
 from rlhf_core.batching import balanced
 from rlhf_core.rollout import SamplesLost
 from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
-from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.config import RayConfig
+from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.groups import group_from_tree, group_to_tree
 from rlhf_ray.messages import Made, RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredEpisode, StoredGroup, store_groups
@@ -65,17 +66,11 @@ class Case:
     """Milliseconds of one decoding step of 1,024 to the limit; a prompt takes as long as its longest answer."""
 
 
-def settings(case: Case) -> CoordinatorSettings:
+def settings(case: Case) -> RayConfig:
     """Those of the run."""
-    return CoordinatorSettings(
-        num_makers=case.makers,
-        num_episodes=case.episodes,
-        prompts_per_episode=case.groups,
-        prompts_per_lease=math.ceil(case.groups / case.makers),
-        max_staleness=case.max_staleness,
-        lease_seconds=600.0,
-        heartbeat_seconds=600.0,
-    )
+    lease = math.ceil(case.groups / case.makers)
+    staleness = case.max_staleness
+    return RayConfig(prompts_per_lease=lease, max_staleness=staleness, lease_seconds=600, heartbeat_seconds=600)
 
 
 class Makers:
@@ -261,7 +256,9 @@ def _by_value(group: RolloutGroup, owner: str) -> StoredGroup:
 def simulate(case: Case) -> dict[str, Any]:
     """Run the case on the local Ray that is up, and check that each sample was loaded once."""
     remote, many = ray.remote(num_cpus=0), ray.remote(num_cpus=0, max_concurrency=1000)
-    coordinator, meeting = remote(Coordinator).remote(settings(case)), many(Meeting).remote(case.ranks)
+    sizes = {"num_makers": case.makers, "num_episodes": case.episodes, "prompts_per_episode": case.groups}
+    coordinator = remote(Coordinator).remote(settings(case), **sizes)
+    meeting = many(Meeting).remote(case.ranks)
     names = [f"maker-{number}" for number in range(case.makers)]
     hosts = [many(Makers).remote(case, coordinator, dealt) for dealt in _dealt(names)]
     ranks = [remote(Ranks).remote(case, coordinator, meeting, numbers) for numbers in _dealt(range(case.ranks))]

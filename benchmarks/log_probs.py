@@ -22,7 +22,7 @@ def measure(side: str, tokens: int, hidden: int, vocabulary: int) -> dict[str, f
     import torch
 
     from rlhf_forward.logprobs import entropy, token_log_probs
-    from rlhf_passes.chunked import chunked_log_probs_and_entropy
+    from rlhf_passes.chunked import Chunked
     from rlhf_passes.lean_head import CHUNK_LOGITS
 
     torch.manual_seed(0)
@@ -36,9 +36,7 @@ def measure(side: str, tokens: int, hidden: int, vocabulary: int) -> dict[str, f
         log_probs, entropies = token_log_probs(logits, labels), entropy(logits)
     else:
         chunk = max(1, CHUNK_LOGITS // vocabulary)
-        log_probs, found = chunked_log_probs_and_entropy(states, weight, labels, chunk_tokens=chunk, with_entropy=True)
-        assert found is not None
-        entropies = found
+        log_probs, entropies = Chunked(chunk, with_entropy=True).of(states, weight, labels)
     (log_probs.sum() - 0.01 * entropies.sum()).backward()
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -26,7 +26,7 @@ from rlhf_core.strategy import Trained
 from rlhf_ray.calls import node_address
 from rlhf_ray.cluster import connected
 from rlhf_ray.config import RayConfig
-from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.direct_link import DirectChunk, LinkOffer, MakerEnd
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 from rlhf_ray.ray_sync import RunSync
@@ -121,16 +121,12 @@ def time_sync(
     mode: Literal["full", "chunked", "direct", "adapter"], megabytes: int, makers: int, repeats: int
 ) -> tuple[float, float]:
     """Seconds of a publish until every maker generates with it, and bytes sent."""
-    settings = CoordinatorSettings(
-        num_makers=makers,
-        num_episodes=1,
-        prompts_per_episode=1,
-        prompts_per_lease=1,
-        max_staleness=0,
-        lease_seconds=600,
-        heartbeat_seconds=600,
+    settings = RayConfig(prompts_per_lease=1, max_staleness=0, lease_seconds=600, heartbeat_seconds=600)
+    coordinator: Any = (
+        ray.remote(Coordinator)
+        .options(num_cpus=0)
+        .remote(settings, num_makers=makers, num_episodes=1, prompts_per_episode=1)
     )
-    coordinator: Any = ray.remote(Coordinator).options(num_cpus=0).remote(settings)
     receiver = ray.remote(Receiver).options(num_cpus=0)
     actors = [receiver.remote(f"maker-{index}", coordinator, megabytes) for index in range(makers)]
     ray.get(coordinator.wait_for_makers.remote(120), timeout=180)
@@ -138,7 +134,7 @@ def time_sync(
     config = RayConfig(sync=mode, max_shard_bytes=CHUNK_BYTES, sync_timeout_seconds=120)
     strategy: Any = OneProcess()
     trained = {"policy": Trained(model, None, None)}  # type: ignore[arg-type]
-    sync = RunSync(coordinator, strategy, trained, {"policy": adapter_of(model)}, config, [])
+    sync = RunSync(coordinator, strategy, trained, {"policy": adapter_of(model)}, config)
     version = 0
 
     def publish() -> None:

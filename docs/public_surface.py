@@ -32,8 +32,6 @@ BUILDING: dict[str, tuple[str, ...]] = {
     "entry.resume": ("own_config",),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
-EAGER = ("loggers",)
-"""Rooms that import all they have, so their `__init__` needs no stub."""
 LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
     "rlhf_containment": ("processes", "sandbox"),
     "rlhf_episodes": ("section", "selected", "player"),
@@ -42,18 +40,18 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
 BatchPlan EpisodeBatches EpisodeEstimates EpisodeLedger EpisodeRecord Estimated EvaluationRow FitResult Group
-HookRelay ItemSummary Lease LocalTransport MadeEpisode MetricsWriter NoReceiver OwnProcesses Passes PhaseTimer
+HookRelay ItemSummary Lease LocalTransport MadeEpisode MetricsWriter OwnProcesses Passes PhaseTimer PhaseTimes
 PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
 RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer
-TrainerParts TrainerSession Transport Updater WeightSync build_engine_beside build_strategy default_tokens
-evaluation_metrics load_channel_state load_models load_run_state made_episode model_dtype own_config read_weights
-register_all replacing_folder reward_spec save_adapter save_run_state set_up_host_memory verify_weights
+TrainerParts TrainerSession Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics
+load_channel_state load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder
+reward_spec save_adapter save_run_state set_up_host_memory verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
 _INSIDE = """
-API_VERSION EpisodeData ExperienceChannel Item LostRankError MakerHooks Models PREFIX SPECS Score SetupHooks
-TrainerHooks balanced fills_host_memory full_disk
+API_VERSION EpisodeData ExperienceChannel GuardStop HookError Item LostRankError MakerHooks PREFIX SPECS Score
+SetupHooks TrainerHooks balanced fills_host_memory full_disk
 """
 INSIDE = frozenset(_INSIDE.split())
 """Names of the contract's modules that only core, the command and libraries use: they are on no page, and may move."""
@@ -63,7 +61,7 @@ def surface() -> dict[str, dict[str, str]]:
     """Module -> public name -> a few words about it."""
     found = {"rlhf_core": _exported(CORE)}
     found |= {f"rlhf_core.{name}": _defined(CORE / f"{name}.py") for name in CONTRACT}
-    for room in sorted([*(path.parent for path in CORE.glob("*/__init__.pyi")), *(CORE / name for name in EAGER)]):
+    for room in sorted(path.parent for path in CORE.glob("*/__init__.pyi")):
         found[f"rlhf_core.{room.name}"] = _exported(room)
     for name, chosen in BUILDING.items():
         found[f"rlhf_core.{name}"] = {each: _says(CORE / f"{name.replace('.', '/')}.py", each) for each in chosen}

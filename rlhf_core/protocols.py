@@ -210,13 +210,6 @@ class Logger(Protocol):
         """Write what is queued and close; `failed`: the training ended with an error."""
 
 
-class WeightSync(Protocol):
-    """The sender: brings a new policy version to the generating engines. Built with the source of the weights."""
-
-    def publish(self, version: int) -> None:
-        """Publish a version atomically: receivers generate with the old version or the new one. Collective."""
-
-
 class CommandRun(Protocol):
     """The run that RUN.yaml and flags describe, for a command of a plugin (`rlhf.commands`).
 

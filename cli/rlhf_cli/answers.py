@@ -77,7 +77,7 @@ def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: File
     inputs = RunInputs(resolved)
     inputs.tokenizer = tokenizer
     place = LocalPlace(device, next(policy.parameters()).dtype)
-    with closing(RunParts(inputs, place, {"policy": policy})) as parts:
+    with closing(RunParts(inputs, place, models={"policy": policy})) as parts:
         assert parts.evaluator is not None
         metrics = parts.evaluator.evaluate()
     means = {name: metrics.get(f"eval/{name}") for name in resolved.reward_weights}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .run_arguments import RunArguments, run_options, tell_dropped, tell_unread
+from .run_arguments import RunArguments, run_options
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolve import ResolvedRun
@@ -51,16 +51,11 @@ class DescribedRun:
     def check(self, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
         """Check the run without running code from files, and report on stderr what was not read."""
         from rlhf_core.config.processes import check_groups, check_processes
-        from rlhf_core.config.resolve import resolve
         from rlhf_core.config.section import Section
         from rlhf_core.entry.train import check_run
         from rlhf_core.errors import ConfigError
-        from rlhf_core.plugins.trust import NO_FILE
 
-        mapping, dropped = self.request.mapping()
-        tell_dropped(dropped)
-        resolved = resolve(mapping, where=self.request.where, trust=NO_FILE)
-        tell_unread(resolved)
+        resolved = self.request.resolved()
         if resolved.run.model.trust_remote_code:
             message = f"is set, but {self.command} runs no code that comes with a model"
             raise ConfigError(message, where="model.trust_remote_code")

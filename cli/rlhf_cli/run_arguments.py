@@ -80,11 +80,34 @@ class RunArguments:
 
         flags: further ones, as options of the run and their values.
         """
-        from rlhf_core.config.load import load_run
+        from rlhf_core.config.load import PLUGIN_SECTIONS, load_run, parse_reward
 
         run = load_run(self._base())
-        dropped = self._apply_plugins(run)
-        return load_run(run, [*self._flag_overrides(), *flags, *self.overrides]), dropped
+        dropped: list[str] = []
+        for section, kind in {**PLUGIN_SECTIONS, "environment": "environments"}.items():
+            if (name := getattr(self, section, None)) is not None:
+                dropped += switch_plugin(run, section, name, option_names(kind, name))
+        own: list[tuple[str, Any]] = [] if self.model is None else [("model.path", self.model)]
+        if self.rewards:
+            own.append(("rewards", [parse_reward(text) for text in self.rewards]))
+        return load_run(run, [*own, *flags, *self.overrides]), dropped
+
+    def resolved(self) -> ResolvedRun:
+        """The run, checked without running code from files; says on stderr what was dropped, and what was not read."""
+        from rlhf_core.config.resolve import resolve
+        from rlhf_core.plugins.trust import NO_FILE
+
+        mapping, dropped = self.mapping()
+        tell_dropped(dropped)
+        run = resolve(mapping, where=self.where, trust=NO_FILE)
+        named = [("algorithm", run.algorithm), ("prompts", run.prompts)]
+        named += [(f"rewards.{index}", reward.selected) for index, reward in enumerate(run.rewards)]
+        named += [("hooks", hook) for hook in run.hooks]
+        for place, selected in named:
+            if selected.unread:
+                told = ", ".join(selected.unread)
+                echo(f"note: {place}: {selected.name} was not run; checked at train: {told}", err=True)
+        return run
 
     def trust(self, *, everything: bool = False) -> FileTrust:
         """Which files of code and programs that the run names are run, and whether all are (`--trust`): SECURITY.md."""
@@ -130,33 +153,6 @@ class RunArguments:
         folder = RunFolder.read(self.origin)
         check_owners(folder)
         return without_removed(folder.read_config())
-
-    def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
-        from rlhf_core.config.load import PLUGIN_SECTIONS
-
-        chosen = {
-            "algorithm": self.algorithm,
-            "strategy": self.strategy,
-            "transport": self.transport,
-            "engine": self.engine,
-            "environment": self.environment,
-        }
-        kinds = {**PLUGIN_SECTIONS, "environment": "environments"}
-        dropped: list[str] = []
-        for section, name in chosen.items():
-            if name is not None:
-                dropped += switch_plugin(run, section, name, option_names(kinds[section], name))
-        return dropped
-
-    def _flag_overrides(self) -> list[str | tuple[str, Any]]:
-        from rlhf_core.config.load import parse_reward
-
-        overrides: list[str | tuple[str, Any]] = []
-        if self.model is not None:
-            overrides.append(("model.path", self.model))
-        if self.rewards:
-            overrides.append(("rewards", [parse_reward(text) for text in self.rewards]))
-        return overrides
 
 
 def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[str]) -> list[str]:
@@ -206,14 +202,3 @@ def tell_dropped(dropped: list[str]) -> None:
     """Say on stderr which options a flag left behind."""
     if dropped:
         echo(f"note: dropped {', '.join(dropped)}, which the plugin chosen by flag does not have", err=True)
-
-
-def tell_unread(run: ResolvedRun) -> None:
-    """Say on stderr what of a file of code was not read, as it is known only when it is run."""
-    named = [("algorithm", run.algorithm), ("prompts", run.prompts)]
-    named += [(f"rewards.{index}", reward.selected) for index, reward in enumerate(run.rewards)]
-    named += [("hooks", hook) for hook in run.hooks]
-    for place, selected in named:
-        if selected.unread:
-            told = ", ".join(selected.unread)
-            echo(f"note: {place}: {selected.name} was not run; checked at train: {told}", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import BaseModel
 
@@ -18,8 +18,6 @@ from .section import Section, commands_of, options_of
 from .sections import DEFAULT_LOGGER, EngineConfig, EvalSetOptions, RewardCallOptions, RunConfig
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from .changes import Change
 
 ValueT = TypeVar("ValueT")

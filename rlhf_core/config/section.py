@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SecretStr
 from pydantic_core import core_schema
@@ -14,8 +14,6 @@ from ..util.redact import ENVIRONMENT, learn_secret
 from .problems import Problem
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ..prompts.records import Records
     from ..protocols import Sampler
     from ..rollout.player import Player, PlayerContext

@@ -11,8 +11,9 @@ import hmac
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from ..plugins.trust import FileTrust
 from ..runfolder.folder import RunFolder
@@ -28,36 +29,28 @@ def seal(folder: Path, trusted: FileTrust) -> dict[str, Any]:
     key = _key(make=True) if trusted.files or trusted.commands else None
     if key is None:
         return {}
-    files = sorted(map(str, trusted.files))
     commands = sorted([os.getcwd(), *command] for command in trusted.commands)
-    return {"trusted_files": {"files": files, "commands": commands, "seal": _signed(key, folder, files, commands)}}
+    entry = {"files": sorted(map(str, trusted.files)), "commands": commands}
+    return {"trusted_files": {**entry, "seal": _signed(key, folder, entry)}}
 
 
 def sealed(folder: Path) -> FileTrust:
     """The trust given to the run in `folder`, where this user's key confirms it; for programs, on that machine only."""
     opened = RunFolder.read(folder)
-    said = opened.read_json(opened.manifest).get("trusted_files")
+    entry = opened.read_json(opened.manifest).get("trusted_files")
     key = _key(make=False)
-    if key is None or not isinstance(said, dict):
+    if key is None or not isinstance(entry, dict):
         return FileTrust()
-    files, commands, given = said.get("files"), said.get("commands", []), said.get("seal")
-    if not (_are_texts(files) and isinstance(commands, list) and all(each and _are_texts(each) for each in commands)):
+    given = entry.pop("seal", None)
+    if not isinstance(given, str) or not hmac.compare_digest(_signed(key, folder, entry).encode(), given.encode()):
         return FileTrust()
-    if not isinstance(given, str):
-        return FileTrust()
-    if not hmac.compare_digest(_signed(key, folder, files, commands).encode(), given.encode()):
-        return FileTrust()
-    here = os.getcwd()
-    started = frozenset(tuple(command) for place, *command in commands if place == here)
-    return FileTrust(files=frozenset(map(Path, files)), commands=started)
+    here = os.getcwd()  # from here on `entry` is as `seal` made it
+    started = frozenset(tuple(command) for place, *command in entry["commands"] if place == here)
+    return FileTrust(files=frozenset(map(Path, entry["files"])), commands=started)
 
 
-def _are_texts(value: Any) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _signed(key: bytes, folder: Path, files: list[str], commands: list[list[str]]) -> str:
-    text = json.dumps([str(folder.resolve()), files, *([commands] if commands else [])])
+def _signed(key: bytes, folder: Path, entry: Mapping[str, Any]) -> str:
+    text = json.dumps([str(folder.resolve()), entry], sort_keys=True)
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 

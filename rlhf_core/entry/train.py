@@ -22,7 +22,6 @@ from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
-from ..loggers.relay import register_loggers
 from ..models.loading import check_model
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
@@ -35,7 +34,7 @@ from ..util.redact import redact_mapping
 from ..wiring.inputs import RunInputs
 from .launch import launcher
 from .ledger import RunLedger
-from .resume import Resumed, begun_resume, find_checkpoint, plan_resume, resumed_folder
+from .resume import Resumed, begun_run, find_checkpoint, plan_resume
 from .run_record import already_done, begin_record, refuse_output, tell_resume
 
 logger = logging.getLogger("rlhf")
@@ -96,14 +95,15 @@ def train(
         InterruptedRun: Ctrl-C; a checkpoint was written.
     """
     path = None if output is None else Path(output)
-    resume = begun_resume(resume, path)
-    if dry_run and resume is None and output is not None:
-        refuse_output(Path(output))
+    if (begun := begun_run(resume, path)) is None:
+        resume = None
+        if dry_run and path is not None:
+            refuse_output(path)
     prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run, rewards=rewards)
     environment = prepared.environment
     if dry_run:
-        if resume is not None:
-            tell_resume(prepared.resolved, _resumed(RunFolder(resumed_folder(resume, path)), prepared, resume, restart))
+        if begun is not None and resume is not None:
+            tell_resume(prepared.resolved, _resumed(RunFolder(begun), prepared, resume, restart))
         if environment.rank == 0:
             for section in prepared.resolved.sections.values():
                 section.config.rehearse(prepared.inputs)
@@ -114,10 +114,7 @@ def train(
         raise UserInputError(
             "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
         )
-    if resume is not None:
-        chosen = resumed_folder(resume, path)
-    else:
-        chosen = path or default_path(prepared.resolved.algorithm.name, datetime.now())
+    chosen = begun or path or default_path(prepared.resolved.algorithm.name, datetime.now())
     if environment.rank != 0:
         checkpoint = None if resume is None else find_checkpoint(resume, chosen, restart=restart)
         run_rank(prepared, RunLedger(RunFolder(chosen)), checkpoint)
@@ -313,7 +310,9 @@ def run_rank(prepared: PreparedRun, ledger: RunLedger, checkpoint: Path | None) 
             _run(request, interrupted)
             return
         config = resolved.to_mapping()
-        register_loggers(relay, resolved.loggers, LoggerContext(run_folder=folder.path, run=redact_mapping(config)))
+        context = LoggerContext(run_folder=folder.path, run=redact_mapping(config))
+        for each in resolved.loggers:
+            relay.register(each.build(each.config, context), name=f"logger {each.name}")
         relay.register(ledger, name="ledger")
         with relay.span("run", run_folder=folder.path, config=config) as span:
             ended: BaseException | None = None

@@ -20,8 +20,10 @@ import pluggy
 from ..config.resolve import check_sections_kept
 from ..errors import HookError, PluginError, RlhfError
 from ..hookspecs import PREFIX, PROJECT, SPECS, Action, Part, hookimpl
+from ..protocols import Logger
 from ..util.did_you_mean import closest
 from ..util.error_text import error_text
+from .logger_hook import LoggerHook
 
 logger = logging.getLogger("rlhf")
 
@@ -80,7 +82,7 @@ class HookRelay:
         self._refresh()
 
     def register(self, plugin: object, *, name: str | None = None, distribution: str | None = None) -> str:
-        """Add a plugin: an object or module with `rlhf_…` hooks, or a class of one.
+        """Add a plugin: an object or module with `rlhf_…` hooks, a class of one, or a logger.
 
         `name` and `distribution` ("package 1.2") appear in errors. Returns the name.
 
@@ -98,6 +100,8 @@ class HookRelay:
         if unique in self._plugins:
             raise PluginError(f"the name {unique} is taken", where=who, hint="give each hook plugin its own name")
         hooks = self._named_hooks(instance, who)
+        if not vars(hooks) and isinstance(instance, Logger):
+            hooks = self._named_hooks(LoggerHook(instance), who)
         if not vars(hooks):
             hint = f"name a function {PREFIX}episode_end, say; rlhf_core.hookspecs lists them"
             raise PluginError("it has no hook", where=who, hint=hint)

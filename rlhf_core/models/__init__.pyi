@@ -1,11 +1,8 @@
+from .files import check_answer as check_answer
+from .files import check_hub as check_hub
 from .forward_passes import ForwardPasses as ForwardPasses
-from .hub import check_answer as check_answer
-from .hub import check_hub as check_hub
-from .kinds import ModelKind as ModelKind
 from .kinds import kind_for as kind_for
 from .kinds import kind_of as kind_of
-from .loading import adapter_off as adapter_off
-from .loading import disable_dropout as disable_dropout
 from .loading import eos_token_ids as eos_token_ids
 from .loading import is_lora as is_lora
 from .loading import load_policy as load_policy
@@ -14,6 +11,7 @@ from .loading import merged_weights as merged_weights
 from .loading import save_adapter as save_adapter
 from .passes import GroupPasses as GroupPasses
 from .passes import PassModels as PassModels
+from .pretrained import ModelKind as ModelKind
 from .pretrained import quiet_progress as quiet_progress
 from .pretrained import write_model_config as write_model_config
 from .pretrained import write_transformers_folder as write_transformers_folder

@@ -25,8 +25,7 @@ def set_chat_options(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) ->
         raise ConfigError(
             "this model's tokenizer has no chat template", where="model.chat", hint="give one: model.chat.template"
         )
-    tools = None if options.tools is None else _tools(options.tools)
-    front = _settings(options.kwargs) + _default_tools(tools) + _default_system(options.system)
+    front = _front(options)
     template: Any = tokenizer.chat_template
     if isinstance(template, str):
         tokenizer.chat_template = front + template
@@ -35,38 +34,20 @@ def set_chat_options(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) ->
         tokenizer.chat_template = {name: front + each for name, each in template.items()}
 
 
-def _settings(kwargs: dict[str, Any]) -> str:
-    return "".join(
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif -%}}\n"
-        for name, value in kwargs.items()
-    )
+def _front(options: ChatConfig) -> str:
+    """Statements that set what the caller of a template has not given; without a line of their own.
 
-
-def _default_tools(tools: list[Any] | None) -> str:
-    if tools is None:
-        return ""
-    return f"{{%- if not tools %}}{{%- set tools = {_literal(tools)} %}}{{%- endif -%}}\n"
-
-
-def _default_system(system: str | None) -> str:
-    if system is None:
-        return ""
-    message = _literal([{"role": "system", "content": system}])
-    return (
-        "{%- if not messages or messages[0]['role'] != 'system' %}"
-        f"{{%- set messages = {message} + (messages | list) %}}{{%- endif -%}}\n"
-    )
-
-
-def _literal(value: Any) -> str:
-    """A JSON value as Jinja writes it, whose literals of texts, numbers, lists and mappings are those of JSON."""
-    if value is None:
-        return "none"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(each)}" for key, each in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)
+    Values are written as Python writes them: Jinja's literals are those of Python.
+    """
+    defaults = [(f"{name} is not defined", f"{name} = {value!r}") for name, value in options.kwargs.items()]
+    if options.tools is not None:
+        defaults.append(("not tools", f"tools = {_tools(options.tools)!r}"))
+    if options.system is not None:
+        message = [{"role": "system", "content": options.system}]
+        defaults.append(
+            ("not messages or messages[0]['role'] != 'system'", f"messages = {message!r} + (messages | list)")
+        )
+    return "".join(f"{{%- if {unset} %}}{{%- set {it} %}}{{%- endif -%}}" for unset, it in defaults)
 
 
 def _check_syntax(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) -> None:
@@ -76,15 +57,10 @@ def _check_syntax(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) -> No
         tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
     except TemplateSyntaxError as error:
         where = "model.chat" if options.template is None else f"model.chat.template: {options.template}"
-        # Its first lines are those that hold the options.
-        line = error.lineno - _num_lines(options)
-        raise ConfigError(f"the chat template cannot be read: {error.message} (line {line})", where=where) from None
+        told = f"the chat template cannot be read: {error.message} (line {error.lineno})"
+        raise ConfigError(told, where=where) from None
     except Exception:
         return  # it refuses this conversation; of those of the prompts it is told with their lines
-
-
-def _num_lines(options: ChatConfig) -> int:
-    return len(options.kwargs) + (options.tools is not None) + (options.system is not None)
 
 
 def _text(file: str, where: str) -> str:

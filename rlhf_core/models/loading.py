@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +15,7 @@ from .pretrained import WHERE
 
 if TYPE_CHECKING:
     import torch
+    from peft import PeftModel
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -86,13 +85,6 @@ def eos_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> froze
     for given in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
         found.update(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
     return frozenset(int(token) for token in found)
-
-
-@contextmanager
-def adapter_off(model: nn.Module) -> Iterator[None]:
-    """The reference policy of a LoRA model: the same weights with the adapter switched off."""
-    with model.disable_adapter():  # type: ignore[operator]
-        yield
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -183,12 +175,5 @@ def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[s
 
 def save_adapter(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
     """Write a folder that PEFT loads: the adapter of a LoRA `model`, of whose full state `weights` are."""
-    from peft.utils import get_peft_model_state_dict
-    from safetensors.torch import save_file
-
-    state = get_peft_model_state_dict(model, state_dict=weights)
-    path.mkdir(parents=True, exist_ok=True)
-    save_file({n: t.contiguous() for n, t in state.items()}, path / "adapter_model.safetensors", {"format": "pt"})
-    config = next(iter(model.peft_config.values())).to_dict()  # type: ignore[operator]
-    plain = json.loads(json.dumps(config, default=lambda v: sorted(v) if isinstance(v, set) else str(v)))
-    (path / "adapter_config.json").write_text(json.dumps(plain, indent=2))
+    cast("PeftModel", model).save_pretrained(str(path), state_dict=weights, save_embedding_layers=False)
+    (path / "README.md").unlink(missing_ok=True)  # a form for a model's card

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..columns import Column, Columns, check_owners
 from ..errors import DataError, PluginError, first_line
-from ..models.kinds import PLAIN, ModelKind
+from ..models.kinds import PLAIN
+from ..models.pretrained import ModelKind
 from ..types import Message, Prompt
 
 if TYPE_CHECKING:

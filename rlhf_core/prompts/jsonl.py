@@ -27,6 +27,9 @@ def _refuse(constant: str) -> None:
     raise _NoNumber(constant)
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+
+
 class JsonlSource:
     """Every line of a file is a record, parsed when it is read.
 
@@ -57,22 +60,10 @@ class JsonlSource:
 
     def scan(self) -> Iterator[Mapping[str, Any] | DataError]:
         """Every record, or what is wrong with its line."""
-        decode = json.JSONDecoder(parse_constant=_refuse).decode
-        # As text, decoded in large blocks; a byte that is not UTF-8 becomes a surrogate.
-        with self._path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        with self._path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    if "\\u" not in line:
-                        if not line.isascii():
-                            line.encode()
-                        record = decode(line)
-                        if type(record) is dict:
-                            yield record
-                            continue
-                except (ValueError, RecursionError):
-                    pass
-                try:  # again, more slowly, for what is wrong with it
-                    yield parse_line(line.encode(errors="surrogateescape"), self._path, number)
+                    yield parse_line(line, self._path, number)
                 except DataError as error:
                     yield error
 
@@ -83,18 +74,13 @@ class JsonlSource:
 
 def _index(path: Path) -> tuple[array[int], str]:
     """Where each line begins, and the SHA-256 of the file, in one reading."""
-    import numpy as np
-
-    ends, digest, size = array("Q"), sha256(), 0
+    starts, digest, size = array("Q"), sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            found = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
-            ends.frombytes((found + (size + 1)).astype(np.uint64).tobytes())
-            size += len(block)
-    if size and (not ends or ends[-1] != size):
-        ends.append(size)  # the last line may lack its end
-    return array("Q", [0]) + ends[:-1] if ends else ends, digest.hexdigest()
+        for line in file:
+            starts.append(size)
+            digest.update(line)
+            size += len(line)
+    return starts, digest.hexdigest()
 
 
 def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
@@ -108,8 +94,8 @@ def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
     if not text:
         raise DataError("the line is empty", where=where, hint="every line is one JSON object; delete empty ones")
     try:
-        record = json.loads(text, parse_constant=_refuse)
-        if _HALF.search(text):
+        record = _DECODER.decode(text)
+        if "\\u" in text and _HALF.search(text):
             json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise DataError("the line holds half of a character (a lone surrogate)", where=where) from None

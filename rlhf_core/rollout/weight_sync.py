@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import SyncError
-from ..protocols import RolloutEngine, WeightReceiver, WeightSync
+from ..protocols import RolloutEngine, WeightReceiver
 from ..strategy import Strategy
 from ..util.tensor_files import untied_names
 
@@ -94,39 +94,15 @@ def verify_weights(live: Mapping[str, Tensor], arrived: Mapping[str, Tensor], ve
         )
 
 
-class SharedWeights:
-    """Mode "shared": engine and trainer use one module; a publish only notifies the engine."""
+def send_weights(receiver: WeightReceiver, shards: Iterable[Mapping[str, Tensor]], version: int) -> None:
+    """Stage every shard of full, named weights at an engine of this process, then have it swap them all in."""
+    import torch
 
-    def __init__(self, engine: RolloutEngine) -> None:
-        self._engine = engine
-
-    def publish(self, version: int) -> None:
-        self._engine.weights_updated(version)
-
-
-class CopiedWeights:
-    """The engine of this process has its own copy: every shard is staged, then all are swapped in."""
-
-    def __init__(self, receiver: WeightReceiver, shards: Callable[[], Iterable[Mapping[str, Tensor]]]) -> None:
-        """`shards`: returns the sender's current weights, full and named."""
-        self._receiver = receiver
-        self._shards = shards
-
-    def publish(self, version: int) -> None:
-        import torch
-
-        self._receiver.begin(version)
-        for shard in self._shards():
-            # A shard may live in a buffer that the next one reuses, and on another device than the engine.
-            self._receiver.stage(version, {name: torch.clone(tensor) for name, tensor in shard.items()})
-        self._receiver.commit(version)
-
-
-class NoReceiver:
-    """Weight sync of a run without generation (an offline algorithm without evaluation by generation)."""
-
-    def publish(self, version: int) -> None:
-        """Do nothing."""
+    receiver.begin(version)
+    for shard in shards:
+        # A shard may live in a buffer that the next one reuses, and on another device than the engine.
+        receiver.stage(version, {name: torch.clone(tensor) for name, tensor in shard.items()})
+    receiver.commit(version)
 
 
 def build_engine_beside(
@@ -135,13 +111,15 @@ def build_engine_beside(
     *,
     build: Callable[[nn.Module], RolloutEngine],
     copy: Callable[[], nn.Module],
-) -> tuple[RolloutEngine, WeightSync]:
-    """An engine in a trainer's process: over `policy` itself if it is unsharded, else over a synced copy.
+) -> tuple[RolloutEngine, Callable[[int], None]]:
+    """An engine in a trainer's process, and what publishes the policy to it as a version.
 
+    It is over `policy` itself if that is unsharded, so that the engine is only told, else over a copy.
     copy: makes a model of the same architecture; its weights are replaced at the first publish.
     """
     if not strategy.shards_parameters:
         engine = build(strategy.unwrap(policy))
-        return engine, SharedWeights(engine)
+        return engine, engine.weights_updated
     engine = build(copy().to(strategy.device).eval().requires_grad_(False))
-    return engine, CopiedWeights(engine.receiver(), lambda: strategy.state_dict_shards(policy, SHARD_BYTES))
+    receiver = engine.receiver()
+    return engine, lambda version: send_weights(receiver, strategy.state_dict_shards(policy, SHARD_BYTES), version)

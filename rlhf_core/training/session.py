@@ -16,7 +16,7 @@ from ..hooks.relay import HookRelay
 from ..hookspecs import FitInfo, Moment
 from ..models.forward_passes import passes_of
 from ..models.loading import save_plain_model
-from ..protocols import ExperienceChannel, WeightSync
+from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
 from ..rollout.weight_sync import SHARD_BYTES
 from ..runfolder.checkpoint_state import RunState
@@ -52,18 +52,20 @@ class TrainerSession(Trainer[TrainBatch]):
         folder: RunFolder,
         *,
         hooks: HookRelay,
-        sync: WeightSync,
+        publish: Callable[[int], None],
         makers: ExperienceChannel | None,
         interrupted: Callable[[], bool],
     ) -> None:
-        """makers: None if the run generates nothing. interrupted: whether the user has asked this process to stop."""
+        """publish: brings the trained weights to all engines as a version, which each takes whole or not at all.
+
+        makers: None if the run generates nothing. interrupted: whether the user has asked this process to stop."""
         super().__init__(hooks)
         self._run = run
         self._resolved = resolved = run.resolved
         self._folder = folder
         self._strategy = strategy = run.strategy
         self._algorithm = algorithm = run.inputs.algorithm
-        self._sync = sync
+        self._send_weights = publish
         self._makers = makers
         scaling, train, plugin = resolved.run.reward_scaling, resolved.run.train, resolved.algorithm.label
         self._combiner = RewardCombiner(resolved.reward_weights, clip=scaling.clip, normalise=scaling.normalise)
@@ -275,7 +277,7 @@ class TrainerSession(Trainer[TrainBatch]):
         Raises `SyncError` where a receiver keeps its old version.
         """
         with self.hooks.span("sync", version=version):
-            self._sync.publish(version)
+            self._send_weights(version)
         self._version = version
         if self._makers is not None and self._resolved.rolls_out:
             self._makers.published(version)

@@ -16,7 +16,6 @@ from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.evaluate import PolicyEvaluator
 from ..rollout.maker import PolicyExperienceMaker
 from ..rollout.samples import made_episode
-from ..rollout.weight_sync import NoReceiver
 from ..training.request import FitResult, RunRequest, Transport
 from ..training.session import TrainerSession
 from ..types import MadeEpisode, Prompt, RolloutGroup
@@ -46,7 +45,7 @@ class LocalTransport:
                 run,
                 request.folder,
                 hooks=request.hooks,
-                sync=run.sync if generates else NoReceiver(),
+                publish=run.publish if generates else lambda version: None,
                 makers=LocalChannel.of(request, run) if generates else None,
                 interrupted=request.interrupted,
             )

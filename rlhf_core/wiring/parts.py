@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,10 +13,10 @@ from ..components import EngineContext, RewardContext
 from ..config.resolved import SelectedReward
 from ..hooks.relay import HookRelay
 from ..models.frozen import place_frozen
-from ..models.loading import adapter_off, is_lora
+from ..models.loading import is_lora
 from ..models.passes import GroupPasses, PassModels
 from ..place import Place
-from ..protocols import RolloutEngine, WeightSync
+from ..protocols import RolloutEngine
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from ..rollout.maker import Passes, PolicyExperienceMaker
@@ -40,8 +40,7 @@ class RunParts:
 
     Example:
         inputs = RunInputs(resolved)
-        place = LocalPlace.like(build_strategy(resolved))
-        with closing(RunParts(inputs, place, load_models(inputs, place))) as parts:
+        with closing(RunParts(inputs, LocalPlace.like(build_strategy(resolved)))) as parts:
             groups = list(parts.maker(hooks).make(prompts))
     """
 
@@ -49,22 +48,27 @@ class RunParts:
         self,
         inputs: RunInputs,
         place: Place,
-        models: Mapping[Role, nn.Module],
         *,
+        models: Mapping[Role, nn.Module] | None = None,
         cache_folder: Path | None = None,
         run_folder: Path | None = None,
     ) -> None:
-        """models: policy and critic of this process, at `place`. cache_folder: of the rewards; None remembers none.
+        """models: by role, in place of those that the run names. cache_folder: of the rewards; None remembers none.
 
         run_folder: for the journals of players; it may not exist on this machine.
         """
         self.inputs = inputs
         self.resolved = inputs.resolved
         self.place = place
-        self.models = models
+        self._given = models
         self._cache_folder = cache_folder
         self._run_folder = run_folder
         self._opened = ExitStack()
+
+    @cached_property
+    def models(self) -> Mapping[Role, nn.Module]:
+        """Policy and, if the algorithm has one, critic of this process."""
+        return load_models(self.inputs, self.place) if self._given is None else self._given
 
     @cached_property
     def engine(self) -> RolloutEngine:
@@ -87,7 +91,7 @@ class RunParts:
     @cached_property
     def scorer(self) -> RewardScorer:
         """All rewards of the run."""
-        return self._opened.enter_context(closing(self._scorer_of(self.resolved.rewards, self._cache_folder)))
+        return self._scorer_of(self.resolved.rewards, self._cache_folder)
 
     def _scorer_of(self, rewards: Sequence[SelectedReward], cache_folder: Path | None = None) -> RewardScorer:
         run = self.resolved.run
@@ -104,7 +108,8 @@ class RunParts:
             for r in rewards
         ]
         # Whether there have to be some, `resolve` has checked.
-        return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
+        scorer = RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
+        return self._opened.enter_context(closing(scorer))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
         """A new player, by which the policy answers prompts."""
@@ -120,11 +125,12 @@ class RunParts:
         unless they are sharded, or the policy itself.
         """
         resolved, algorithm, place = self.resolved, self.inputs.algorithm, self.place
-        models, around, offloaded = dict(self.models), {}, set()
+        models, offloaded = dict(self.models), set()
+        around: dict[Role, Any] = {}
         if "reference" in algorithm.roles:
             inner = place.unwrap(policy := self.models["policy"])
             if is_lora(inner):
-                models["reference"], around["reference"] = policy, partial(adapter_off, inner)
+                models["reference"], around["reference"] = policy, inner.disable_adapter
             else:
                 with place.model_init_context():
                     model = load_start_policy(resolved, place)
@@ -185,7 +191,6 @@ class RunParts:
                 EvaluatedSet(
                     player=partial(self.player, "evaluation"),
                     scorer=self.scorer if other is None else self._scorer_of(other),
-                    owns_scorer=other is not None,
                     prompts=(
                         self.inputs.prompts.evaluation_prompts()
                         if stream is None
@@ -213,25 +218,25 @@ class TrainerParts(RunParts):
         models = load_models(inputs, strategy, trains=True)
         self.trained = {role: prepare(inputs.resolved, role, model, strategy) for role, model in models.items()}
         """By role: prepared model, optimizer and schedule."""
-        models = {role: each.model for role, each in self.trained.items()}
         cache_folder = None if run_folder is None else run_folder / "reward-cache"
-        super().__init__(inputs, strategy, models, cache_folder=cache_folder, run_folder=run_folder)
+        models = {role: each.model for role, each in self.trained.items()}
+        super().__init__(inputs, strategy, models=models, cache_folder=cache_folder, run_folder=run_folder)
 
     @cached_property
-    def _engine_and_sync(self) -> tuple[RolloutEngine, WeightSync]:
-        engine, sync = build_engine_beside(
+    def _engine_and_publish(self) -> tuple[RolloutEngine, Callable[[int], None]]:
+        engine, publish = build_engine_beside(
             self.strategy,
             self.models["policy"],
             build=self._engine_over,
             copy=lambda: load_start_policy(self.resolved, self.strategy),
         )
-        return self._opened.enter_context(closing(engine)), sync
+        return self._opened.enter_context(closing(engine)), publish
 
     @cached_property
     def engine(self) -> RolloutEngine:
-        return self._engine_and_sync[0]
+        return self._engine_and_publish[0]
 
     @property
-    def sync(self) -> WeightSync:
-        """Brings the policy's weights to `engine`."""
-        return self._engine_and_sync[1]
+    def publish(self) -> Callable[[int], None]:
+        """Brings the policy's weights to `engine`, as a version."""
+        return self._engine_and_publish[1]

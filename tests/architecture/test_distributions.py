@@ -3,13 +3,13 @@
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 from running import PATIENCE_SECONDS
 
 from rlhf_core.plugins.names import KNOWN
@@ -77,7 +77,7 @@ def test_wheel_holds_every_file_of_its_packages(wheel: tuple[Path, set[str]]) ->
 def test_distribution_is_well_formed(folder: Path) -> None:
     project = manifest(folder)["project"]
     assert project["version"] == manifest(ROOT)["project"]["version"], "versions go in lock-step"
-    assert project["requires-python"] == ">=3.10"
+    assert project["requires-python"] == ">=3.11"
     assert project["license"] == "Apache-2.0"
     assert (folder / project["readme"]).read_text(encoding="utf-8").strip()
     assert version(project["name"]) == project["version"], "run `make setup`: the installed version is another"

@@ -6,11 +6,11 @@ import importlib
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import tomllib
 from running import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,8 +17,8 @@ from running import PATIENCE_SECONDS
 
 from rlhf_core.entry.train import train
 from rlhf_core.plugins.discovery import discover
+from rlhf_testing.probe import probe
 from rlhf_testing.runs import tiny_run
-from rlhf_testing.trial import try_plugin
 
 SPIES = """
 import json, os
@@ -132,9 +132,9 @@ def in_the_suites(folder: Path, log: Path) -> dict[str, dict[str, str]]:
     return noted(log)
 
 
-def in_a_trial(log: Path) -> dict[str, dict[str, str]]:
-    for kind in (*KINDS, "rewards"):
-        assert try_plugin(discover(kind)["spy"]).status == "ok"
+def in_a_check(log: Path) -> dict[str, dict[str, str]]:
+    refs = [discover(kind)["spy"] for kind in (*KINDS, "rewards")]
+    assert [verdict.status for verdict in probe(refs, whole=True)] == ["ok"] * len(refs)
     return noted(log)
 
 
@@ -145,6 +145,6 @@ def test_a_plugin_is_given_the_same_wherever_it_is_built(spies: Path, tmp_path: 
     assert run["rewards"].pop("folder") == "PosixPath"  # where a run keeps a reward's files
     for kind in ("rewards", "strategies", "engines"):
         assert run[kind]["device"] not in ("auto", "cuda"), f"{kind}: a device is resolved before a plugin sees it"
-    for elsewhere in (in_a_trial(spies), in_the_suites(tmp_path, spies)):
+    for elsewhere in (in_a_check(spies), in_the_suites(tmp_path, spies)):
         assert elsewhere["rewards"].pop("folder") == "NoneType"
         assert elsewhere == run

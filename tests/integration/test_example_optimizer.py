@@ -1,10 +1,10 @@
 """The optimizer and schedule of docs/kinds/optimizers.md train: here, in two processes, and after a resume."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 import yaml
 from run_files import metrics, start
 

@@ -2,10 +2,10 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 from run_files import metrics, start
 
 from rlhf_core.errors import RlhfError

@@ -1,10 +1,10 @@
 """The reward caller of docs/rewards.md; and a run that needs a caller that is not installed."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 from faulty_rewards import make_rollout
 from faulty_rewards import right as right_scores
 

@@ -164,10 +164,10 @@ def test_a_run_says_from_its_first_moment_that_it_runs(tmp_path):
 def test_a_resume_that_fails_before_its_loop_is_failed(tmp_path, monkeypatch):
     start(EACH, tmp_path / "run")
 
-    def fail(*_):
+    def fail(**_):
         raise OSError("no such luck")
 
-    monkeypatch.setattr("rlhf_core.entry.train.register_loggers", fail)
+    monkeypatch.setattr("rlhf_core.entry.train.LoggerContext", fail)
     with pytest.raises(OSError, match="no such luck"):
         start(EACH, tmp_path / "run", resume="auto")
     assert summary(tmp_path / "run")["status"] == "failed"

@@ -1,10 +1,10 @@
 """The engine of docs/requests.md trains, here and over Ray; rows at two temperatures train without a gap."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 import yaml
 from quick_ray import quick_workers
 from run_files import command, metrics, start, write_run

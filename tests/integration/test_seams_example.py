@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import pytest
-import tomllib
 import torch
 import yaml
 from plugin_tests import run_pytest

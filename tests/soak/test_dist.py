@@ -1,6 +1,6 @@
 """What is released works where nothing of this repository lies: built, installed, and used as a newcomer would.
 
-Each interpreter from Python 3.10 to 3.13 that is on PATH gets an empty environment with the wheels in it. The scripts
+Each interpreter from Python 3.11 to 3.14 that is on PATH gets an empty environment with the wheels in it. The scripts
 under `newcomer/` are what a reader of the pages types; they find `rlhf` on PATH and run in an empty folder.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from running import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 SCRIPTS = sorted((Path(__file__).parent / "newcomer").glob("*.sh"))
 INSTALL_SECONDS = 3000.0
@@ -83,20 +83,18 @@ def installed(
     folder = tmp_path_factory.mktemp(f"python{request.param}-")
     subprocess.run([python, "-m", "venv", str(folder / "env")], check=True, timeout=PATIENCE_SECONDS)
     made = Installed(folder / "env", tmp_path_factory.mktemp("desk"))
-    install(made, distributions, request.param)
+    install(made, distributions)
     yield made
     shutil.rmtree(folder)  # some gigabytes each
 
 
-def install(made: Installed, distributions: Path, version: str) -> None:
+def install(made: Installed, distributions: Path) -> None:
     """Every wheel, with what the tests use of it; ColossalAI as its plugin's README says."""
     wheels = [path for path in distributions.glob("*.whl") if not path.name.startswith("rlhf_core-")]
     (core,) = distributions.glob("rlhf_core-*.whl")
-    # The pins are made for 3.11 and later; 3.10 takes what the manifests allow.
-    pins = [] if version == "3.10" else ["-c", str(ROOT / "requirements" / "constraints.txt")]
     pip = [made.bin / "python", "-m", "pip", "install", "-qq"]
     asked = [f"{core}[testing]", *wheels, "psutil"]
-    made.run(*pip, *pins, *asked, seconds=INSTALL_SECONDS)
+    made.run(*pip, "-c", ROOT / "requirements" / "constraints.txt", *asked, seconds=INSTALL_SECONDS)
     made.run(*pip, "--no-deps", "-r", ROOT / "requirements" / "no-deps.txt", seconds=INSTALL_SECONDS)
 
 

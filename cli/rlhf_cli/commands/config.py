@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..lazy import Group
 from ..output import echo, print_json, print_yaml
-from ..run_arguments import RunArguments, run_options, tell_dropped, tell_unread
+from ..run_arguments import RunArguments, run_options
 
 config = Group(
     "config",
@@ -32,15 +32,9 @@ def show(request: RunArguments) -> None:
       rlhf config show run.yaml
       rlhf config show --algorithm ppo --strategy gemini
     """
-    from rlhf_core.config.resolve import resolve
-    from rlhf_core.plugins.trust import NO_FILE
     from rlhf_core.util.redact import redact_mapping
 
-    mapping, dropped = request.mapping()
-    tell_dropped(dropped)
-    run = resolve(mapping, where=request.where, trust=NO_FILE)
-    tell_unread(run)
-    print_yaml(redact_mapping(run.to_mapping()))
+    print_yaml(redact_mapping(request.resolved().to_mapping()))
 
 
 @config.command("check", short_help="Say whether a run file is right.")
@@ -55,13 +49,7 @@ def check(request: RunArguments) -> None:
       rlhf config check run.yaml
       rlhf config check run.yaml --transport ray --set transport.num_makers=2
     """
-    from rlhf_core.config.resolve import resolve
-    from rlhf_core.plugins.trust import NO_FILE
-
-    mapping, dropped = request.mapping()
-    tell_dropped(dropped)
-    run = resolve(mapping, where=request.where, trust=NO_FILE)
-    tell_unread(run)
+    run = request.resolved()
     rewards = ", ".join(reward.name for reward in run.rewards) or "none"
     echo(
         f"ok: {request.where}: algorithm {run.algorithm.name}, strategy {run.strategy.name}, "

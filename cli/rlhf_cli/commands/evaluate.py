@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from ..numbers import readable
 from ..output import print_json, print_table
 from ..run_arguments import RunArguments
-from .sampling import SamplingRequest, sampling_options
+from .sampling import MAX_NEW_TOKENS, SamplingRequest, sampling_options
 
 _TASKS = 64
 """Episodes of an evaluation that is given neither prompts nor a number."""
@@ -59,9 +58,7 @@ _OVERRIDES = {
 @click.option("--trust", "trusts", is_flag=True, help="Run files of code outside of the run file's folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @sampling_options
-@click.pass_context
 def evaluate(
-    context: click.Context,
     run_file: str | None,
     model: str | None,
     prompts_file: str | None,
@@ -90,10 +87,6 @@ def evaluate(
         raise click.UsageError("say which model: --model DIR, or a run file")
     if run_file is None and prompts_file is None and environment is None:
         raise click.UsageError("say what to answer: --prompts FILE, a run file; or where to act: --environment NAME")
-    values = {**asdict(sampling), "num_prompts": num_prompts}
-    given = {name for name in _OVERRIDES if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
-    # Without a run file the defaults of the flags hold, not those of a run.
-    chosen = {name for name in _OVERRIDES if values[name] is not None and (run_file is None or name in given)}
     request = RunArguments(
         run_file=run_file,
         rewards=rewards,
@@ -104,7 +97,10 @@ def evaluate(
     )
     from ..answers import evaluate_run
 
-    flags: list[tuple[str, Any]] = [(_OVERRIDES[name], values[name]) for name in _OVERRIDES if name in chosen]
+    values = {**asdict(sampling), "num_prompts": num_prompts}
+    flags: list[tuple[str, Any]] = [
+        (key, values[flag]) for flag, key in _OVERRIDES.items() if values[flag] not in (None, ())
+    ]
     if prompts_file is not None:
         limit = {"max_prompt_tokens": _EVERYTHING}
         flags.append(("eval.prompts", {"name": "jsonl", "path": prompts_file, **limit}))
@@ -123,4 +119,5 @@ def evaluate(
 def _base(num_tasks: int) -> dict[str, Any]:
     """A run that evaluates all prompts of a file or, where no file is named, as many tasks without one."""
     tasks = {"name": "tasks", "size": num_tasks}
-    return {"prompts": tasks, "eval": {"prompts": tasks, "num_prompts": _EVERYTHING}}
+    engine = {"max_new_tokens": MAX_NEW_TOKENS}
+    return {"prompts": tasks, "eval": {"prompts": tasks, "num_prompts": _EVERYTHING}, "engine": engine}

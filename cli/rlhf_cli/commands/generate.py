@@ -53,10 +53,10 @@ def generate(
         model,
         prompts,
         sections,
-        engine=sampling.engine,
+        engine=sampling.engine or "hf",
         sampling=sampling.params(),
         seed=seed,
-        device=sampling.device,
+        device=sampling.device or "auto",
     )
     if sections:
         print_json(lines) if as_json else _print_episodes(lines)

@@ -88,7 +88,7 @@ def show(plugin: str, as_json: bool) -> None:
     from rlhf_core.config.select import shared_options
     from rlhf_core.errors import PluginError
     from rlhf_core.plugins.discovery import find
-    from rlhf_core.plugins.requirements import missing_modules, unmet
+    from rlhf_core.plugins.requirements import not_installed, unmet
     from rlhf_core.plugins.selected import has_options, load
 
     refs = _named(plugin)
@@ -113,7 +113,7 @@ def show(plugin: str, as_json: bool) -> None:
     core = None if core is None or issubclass(own, core) else core
     if as_json:
         schemas = {"options": own.model_json_schema(), "options_of_core": core.model_json_schema() if core else None}
-        print_json({**about, "missing": missing_modules(selected.component), **schemas})
+        print_json({**about, "missing": not_installed(selected.component.requires), **schemas})
         return
     from ..schema_text import option_rows
 
@@ -135,11 +135,10 @@ def show(plugin: str, as_json: bool) -> None:
 @plugins.command("check", short_help="Try plugins and say which are broken.")
 @click.argument("name", metavar="[NAME | KIND/NAME]", required=False)
 def check(name: str | None) -> int:
-    """Try every plugin (or those of that name), each in a separate process, without a GPU.
+    """Import every plugin and check what it says about itself, in a process of their own, without a GPU.
 
-    It is imported, held to the rules of its kind, and built and run with its default options where it has them: one
-    that needs options is "not run". Exits 1 where one is broken. A missing optional dependency is reported but is not a
-    failure.
+    Those of NAME also run the contract suite of their kind with their default options: one that needs more than these
+    is "not run". Exits 1 where one is broken. A missing optional dependency is reported but is not a failure.
 
     \b
     Examples:
@@ -156,7 +155,7 @@ def check(name: str | None) -> int:
         raise PluginError("`rlhf plugins check` needs rlhf-testing", hint="pip install rlhf-core[testing]") from missing
 
     refs = _named(name)
-    verdicts = probe(refs)
+    verdicts = probe(refs, whole=name is not None)
     rows = [
         [f"{ref.kind}/{ref.name}", f"{ref.distribution} {ref.version}", *verdict]
         for ref, verdict in zip(refs, verdicts, strict=True)

@@ -13,56 +13,46 @@ if TYPE_CHECKING:
     from rlhf_core.types import SamplingParams
 
 _OPTIONS = (
-    click.option("--engine", metavar="NAME", default="hf", show_default=True, help="How answers are generated."),
+    click.option("--engine", metavar="NAME", help="How answers are generated.  [default: hf]"),
+    click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most tokens of an answer.  [default: 128]"),
     click.option(
-        "--max-new-tokens",
-        type=click.IntRange(min=1),
-        default=128,
-        show_default=True,
-        help="Most tokens of an answer.",
+        "--temperature", type=click.FloatRange(min=0), help="0 is greedy decoding; above 0 samples.  [default: 0]"
     ),
-    click.option(
-        "--temperature",
-        type=click.FloatRange(min=0),
-        default=0.0,
-        show_default=True,
-        help="0 is greedy decoding; above 0 samples.",
-    ),
-    click.option("--top-k", type=click.IntRange(min=0), default=0, help="Likeliest tokens only; 0: off."),
+    click.option("--top-k", type=click.IntRange(min=0), help="Likeliest tokens only.  [default: 0, off]"),
     click.option(
         "--top-p",
         type=click.FloatRange(min=0, max=1, min_open=True),
-        default=1.0,
-        show_default=True,
-        help="Probability of the tokens sampled from; 1 is off.",
+        help="Probability of the tokens sampled from.  [default: 1, off]",
     ),
     click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends an answer. Repeatable."),
-    click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
+    click.option("--device", help="auto, cpu, cuda or cuda:N.  [default: auto]"),
 )
+MAX_NEW_TOKENS = 128
+"""The default of `--max-new-tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRequest:
-    """Sampling options given on the command line."""
+    """Sampling options given on the command line; None where one was not given."""
 
-    engine: str
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
+    engine: str | None
+    max_new_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
     stop: tuple[str, ...]
-    device: str
+    device: str | None
 
     def params(self) -> SamplingParams:
         """Sampling parameters for an engine; temperature 0 is greedy."""
         from rlhf_core.types import SamplingParams
 
-        greedy = self.temperature == 0
+        greedy = not self.temperature
         return SamplingParams(
-            max_new_tokens=self.max_new_tokens,
-            temperature=1.0 if greedy else self.temperature,
-            top_k=0 if greedy else self.top_k,
-            top_p=1.0 if greedy else self.top_p,
+            max_new_tokens=self.max_new_tokens or MAX_NEW_TOKENS,
+            temperature=self.temperature or 1.0,
+            top_k=0 if greedy else self.top_k or 0,
+            top_p=1.0 if greedy else self.top_p or 1.0,
             stop=self.stop,
             greedy=greedy,
         )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_forward import entropy, response_logits, response_values, token_log_probs
-from rlhf_passes.chunked import chunked_log_probs_and_entropy
+from rlhf_passes.chunked import Chunked
 
 
 def log_softmax_loop(logits: list[float], temperature: float, kept: list[int]) -> dict[int, float]:
@@ -92,9 +92,9 @@ def test_chunks_give_the_numbers_and_gradients_of_the_plain_path(
     def leaf(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=random).requires_grad_()
 
-    hidden, weight, bias = leaf(2, 5, 8), leaf(11, 8), leaf(11) if with_bias else None
-    labels = torch.randint(0, 11, (2, 5), generator=random)
-    weights, entropy_weights = torch.randn(2, 5, generator=random), torch.randn(2, 5, generator=random)
+    hidden, weight, bias = leaf(10, 8), leaf(11, 8), leaf(11) if with_bias else None
+    labels = torch.randint(0, 11, (10,), generator=random)
+    weights, entropy_weights = torch.randn(10, generator=random), torch.randn(10, generator=random)
     leaves = [x for x in (hidden, weight, bias) if x is not None]
 
     logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias
@@ -105,15 +105,10 @@ def test_chunks_give_the_numbers_and_gradients_of_the_plain_path(
     for gradient, reference in zip(torch.autograd.grad(target, leaves), expected, strict=True):
         torch.testing.assert_close(gradient.double(), reference, rtol=1e-5, atol=1e-5)
 
-    got = chunked_log_probs_and_entropy(hidden, weight, labels, 0.7, bias, chunk_tokens, with_entropy)
-    torch.testing.assert_close(got.log_probs, plain)
-    loss = (got.log_probs * weights).sum()
-    if with_entropy:
-        assert got.entropy is not None
-        torch.testing.assert_close(got.entropy, plain_entropy)
-        loss = loss + (got.entropy * entropy_weights).sum()
-    else:
-        assert got.entropy is None
+    log_probs, entropies = Chunked(chunk_tokens, 0.7, with_entropy).of(hidden, weight, labels, bias)
+    torch.testing.assert_close(log_probs, plain)
+    torch.testing.assert_close(entropies, plain_entropy if with_entropy else torch.zeros(10))
+    loss = (log_probs * weights).sum() + with_entropy * (entropies * entropy_weights).sum()
     for gradient, reference in zip(torch.autograd.grad(loss, leaves), expected, strict=True):
         torch.testing.assert_close(gradient.double(), reference, rtol=1e-5, atol=1e-5)
 
@@ -148,11 +143,9 @@ def test_chunks_never_make_all_logits() -> None:
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = torch.randn(vocabulary, width, requires_grad=True)
     with Watch():
-        got = chunked_log_probs_and_entropy(
-            hidden, weight, torch.zeros(tokens, dtype=torch.int64), chunk_tokens=chunk, with_entropy=True
-        )
-        assert got.entropy is not None
-        (got.log_probs.sum() + got.entropy.sum()).backward()
+        labels = torch.zeros(tokens, dtype=torch.int64)
+        log_probs, entropies = Chunked(chunk, with_entropy=True).of(hidden, weight, labels)
+        (log_probs.sum() + entropies.sum()).backward()
     assert largest == chunk * vocabulary
 
 
@@ -161,7 +154,7 @@ def test_chunks_follow_autocast() -> None:
     labels = torch.arange(6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = token_log_probs(torch.nn.functional.linear(hidden, weight), labels)
-        got = chunked_log_probs_and_entropy(hidden, weight, labels, chunk_tokens=4).log_probs
+        got, _ = Chunked(4).of(hidden, weight, labels)
     torch.testing.assert_close(got, plain)
     got.sum().backward()
     assert hidden.grad is not None and hidden.grad.dtype == torch.float32
@@ -170,6 +163,4 @@ def test_chunks_follow_autocast() -> None:
 
 def test_chunks_of_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="chunk_tokens"):
-        chunked_log_probs_and_entropy(
-            torch.zeros(1, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.int64), chunk_tokens=0
-        )
+        Chunked(0).of(torch.zeros(1, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.int64))

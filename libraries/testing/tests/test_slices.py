@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 import slices
-import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 

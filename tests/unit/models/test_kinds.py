@@ -11,7 +11,8 @@ from rlhf_core import Column, Columns
 from rlhf_core.batching import collate
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import DataError, PluginError, UserInputError
-from rlhf_core.models.kinds import ModelKind, kind_for
+from rlhf_core.models.kinds import kind_for
+from rlhf_core.models.pretrained import ModelKind
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.runfolder.folder import RunFolder
 from rlhf_forward.forward import model_rows

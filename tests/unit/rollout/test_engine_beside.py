@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_core.rollout.weight_sync import CopiedWeights, SharedWeights, build_engine_beside
+from rlhf_core.rollout.weight_sync import build_engine_beside
 from rlhf_testing.engine import FakeEngine
 
 
-@pytest.mark.parametrize(("shards_parameters", "sync"), [(False, SharedWeights), (True, CopiedWeights)])
-def test_the_engine_is_over_the_policy_where_that_is_whole(shards_parameters, sync):
+@pytest.mark.parametrize("shards_parameters", [False, True])
+def test_the_engine_is_over_the_policy_where_that_is_whole(shards_parameters):
     import torch
 
     policy, copy = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
@@ -22,6 +22,7 @@ def test_the_engine_is_over_the_policy_where_that_is_whole(shards_parameters, sy
         given.append(module)
         return FakeEngine()
 
-    _, made = build_engine_beside(strategy, policy, build=build, copy=lambda: copy)
-    assert given == [copy if shards_parameters else policy] and isinstance(made, sync)
+    engine, publish = build_engine_beside(strategy, policy, build=build, copy=lambda: copy)
+    assert given == [copy if shards_parameters else policy]
+    assert (publish == engine.weights_updated) == (not shards_parameters)
     assert all(parameter.requires_grad != shards_parameters for parameter in given[0].parameters())

@@ -6,16 +6,14 @@ from torch import nn
 
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import SyncError
+from rlhf_core.models.kinds import PLAIN
 from rlhf_core.models.loading import is_adapter_weight
-from rlhf_core.models.pretrained import add_lora
 from rlhf_core.rollout.weight_sync import (
-    CopiedWeights,
     ModuleReceiver,
-    SharedWeights,
     named_weights,
+    send_weights,
 )
 from rlhf_strategies import state_dict_shards_of
-from rlhf_testing.engine import FakeEngine
 from rlhf_testing.models import tiny_model
 
 
@@ -136,7 +134,7 @@ def test_weights_of_another_dtype_are_converted():
 
 
 def test_an_adapter_replaces_the_adapter_and_nothing_accumulates():
-    source, target = (add_lora(tiny_model(seed=0), LoraConfig(r=2), seed) for seed in (1, 2))
+    source, target = (PLAIN.add_adapter(tiny_model(seed=0), LoraConfig(r=2), seed) for seed in (1, 2))
     base = {name: tensor for name, tensor in weights(target).items() if not is_adapter_weight(name)}
     receiver = ModuleReceiver(target, on_commit=lambda version: None, only=is_adapter_weight)
     for version in (1, 2):
@@ -153,12 +151,6 @@ def test_an_adapter_replaces_the_adapter_and_nothing_accumulates():
         send(receiver, 3, weights(source))
 
 
-def test_shared_weights_only_tell_the_engine():
-    engine = FakeEngine()
-    SharedWeights(engine).publish(5)
-    assert engine.policy_version == 5
-
-
 def test_copied_weights_survive_a_sender_that_reuses_its_buffer():
     two = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False))
     receiver = ModuleReceiver(two, on_commit=lambda version: None)
@@ -170,9 +162,8 @@ def test_copied_weights_survive_a_sender_that_reuses_its_buffer():
         buffer.fill_(2)
         yield {"1.weight": buffer.view(2, 1)}
 
-    sync = CopiedWeights(receiver, shards)
-    sync.publish(1)
-    sync.publish(2)  # the source is asked anew for each version
+    send_weights(receiver, shards(), 1)
+    send_weights(receiver, shards(), 2)
     assert torch.equal(two[0].weight.detach(), torch.ones(1, 2))
     assert torch.equal(two[1].weight.detach(), torch.full((2, 1), 2.0))
 

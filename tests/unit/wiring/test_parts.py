@@ -8,8 +8,7 @@ from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.config.resolve import resolve
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.place import LocalPlace
-from rlhf_core.rollout.weight_sync import SharedWeights
-from rlhf_core.wiring import RunInputs, RunParts, TrainerParts, build_strategy, load_models
+from rlhf_core.wiring import RunInputs, RunParts, TrainerParts, build_strategy
 from rlhf_testing.runs import tiny_run
 
 
@@ -18,7 +17,7 @@ def parts_of(changes=None):
     resolved = resolve(tiny_run(changes))
     inputs, strategy = RunInputs(resolved), build_strategy(resolved)
     place = LocalPlace.like(strategy)
-    return RunParts(inputs, place, load_models(inputs, place)), strategy
+    return RunParts(inputs, place), strategy
 
 
 def test_a_maker_answers_and_scores():
@@ -72,7 +71,7 @@ def test_a_trainers_engine_shares_its_policy():
     try:
         with closing(TrainerParts(RunInputs(resolved), strategy)) as parts:
             assert parts.trained.keys() == {"policy", "critic"}
-            assert isinstance(parts.sync, SharedWeights)
+            assert parts.publish == parts.engine.weights_updated
             assert parts.place is strategy
     finally:
         strategy.teardown()

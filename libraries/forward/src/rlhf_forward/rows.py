@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlhf_core.models.kinds import PLAIN, ModelKind
+from rlhf_core.models.kinds import PLAIN
+from rlhf_core.models.pretrained import ModelKind
 
 from .row_lengths import RowLengths
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper, wraps
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import ValidationError
 
@@ -33,8 +33,6 @@ from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, is_file_reference, sp
 from rlhf_core.util.did_you_mean import suggestion
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from rlhf_core.config.resolved import ResolvedRun
 
 FunctionKind = Literal["advantages", "policy_losses", "kl_estimators"]

@@ -6,8 +6,8 @@ For T tokens and a vocabulary of V, the plain path holds several T x V float32 t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,13 +21,6 @@ from .vocabulary_gradients import total_gradient
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-class LogProbsAndEntropy(NamedTuple):
-    """Both in the labels' shape, float32, nats."""
-
-    log_probs: Tensor
-    entropy: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,52 +51,46 @@ class VocabularyPart:
         return rows.masked_fill(~is_here, 0), is_here
 
 
-def chunked_log_probs_and_entropy(
-    hidden: Tensor,
-    lm_head_weight: Tensor,
-    labels: Tensor,
-    temperature: Temperature = 1.0,
-    bias: Tensor | None = None,
-    chunk_tokens: int = 1024,
-    with_entropy: bool = False,
-    part: VocabularyPart | None = None,
-    *,
-    direct: bool = False,
-) -> LogProbsAndEntropy:
-    """`token_log_probs` and `entropy` of `hidden @ lm_head_weight.T + bias`, and the same gradients.
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """How log-probs and entropy are computed from hidden states."""
 
-    hidden: [..., H]; lm_head_weight: [V, H]; labels: [...] int64; temperature: one, or [..., 1]; bias: [V]. The
-    products are taken in the dtype of `hidden` (or autocast's), everything after them in float32; the weight's gradient
-    is summed over chunks in float32. With `part` the weight and bias are this process's rows, the labels those of the
-    whole vocabulary.
-    direct: the weight's gradient is added to its `.grad` (`direct_gradients`).
-    """
-    if chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens must be >= 1, got {chunk_tokens}")
-    device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):
-        hidden = hidden.to(torch.get_autocast_dtype(device_type))
-    weight = lm_head_weight.to(hidden.dtype)
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    log_probs, entropy = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        flat,
-        weight,
-        bias,
-        labels.reshape(-1),
-        temperature.reshape(-1, 1) if isinstance(temperature, Tensor) else temperature,
-        chunk_tokens,
-        with_entropy,
-        part,
-        direct and weight is lm_head_weight,
-    )
-    return LogProbsAndEntropy(log_probs.view(labels.shape), entropy.view(labels.shape) if with_entropy else None)
+    chunk_tokens: int = 1024
+    temperature: Temperature = 1.0
+    """One, or [N, 1]."""
+    with_entropy: bool = False
+    part: VocabularyPart | None = None
+    """Weight and bias are these rows of the whole vocabulary's."""
+    direct: bool = False
+    """The weight's gradient is added to its `.grad` (`direct_gradients`)."""
 
+    def of(self, hidden: Tensor, head: Tensor, labels: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`token_log_probs` and `entropy` of `hidden @ head.T + bias`, and the same gradients: [N] float32 nats each.
 
-def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Temperature) -> Tensor:
-    logits = multiply(hidden, weight.T)
-    if bias is not None:
-        logits += bias.to(logits.dtype)
-    return logits.float().div_(temperature)
+        hidden: [N, H]; head: [V, H]; labels: [N] int64, of the whole vocabulary; bias: [V]. The products are taken in
+        the dtype of `hidden` (or autocast's), everything after them in float32; the weight's gradient is summed over
+        chunks in float32. The entropy is 0 unless it is asked for.
+        """
+        if self.chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be >= 1, got {self.chunk_tokens}")
+        device_type = hidden.device.type
+        if torch.is_autocast_enabled(device_type):
+            hidden = hidden.to(torch.get_autocast_dtype(device_type))
+        weight = head.to(hidden.dtype)
+        options = self if weight is head else replace(self, direct=False)
+        result: tuple[Tensor, Tensor] = _ChunkedHead.apply(hidden, weight, bias, labels, options)  # type: ignore[no-untyped-call]
+        return result
+
+    def logits(self, chunk: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Of some rows, [n, V], divided by the temperature."""
+        logits = multiply(hidden[chunk], weight.T)
+        if bias is not None:
+            logits += bias.to(logits.dtype)
+        return logits.float().div_(rows_of(self.temperature, chunk))
+
+    def chunks(self, labels: Tensor) -> list[slice]:
+        """Rows that are computed at a time."""
+        return [slice(start, start + self.chunk_tokens) for start in range(0, labels.numel(), self.chunk_tokens)]
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -114,41 +101,36 @@ class _ChunkedHead(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        temperature: Temperature,
-        chunk_tokens: int,
-        with_entropy: bool,
-        part: VocabularyPart | None,
-        direct: bool,
+        options: Chunked,
     ) -> tuple[Tensor, Tensor]:
-        is_here = None
+        part, is_here = options.part, None
         if part is not None:
             labels, is_here = part.own_labels(labels, weight.shape[0])
         normalisers = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
         chosen = torch.empty_like(normalisers)
         means = torch.empty_like(normalisers)
         with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, labels.numel(), chunk_tokens):
-                chunk = slice(start, start + chunk_tokens)
-                logits = _chunk_logits(hidden[chunk], weight, bias, rows_of(temperature, chunk))
+            for chunk in options.chunks(labels):
+                logits = options.logits(chunk, hidden, weight, bias)
                 normalisers[chunk] = logits.logsumexp(-1)
                 chosen[chunk] = logits.gather(-1, labels[chunk, None])[:, 0]
-                if with_entropy:
+                if options.with_entropy:
                     means[chunk] = (logits.softmax(-1) * logits.clamp(min=LEAST_LOGIT)).sum(-1)
         if part is not None and is_here is not None:
             own, normalisers = normalisers, part.normalisers(normalisers)
             chosen = part.sum(chosen.where(is_here, 0.0))
-            if with_entropy:
+            if options.with_entropy:
                 means = part.sum(means * (own - normalisers).exp())
-        entropies = normalisers - means if with_entropy else torch.zeros_like(normalisers)
+        entropies = normalisers - means if options.with_entropy else torch.zeros_like(normalisers)
         ctx.save_for_backward(hidden, weight, bias, labels, is_here, normalisers, entropies)
-        ctx.temperature, ctx.chunk_tokens, ctx.with_entropy, ctx.part = temperature, chunk_tokens, with_entropy, part
-        ctx.direct_weight = weight if direct else None
+        ctx.options, ctx.direct_weight = options, weight if options.direct else None
         return chosen - normalisers, entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, log_prob_grads: Tensor, entropy_grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, is_here, normalisers, entropies = ctx.saved_tensors
+        options: Chunked = ctx.options
         of_labels = log_prob_grads if is_here is None else log_prob_grads.where(is_here, 0.0)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         hidden_grad = torch.empty_like(hidden) if needs_hidden else None
@@ -159,19 +141,16 @@ class _ChunkedHead(torch.autograd.Function):
             weight_grad = torch.zeros_like(weight, dtype=torch.float32)
         bias_grad = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, labels.numel(), ctx.chunk_tokens):
-                chunk = slice(start, start + ctx.chunk_tokens)
-                of_rows = rows_of(ctx.temperature, chunk)
-                logits = _chunk_logits(hidden[chunk], weight, bias, of_rows)
-                log_all = logits.sub_(normalisers[chunk, None])
+            for chunk in options.chunks(labels):
+                log_all = options.logits(chunk, hidden, weight, bias).sub_(normalisers[chunk, None])
                 # d log p_label = onehot - p;  d entropy = -p (log p + entropy)
                 grads = log_all.exp().mul_(-log_prob_grads[chunk, None])
-                if ctx.with_entropy:
+                if options.with_entropy:
                     finite = log_all.clamp(min=LEAST_LOGIT)
                     slope = (finite + entropies[chunk, None]) * entropy_grads[chunk, None]
                     grads.sub_(log_all.exp_().mul_(slope))
                 grads.scatter_add_(-1, labels[chunk, None], of_labels[chunk, None])
-                grads.div_(of_rows)
+                grads.div_(rows_of(options.temperature, chunk))
                 if bias_grad is not None:
                     bias_grad += grads.sum(0)
                 narrow = grads.to(weight.dtype)
@@ -179,16 +158,12 @@ class _ChunkedHead(torch.autograd.Function):
                     hidden_grad[chunk] = multiply(narrow, weight)
                 if weight_grad is not None:
                     _add_product(weight_grad, narrow.T, hidden[chunk])
-        if hidden_grad is not None and ctx.part is not None:
-            hidden_grad = ctx.part.sum(hidden_grad)
+        if hidden_grad is not None and options.part is not None:
+            hidden_grad = options.part.sum(hidden_grad)
         return (
             hidden_grad,
             None if weight_grad is None or ctx.direct_weight is not None else weight_grad.to(weight.dtype),
             None if bias_grad is None else bias_grad.to(bias.dtype),
-            None,
-            None,
-            None,
-            None,
             None,
             None,
         )

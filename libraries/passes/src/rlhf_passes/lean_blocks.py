@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from rlhf_forward.architectures import with_trait
 from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
@@ -95,27 +96,5 @@ def _is_norm(module: nn.Module) -> bool:
 def _norm_forward(norm: Any, inputs: Tensor) -> Tensor:
     if not (torch.is_grad_enabled() and is_plain(inputs) and is_plain(norm.weight)):
         return type(norm).forward(norm, inputs)  # type: ignore[no-any-return]
-    output: Tensor = _Norm.apply(inputs, norm.weight, norm)  # type: ignore[no-untyped-call]
+    output: Tensor = checkpoint(type(norm).forward, norm, inputs, use_reentrant=False, preserve_rng_state=False)
     return output
-
-
-class _Norm(torch.autograd.Function):
-    """The norm of inputs [..., H]; weight [H] is its parameter."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, norm: Any) -> Tensor:
-        ctx.save_for_backward(inputs)
-        ctx.norm, ctx.weight = norm, weight
-        return type(norm).forward(norm, inputs)  # type: ignore[no-any-return]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        needs_inputs, needs_weight, _ = ctx.needs_input_grad
-        inputs = ctx.saved_tensors[0].detach().requires_grad_(needs_inputs)
-        wanted = [inputs] * needs_inputs + [ctx.weight] * needs_weight
-        with torch.enable_grad():
-            output = type(ctx.norm).forward(ctx.norm, inputs)
-        found = list(torch.autograd.grad(output, wanted, grads))
-        input_grad = found.pop(0) if needs_inputs else None
-        return input_grad, found[0] if needs_weight else None, None

@@ -18,7 +18,7 @@ from rlhf_forward.architectures import has_trait
 from rlhf_forward.logprobs import Temperature
 from rlhf_forward.replaced_forwards import replaced_forwards
 
-from .chunked import VocabularyPart, chunked_log_probs_and_entropy
+from .chunked import Chunked
 from .vocabulary_gradients import adds_directly, part_of
 
 MIN_LOGITS = 1 << 24
@@ -60,24 +60,16 @@ def lean_head(
     """
     head = part_of(model, "get_output_embeddings")
     assert isinstance(head, nn.Linear)
-    chunk_tokens = max(1, CHUNK_LOGITS // head.out_features)
-    part: VocabularyPart | None = getattr(head, "vocabulary_part", None)
-    direct = adds_directly(head)
+    chunked = Chunked(
+        max(1, CHUNK_LOGITS // head.out_features),
+        temperature,
+        with_entropy,
+        part=getattr(head, "vocabulary_part", None),
+        direct=adds_directly(head),
+    )
 
     def forward(hidden: Tensor) -> Tensor:
-        result = chunked_log_probs_and_entropy(
-            of_actions(hidden),
-            head.weight,
-            labels,
-            temperature,
-            head.bias,
-            chunk_tokens,
-            with_entropy,
-            part,
-            direct=direct,
-        )
-        entropy = torch.zeros_like(result.log_probs) if result.entropy is None else result.entropy
-        return torch.stack([result.log_probs, entropy], dim=-1)
+        return torch.stack(chunked.of(of_actions(hidden), head.weight, labels, head.bias), dim=-1)
 
     with replaced_forwards([(head, forward)]):
         yield

@@ -131,7 +131,7 @@ class Bodies:
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._fits(num_bytes)), self._limits.wait_seconds)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 raise Refused(503, "busy", "busy") from None
             self.num_held += 1
             self._bytes_held += num_bytes

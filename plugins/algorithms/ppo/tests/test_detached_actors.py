@@ -84,9 +84,9 @@ def my_actor() -> Any:
 
 def my_lora_actor() -> Any:
     from rlhf_core.config.sections import LoraConfig
-    from rlhf_core.models.pretrained import add_lora
+    from rlhf_core.models.kinds import PLAIN
 
-    return add_lora(my_actor(), LoraConfig(r=2), seed=0)
+    return PLAIN.add_adapter(my_actor(), LoraConfig(r=2), seed=0)
 
 
 def my_critic() -> Any:
@@ -112,7 +112,7 @@ def my_dataloader(batch_size: int = 8) -> list[dict[str, Any]]:
 def policy_of(actor: Any, which: str) -> dict[str, torch.Tensor]:
     """Weights of a live actor: `maker` or `trainer`."""
     if which == "maker":
-        return get(actor.__ray_call__.remote(lambda self: self._models.actor.state_dict()))
+        return get(actor.__ray_call__.remote(lambda self: self._worker.weights._targets["policy"].module.state_dict()))
     return get(actor.__ray_call__.remote(lambda self: self._learner.unwrapped("policy").state_dict()))
 
 

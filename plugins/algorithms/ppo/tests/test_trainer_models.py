@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
+from rlhf_core.models.kinds import PLAIN
 from rlhf_core.models.loading import is_adapter_weight
-from rlhf_core.models.pretrained import add_lora
 from rlhf_core.strategy import Strategy
 from rlhf_core.util.tensor_files import load_weights
 from rlhf_ppo import PPOTrainer
@@ -29,7 +29,7 @@ def lines(folder: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def lora_actor(make_actor: Callable[..., Any]) -> Any:
-    return add_lora(make_actor(), LoraConfig(r=4), seed=0)
+    return PLAIN.add_adapter(make_actor(), LoraConfig(r=4), seed=0)
 
 
 def test_with_lora_the_reference_is_the_adapter_off(
@@ -55,7 +55,7 @@ def test_lora_checkpoints_load_again(
     make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any, folder: str
 ) -> None:
     def trainer() -> PPOTrainer:
-        actor = add_lora(make_actor(), LoraConfig(r=4), seed=0)
+        actor = PLAIN.add_adapter(make_actor(), LoraConfig(r=4), seed=0)
         return make_trainer(actor=actor, reference=None, save_interval=1, save_dir=folder)
 
     saved = trainer()
@@ -110,7 +110,7 @@ def test_gradient_checkpointing_gives_the_same_run(
 def test_dropout_is_off_where_ratios_are_compared(
     make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any, folder: str
 ) -> None:
-    actor = add_lora(make_actor(), LoraConfig(r=4, dropout=0.5), seed=0)
+    actor = PLAIN.add_adapter(make_actor(), LoraConfig(r=4, dropout=0.5), seed=0)
     make_trainer(actor=actor, reference=None).fit(2, 1, 1, prompt_loader, log_dir=folder)
     assert all(row["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-4) for row in lines(folder)[::2])
 
@@ -126,7 +126,7 @@ def test_where_weights_are_sharded_the_engine_has_a_copy_that_is_kept_in_step(
     lora: bool,
 ) -> None:
     def losses(name: str) -> list[float]:
-        actor = add_lora(make_actor(), LoraConfig(r=4), seed=0) if lora else make_actor()
+        actor = PLAIN.add_adapter(make_actor(), LoraConfig(r=4), seed=0) if lora else make_actor()
         trainer = make_trainer(actor=actor, reference=None if lora else "copy", lr=1e-2)
         trainer.fit(3, 1, 2, prompt_loader, log_dir=str(tmp_path / name))
         return [row["loss/policy"] for row in lines(str(tmp_path / name))]

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from rlhf_core.entry.train import train
 from rlhf_core.errors import RlhfError
-from rlhf_core.rollout.weight_sync import CopiedWeights
+from rlhf_core.rollout.weight_sync import send_weights
 from rlhf_core.types import SamplingParams
 from rlhf_strategies import state_dict_shards_of
 from rlhf_testing.contracts.engine import make_requests
@@ -98,7 +98,7 @@ def test_new_weights_in_place(in_process, max_shard_bytes, module, engine, colle
     sent = copy.deepcopy(module)
     for version in (1, 2):
         perturb(sent, seed=version)
-        CopiedWeights(made.receiver(), lambda: state_dict_shards_of(sent, max_shard_bytes)).publish(version)
+        send_weights(made.receiver(), state_dict_shards_of(sent, max_shard_bytes), version)
         found = collect(made, asked, GREEDY)
         assert tokens(found) == greedy_of(sent, asked)
         assert {each.policy_version for each in found.values()} == {version}

@@ -132,9 +132,6 @@ def rlhf_maker_loop_start(maker):
     def commit(self, version, *arguments, **options):
         committed(self, version, *arguments, **options)
         STAGED.append(self)
-        if is_struck(f"maker-corrupts-{version}"):
-            for parameter in self._targets["policy"].module.parameters():
-                parameter.data.mul_(1.5)
 
     def make(self, prompts):
         if is_struck("maker-loses-engine"):

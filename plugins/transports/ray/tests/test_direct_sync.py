@@ -20,7 +20,7 @@ from rlhf_core.errors import SyncError
 from rlhf_core.strategy import Trained
 from rlhf_ray.calls import node_address
 from rlhf_ray.config import RayConfig
-from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.direct_link import DirectChunk, LinkError, LinkOffer, MakerEnd
 from rlhf_ray.ray_sync import RunSync
 from rlhf_ray.wire import unpack
@@ -92,16 +92,12 @@ def run() -> Iterator[Callable[..., tuple[RunSync, dict[str, Any]]]]:
     started: list[Any] = []
 
     def begin(**faults: str) -> tuple[RunSync, dict[str, Any]]:
-        settings = CoordinatorSettings(
-            num_makers=len(faults),
-            num_episodes=1,
-            prompts_per_episode=1,
-            prompts_per_lease=1,
-            max_staleness=0,
-            lease_seconds=60,
-            heartbeat_seconds=60,
+        settings = RayConfig(prompts_per_lease=1, max_staleness=0, lease_seconds=60, heartbeat_seconds=60)
+        coordinator: Any = (
+            ray.remote(Coordinator)
+            .options(num_cpus=0)
+            .remote(settings, num_makers=len(faults), num_episodes=1, prompts_per_episode=1)
         )
-        coordinator: Any = ray.remote(Coordinator).options(num_cpus=0).remote(settings)
         makers = {name: Maker.remote(fault) for name, fault in faults.items()}
         started.extend([coordinator, *makers.values()])
         for name, maker in makers.items():
@@ -109,7 +105,7 @@ def run() -> Iterator[Callable[..., tuple[RunSync, dict[str, Any]]]]:
         strategy: Any = OneProcess()
         trained = {"policy": Trained(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), None, None)}  # type: ignore[arg-type]
         config = RayConfig(sync="direct", max_shard_bytes=1024, sync_timeout_seconds=PATIENCE_SECONDS)
-        sync = RunSync(coordinator, strategy, trained, {}, config, [])
+        sync = RunSync(coordinator, strategy, trained, {}, config)
         sync.shards = lambda role, size, *, adapter_only: state_dict_shards_of(trained[role].model, 24)  # type: ignore[method-assign]
         return sync, makers
 

@@ -314,7 +314,6 @@ def test_a_run_keeps_every_promise_but_one_version_a_sample(
     assert all(0 <= line["staleness/max"] <= 1 for line in result.metrics)
     gaps = [line["rollout/logprob_gap_max"] for line in result.metrics if "rollout/logprob_gap_max" in line]
     assert max(gaps) < 1e-4
-    assert result.metrics[-1]["sync/canary_gap_max"] < 1e-5
     lines = samples(tmp_path / "ray")
     mixed = [line for line in lines if "policy_versions" in line]
     assert mixed

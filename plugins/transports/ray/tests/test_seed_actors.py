@@ -252,7 +252,7 @@ def test_a_maker_waits_for_whole_first_weights(maker: Any) -> None:
         get(update.remote(new_actor_state_dict=half))
     get(update.remote(chunk_end=True))
     assert get(maker.get_policy_version.remote()) == 1
-    live = get(maker.__ray_call__.remote(lambda self: self._models.actor.state_dict()))
+    live = get(maker.__ray_call__.remote(lambda self: self._worker.weights._targets["policy"].module.state_dict()))
     assert all(torch.equal(live[name], value) for half in halves for name, value in half.items())
 
 
@@ -297,12 +297,12 @@ def test_a_failing_loop_tells_the_trainers(start: Callable[..., Any], maker: Any
 
 def test_the_reference_must_not_be_what_is_trained() -> None:
     from rlhf_core.errors import UserInputError
-    from rlhf_ray.maker_parts import make_models
+    from rlhf_ray.maker_parts import _reference
 
     actor = my_actor()
     with pytest.raises(UserInputError, match="the initial model is the actor itself"):
-        make_models(lambda: (actor, None, length, actor), my_strategy(), kl_coef=0.1)
-    assert make_models(lambda: (actor, None, length, actor), my_strategy(), kl_coef=0.0).reference is None
+        _reference(actor, actor, my_strategy(), kl_coef=0.1)
+    assert _reference(actor, actor, my_strategy(), kl_coef=0.0)[0] is None
 
 
 def test_an_actor_that_never_comes_is_named() -> None:

@@ -178,12 +178,12 @@ class TestPresence:
 
 def test_lora_layers_of_another_scale_are_refused() -> None:
     from rlhf_core.config.sections import LoraConfig
-    from rlhf_core.models.pretrained import add_lora
+    from rlhf_core.models.kinds import PLAIN
     from rlhf_ray.wire import check_lora_scales, lora_scales
     from rlhf_testing.models import builtin_model
 
     def model(alpha: float) -> nn.Module:
-        return add_lora(builtin_model("builtin:tiny-digits", 0)[0], LoraConfig(r=2, alpha=alpha), seed=0)
+        return PLAIN.add_adapter(builtin_model("builtin:tiny-digits", 0)[0], LoraConfig(r=2, alpha=alpha), seed=0)
 
     sent = lora_scales(model(4))
     assert all(scales == {"default": 2.0} for scales in sent.values())
@@ -202,22 +202,20 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
     from rlhf_core.plugins.selected import load
     from rlhf_core.types import Prompt, SamplingParams
     from rlhf_ray.id_tokenizer import IdTokenizer
-    from rlhf_ray.maker_parts import make_models, make_worker
-    from rlhf_seed.generation import set_eos
+    from rlhf_ray.maker_parts import make_worker
     from rlhf_testing.models import builtin_model
 
     selected = load("strategies", "single")
     strategy = selected.build(selected.component.config(), StrategyContext(device="cpu"))
     actor = builtin_model("builtin:tiny-digits", 0)[0]
-    models = make_models(lambda: (actor, None, lambda rollouts: [0.0] * len(rollouts), None), strategy, kl_coef=0.0)
     ends = list(range(4, 16))
-    set_eos(actor, ends)
     worker = make_worker(
-        models,
+        lambda: (actor, None, lambda rollouts: [0.0] * len(rollouts), None),
         strategy,
         IdTokenizer(ends),
         SamplingParams(max_new_tokens=50),
         HookRelay(),
+        eos_token_id=ends,
         engine="hf",
         engine_options={"max_batch_size": 2},
         seed=0,

@@ -16,7 +16,7 @@ from rlhf_core.errors import DeadlineError, SyncError
 from rlhf_core.strategy import Trained
 from rlhf_ray.calls import ActorLostError, NamedActors
 from rlhf_ray.config import RayConfig
-from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.ray_sync import MakerSync, RunSync
 from rlhf_ray.wire import unpack
 from rlhf_strategies import state_dict_shards_of
@@ -139,22 +139,16 @@ class Later(Coordinator):
 
 def test_in_a_run_who_comes_late_gets_it_too(start: Callable[..., dict[str, Any]]) -> None:
     makers = start(a="dies", b="takes", c="takes")
-    settings = CoordinatorSettings(
-        num_makers=1,
-        num_episodes=1,
-        prompts_per_episode=1,
-        prompts_per_lease=1,
-        max_staleness=0,
-        lease_seconds=60,
-        heartbeat_seconds=60,
+    settings = RayConfig(prompts_per_lease=1, max_staleness=0, lease_seconds=60, heartbeat_seconds=60)
+    coordinator: Any = (
+        ray.remote(Later).options(num_cpus=0).remote(settings, num_makers=1, num_episodes=1, prompts_per_episode=1)
     )
-    coordinator: Any = ray.remote(Later).options(num_cpus=0).remote(settings)
     try:
         ray.get(coordinator.will_come.remote([makers["b"]]), timeout=PATIENCE_SECONDS)
         ray.get(coordinator.register.remote("a", 1, "n", 0, makers["a"]), timeout=PATIENCE_SECONDS)
         strategy: Any = OneProcess()
         trained = {"policy": Trained(nn.Linear(2, 2), None, None)}  # type: ignore[arg-type]
-        sync = RunSync(coordinator, strategy, trained, {}, RayConfig(), [])
+        sync = RunSync(coordinator, strategy, trained, {}, RayConfig())
         sync.publish(0)  # its only maker dies: the run starts another in its place
         assert sync.metrics()["sync/makers"] == 0
         assert told(makers["b"]) == ["start", ["bias", "weight"], "end"]
@@ -168,6 +162,7 @@ def test_in_a_run_who_comes_late_gets_it_too(start: Callable[..., dict[str, Any]
         ray.kill(coordinator)
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writ")  # as `settle` has it in an actor
 def test_the_same_bytes_arrive(start: Callable[..., dict[str, Any]]) -> None:
     makers = start(a="takes")
     sync = sync_to(makers)

@@ -107,7 +107,7 @@ class EnvironmentProcess(ChildProcess):
         self.tell(make)
         try:
             said = await asyncio.wait_for(self._hear(), START_SECONDS)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             told = f"its process was not ready within {START_SECONDS:g} s"
             raise DeadlineError(told, where=where, hint=hint) from None
         except BadMessage as fault:

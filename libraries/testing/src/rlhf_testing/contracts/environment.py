@@ -42,9 +42,9 @@ class EnvironmentContract(ComponentContract):
     @classmethod
     def environment(cls, selected: Selected, config: BaseModel) -> SelectedEnvironment:
         """The environment with the options of this class, as a run has it."""
-        options = EnvironmentConfig(max_turns=cls.max_turns, timeout_seconds=cls.timeout_seconds, isolate=False)
         configured = Configured.of(selected, config)
-        return SelectedEnvironment(options, configured)
+        options = EnvironmentConfig(max_turns=cls.max_turns, timeout_seconds=cls.timeout_seconds)
+        return SelectedEnvironment(options.with_plugin(configured), configured)
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -10,7 +10,8 @@ import pytest
 
 from rlhf_core.plugins.discovery import find
 from rlhf_objective.named_functions import FunctionKind, bind_function
-from rlhf_testing.rules import MAX_SUMMARY
+
+from .base import MAX_SUMMARY
 
 
 class FunctionContract:

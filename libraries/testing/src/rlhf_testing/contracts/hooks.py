@@ -39,7 +39,7 @@ class HooksContract:
             config = plugin.config.model_validate(dict(self.options))
             plugin = load("hooks", ref.name).build(config, HookContext(run_folder=tmp_path))
         relay.register(plugin, name=ref.name, distribution=f"{ref.distribution} {ref.version}")
-        assert any(relay.listens(event) for event in relay.events)
+        assert any(relay.listens(event) for event in relay.events), "it has no hook"
 
     def test_a_run_with_it_is_done(self, ref: PluginRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """An installed hook plugin is enabled in every run, a `Component` where it is listed; its errors end the run

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
@@ -52,7 +52,7 @@ def render(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:
         samples=[{"name": run.name, "groups": run.samples.groups} for run in runs if run.samples.groups],
         total=sum(run.samples.total for run in runs),
         files=[*chain.from_iterable(_files(run, "" if is_one else f"{run.name}: ") for run in runs)],
-        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         style=Markup(_asset(pages, "style.css")),
         script=Markup(script),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

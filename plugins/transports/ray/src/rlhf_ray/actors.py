@@ -21,7 +21,7 @@ from .actor_context import ActorSpec
 from .calls import ask, collect
 from .cluster import cluster_address
 from .config import RayConfig
-from .coordinator_actor import Coordinator, CoordinatorSettings
+from .coordinator_actor import Coordinator
 from .experience_maker_holder import ExperienceMakerHolder
 from .messages import Overview
 from .status_file import ActorRow
@@ -108,8 +108,17 @@ class Actors:
 
     def start(self) -> None:
         """Start every actor. Raises when there is no room for one, or it does not start."""
-        config = self.config
-        self.coordinator = self._started(ray.remote(Coordinator), "coordinator", near_driver(), self._settings())
+        config, resolved = self.config, self.request.resolved
+        self.coordinator = self._started(
+            ray.remote(Coordinator),
+            "coordinator",
+            near_driver(),
+            config,
+            num_makers=self.num_makers,
+            num_episodes=resolved.run.train.episodes if resolved.rolls_out else 0,
+            prompts_per_episode=resolved.run.train.prompts_per_episode,
+            sampler=self.request.inputs.sampler() if resolved.rolls_out else None,
+        )
         trainers: list[tuple[str, Any]] = []
         for index, options in enumerate(self._rooms_of_trainers()):
             name = f"trainer-{index}"
@@ -259,20 +268,6 @@ class Actors:
         named_cls = cls.options(name=name, namespace=self.namespace, max_restarts=0, **options)
         self._actors.append(named_cls.remote(*arguments, **named))
         return self._actors[-1]
-
-    def _settings(self) -> CoordinatorSettings:
-        config, resolved = self.config, self.request.resolved
-        train = resolved.run.train
-        return CoordinatorSettings(
-            num_makers=self.num_makers,
-            num_episodes=train.episodes if resolved.rolls_out else 0,
-            prompts_per_episode=train.prompts_per_episode,
-            prompts_per_lease=config.prompts_per_lease,
-            max_staleness=config.max_staleness,
-            lease_seconds=config.lease_seconds,
-            heartbeat_seconds=config.heartbeat_seconds,
-            sampler=self.request.inputs.sampler() if resolved.rolls_out else None,
-        )
 
     def _spec(self, index: int = 0) -> ActorSpec:
         return ActorSpec(

@@ -36,8 +36,7 @@ def status(run: Path) -> None:
     state = "running" if found.is_running else "not heard of"
     _say(f"{run}: {state}, driver pid {found.driver_pid} on {values.host}, {age:.0f} s ago")
     _say(f"  Ray {values.address}, namespace {values.namespace}")
-    sync = "" if values.sync_seconds is None else f"; the last sync took {values.sync_seconds:.2g} s"
-    _say(f"  policy version {values.version}{sync}; {values.progress}; {values.queue} finished prompts wait")
+    _say(f"  policy version {values.version}; {values.progress}; {values.queue} finished prompts wait")
     for trainer in values.trainers:
         _say(f"  {trainer.name}  pid {trainer.pid}  {trainer.doing} since {trainer.for_s:g} s{_busy(trainer.busy)}")
     for maker in values.makers:
@@ -118,7 +117,15 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
         time.sleep(1.0)
         if found.is_running:
             found.interrupt()
-    _wait(found, timeout_seconds)
+    deadline = time.monotonic() + timeout_seconds
+    while found.is_running:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"waited {timeout_seconds:g} s for the driver (pid {found.driver_pid}) to end",
+                where="rlhf ray stop",
+                hint="an episode may take longer; --now does not wait for it",
+            )
+        time.sleep(0.2)
     _say(f"{run}: stopped")
 
 
@@ -134,18 +141,6 @@ def _going_on(run: Path) -> RunningJob | None:
         )
         return None
     return found
-
-
-def _wait(found: RunningJob, timeout_seconds: float) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while found.is_running:
-        if time.monotonic() > deadline:
-            raise DeadlineError(
-                f"waited {timeout_seconds:g} s for the driver (pid {found.driver_pid}) to end",
-                where="rlhf ray stop",
-                hint="an episode may take longer; --now does not wait for it",
-            )
-        time.sleep(0.2)
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlhf_core.errors import DeadlineError
@@ -20,8 +20,8 @@ from rlhf_core.protocols import Sampler
 from rlhf_core.rollout import EvaluationRow
 from rlhf_core.types import PhaseTimes
 
+from .config import RayConfig
 from .coordinator_parts import ActorRegistry, EvaluationJobs, MakerStates, Waiters
-from .event_relay import EventInbox
 from .leases import LeasedCoordinator
 from .messages import (
     EvaluationWork,
@@ -36,44 +36,33 @@ from .messages import (
 )
 from .sample_store import StoredGroup
 
-_REPORT_SECONDS = 20.0
-"""Longest wait of an event for an earlier one of its sender."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSettings:
-    """Sizes and deadlines of a run."""
-
-    num_makers: int
-    """At the start; see `Coordinator.scale`."""
-    num_episodes: int
-    prompts_per_episode: int
-    prompts_per_lease: int | None
-    """None shares an episode evenly among the makers."""
-    max_staleness: int
-    lease_seconds: float
-    heartbeat_seconds: float
-    sampler: Sampler | None = None
-
 
 class Coordinator:
     """An asyncio actor: every method is quick, or awaits a change of state."""
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        config: RayConfig,
+        *,
+        num_makers: int,
+        num_episodes: int,
+        prompts_per_episode: int,
+        sampler: Sampler | None = None,
+    ) -> None:
+        """num_makers: at the start; see `scale`. sampler: draws the records of prompts, where the run has one."""
+        self._prompts_per_lease = config.prompts_per_lease
+        self._num_episodes = num_episodes
+        self._prompts_per_episode = prompts_per_episode
         self._prompts: LeasedCoordinator[StoredGroup] = LeasedCoordinator(
-            num_episodes=settings.num_episodes,
-            prompts_per_episode=settings.prompts_per_episode,
-            max_staleness=settings.max_staleness,
-            sampler=settings.sampler,
+            num_episodes=num_episodes,
+            prompts_per_episode=prompts_per_episode,
+            max_staleness=config.max_staleness,
+            sampler=sampler,
         )
         self._waiters = Waiters()
-        self._makers = ActorRegistry(settings.heartbeat_seconds, settings.lease_seconds)
-        self._num_makers = settings.num_makers
-        self._trainers = ActorRegistry(settings.heartbeat_seconds)
-        self._sync_began: float | None = None
-        self._sync_seconds: float | None = None
-        """Of the last version."""
+        self._makers = ActorRegistry(config.heartbeat_seconds, config.lease_seconds)
+        self._num_makers = num_makers
+        self._trainers = ActorRegistry(config.heartbeat_seconds)
         self._newest: Sequence[Mapping[str, Any]] = ()
         """Calls of `update_experience_maker` that bring the newest version."""
         self._num_publications = 0
@@ -88,10 +77,7 @@ class Coordinator:
         self._times = PhaseTimes()
         self._handed_times = PhaseTimes()
         """Times of the episode that was handed out last."""
-        self._canary_gap = 0.0
-        self._compared: dict[str, int] = {}
-        """Maker -> the newest version whose canary answers it has compared."""
-        self._events = EventInbox()
+        self._events: list[Event | LogLine] = []
         self._maker_states = MakerStates()
 
     # Called by makers.
@@ -159,16 +145,6 @@ class Coordinator:
         self._evaluation.done(work, rows)
         self._waiters.wake("evaluation")
 
-    async def canary_gap(self, maker: str, version: int, gap: float) -> None:
-        """Record the gap between the maker's and the trainer's log-probs after the sync of `version`, in nats.
-
-        A version counts once: after a resume the makers compare again the versions of groups in the checkpoint.
-        """
-        self._makers.seen(maker)
-        if version > self._compared.get(maker, -1):
-            self._compared[maker] = version
-            self._canary_gap = max(self._canary_gap, gap)
-
     # Called by trainers.
 
     async def wait_for_makers(self, timeout_seconds: float) -> None:
@@ -216,8 +192,7 @@ class Coordinator:
         self._waiters.wake("work")
 
     async def makers(self) -> dict[str, Any]:
-        """Name -> handle of the registered makers, for a sync that begins."""
-        self._sync_began = time.monotonic()
+        """Name -> handle of the registered makers."""
         return self._makers.handles()
 
     async def publish(
@@ -235,10 +210,7 @@ class Coordinator:
         self._prompts.publish(version)
         self._published = True
         self._waiters.wake("work")
-        late = {name: actor for name, actor in self._makers.handles().items() if calls and name not in told}
-        if not late and self._sync_began is not None:
-            self._sync_seconds, self._sync_began = time.monotonic() - self._sync_began, None
-        return late
+        return {name: actor for name, actor in self._makers.handles().items() if calls and name not in told}
 
     async def evaluate(self, part_size: int, timeout_seconds: float) -> list[EvaluationRow]:
         """Have the held-out prompts answered with the newest version."""
@@ -251,9 +223,8 @@ class Coordinator:
         return self._evaluation.rows()
 
     async def state(self) -> dict[str, Any]:
-        """`RolloutCoordinator.state_dict` with stored groups, and the canary results."""
-        canary = {"gap": self._canary_gap, "compared": dict(self._compared)}
-        return {**self._prompts.state_dict(), "canary": canary}
+        """`RolloutCoordinator.state_dict` with stored groups."""
+        return self._prompts.state_dict()
 
     async def load(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`, at the start or after a rollback; rollouts wait until its weights are published."""
@@ -263,8 +234,6 @@ class Coordinator:
         self._handed = None
         self._arrived.clear()
         self._times = PhaseTimes()
-        canary = state.get("canary", {})  # the checkpoint may be another transport's
-        self._canary_gap, self._compared = canary.get("gap", 0.0), dict(canary.get("compared", {}))
 
     async def maker_states(self) -> list[Mapping[str, Any]]:
         """State of the makers' rewards and players, in the order of the makers."""
@@ -286,16 +255,15 @@ class Coordinator:
 
     # Called for hooks and logs by all actors, and by the driver.
 
-    async def report(self, sender: str, number: int, event: Event | LogLine) -> None:
-        """Queue an event for the driver; returns once the sender's earlier events have arrived too."""
-        self._events.put(sender, number, event)
+    async def report(self, event: Event | LogLine, after: None = None) -> None:
+        """Queue an event for the driver. after: the result of the sender's call before this one."""
+        self._events.append(event)
         self._waiters.wake("events")
-        await self._waiters.until("events", lambda: self._events.has(sender, number), _REPORT_SECONDS)
 
     async def overview(self, timeout_seconds: float) -> Overview:
         """The run's current state; returned at once where there are events, else after the timeout."""
         await self._waiters.until("events", lambda: len(self._events), timeout_seconds)
-        events = self._events.take()
+        events, self._events = self._events, []
         next_episode = 0 if self._handed is None else self._handed[0] + 1
         waiting = Counter(group.owner for group in self._prompts.waiting())
         return Overview(
@@ -304,7 +272,6 @@ class Coordinator:
             makers=self._makers.rows(waiting),
             trainers=self._trainers.rows(),
             queue=waiting.total(),
-            sync_seconds=self._sync_seconds,
             stuck=self._makers.stuck(),
             silent=self._trainers.stuck(),
             events=events,
@@ -352,8 +319,7 @@ class Coordinator:
         return None
 
     def _lease_size(self) -> int:
-        asked = self._settings.prompts_per_lease
-        return asked or math.ceil(self._settings.prompts_per_episode / max(1, self._num_makers))
+        return self._prompts_per_lease or math.ceil(self._prompts_per_episode / max(1, self._num_makers))
 
     def _take(self, episode: int) -> TakenEpisode:
         groups = self._prompts.take(episode)
@@ -363,10 +329,8 @@ class Coordinator:
         times = replace(self._times, rollout_s=self._times.rollout_s * share, reward_s=self._times.reward_s * share)
         times.forward_s *= share
         self._handed_times, self._times = self._times, PhaseTimes()
-        gap, self._canary_gap = self._canary_gap, 0.0
         metrics = {
             **self._prompts.take_metrics(),
-            "sync/canary_gap_max": gap,
             "transport/queue_s": math.fsum(waited) / max(1, len(waited)),
             "transport/maker_idle_fraction": self._makers.take_idle_fraction(),
             "transport/token_bytes": float(sum(group.token_bytes for group in groups)),
@@ -377,4 +341,4 @@ class Coordinator:
     def _describe(self, episode: int) -> str:
         if self._over or self._prompts.finished:
             return "all episodes are sampled"
-        return f"episode {episode + 1} of {self._settings.num_episodes}: {self._prompts.progress(episode)}"
+        return f"episode {episode + 1} of {self._num_episodes}: {self._prompts.progress(episode)}"

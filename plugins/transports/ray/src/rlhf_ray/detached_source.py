@@ -78,10 +78,8 @@ class BufferSource:
             yield batch
 
 
-_GRACE_SECONDS = 1.0
-"""How long all makers must have been done before the trainer gives up."""
-_STALE_GRACE_SECONDS = 10.0
-"""The same if a maker's loop ended before the fit began, since its next loop may be about to start."""
+_GRACE_SECONDS = 10.0
+"""How long all makers must have been done before a fit gives up: the next loop of one may be about to start."""
 
 
 class MakerPresence:
@@ -105,12 +103,10 @@ class MakerPresence:
         """Maker -> how its last loop ended."""
         self._temperatures: dict[str, float] = {}
         self._all_ended_since: float | None = None
-        self._ended_before_fit: set[str] = set()
 
     def fit_begins(self) -> None:
-        """Mark loops that ended until now as possibly those of an earlier fit."""
+        """Loops that ended until now may be those of an earlier fit."""
         with self._lock:
-            self._ended_before_fit = set(self._ended)
             self._all_ended_since = None
 
     def started(self, name: str, temperature: float) -> None:
@@ -120,7 +116,6 @@ class MakerPresence:
             self._names.add(name)
             self._seen.add(name)
             self._ended.pop(name, None)
-            self._ended_before_fit.discard(name)
             self._temperatures[name] = temperature
 
     def seen(self, name: str) -> None:
@@ -168,7 +163,6 @@ class MakerPresence:
             now = time.monotonic()
             if self._all_ended_since is None:
                 self._all_ended_since = now
-            grace = _STALE_GRACE_SECONDS if self._ended_before_fit else _GRACE_SECONDS
-            if now - self._all_ended_since < grace:
+            if now - self._all_ended_since < _GRACE_SECONDS:
                 return None
             return "; ".join(self._ended[name] for name in sorted(self._ended))

@@ -5,7 +5,7 @@ nobody else's. torch's default group, which a trainer may need for its strategy,
 transport is not used: its gloo and NCCL groups are made and called without deadlines, an actor may be in one group
 only, and a failed transfer cannot be aborted.
 
-Nothing that arrives is unpickled: a link carries bytes, of which Ray's authenticated call has told length and layout.
+Nothing that arrives is unpickled: a link carries bytes, of which Ray's authenticated call has told dtype and shape.
 The group's store and gloo's sockets listen on the address that Ray uses for the node; keys in the store have a random
 prefix.
 """
@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import RlhfError
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 WHERE = "direct weight sync"
 SENDER, RECEIVER = 0, 1
 """Ranks of a link."""
-_ALIGNMENT = 64
-"""Every tensor of a chunk begins at a multiple of this many bytes."""
 _CHUNKS_UNDER_WAY = 4
 _POLL_SECONDS = 0.001
 
@@ -58,65 +55,45 @@ class LinkOffer:
 
 @dataclass(frozen=True, slots=True)
 class DirectChunk:
-    """A chunk that comes over the link: what to make of its bytes."""
+    """Tensors that come over the link, one after the other."""
 
-    number: int
-    """Among all chunks of this link, from 0."""
-    num_bytes: int
+    first: int
+    """Number of the first among all tensors of this link, from 0."""
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
     """Name, torch's name of the dtype, shape."""
 
-    def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The tensors, in the memory of `buffer`. Raises `LinkError` unless the layout is as long as it."""
-        found, end = {}, 0
+    @classmethod
+    def of(cls, shard: Mapping[str, Tensor], first: int) -> DirectChunk:
+        """What is told of a shard."""
+        told = ((name, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in shard.items())
+        return cls(first, tuple(told))
+
+    def empty(self, device: torch.device) -> dict[str, Tensor]:
+        """Tensors to receive it in. Raises `LinkError` where there can be none such."""
+        import torch
+
+        found = {}
         for name, dtype, shape in self.tensors:
-            start, end, kind = _place(end, dtype, shape)
-            if end > len(buffer):
-                break
-            found[name] = buffer[start:end].view(kind).view(shape)
-        if end != self.num_bytes or end != len(buffer):
-            raise LinkError(f"chunk {self.number} has {len(buffer)} bytes, its layout {end}", where=WHERE)
+            kind = getattr(torch, dtype, None)
+            if not isinstance(kind, torch.dtype) or any(size < 0 for size in shape):
+                raise LinkError(f"no tensor has dtype {dtype!r} and shape {shape}", where=WHERE)
+            found[name] = torch.empty(shape, dtype=kind, device=device)
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class PackedShard:
-    """A shard's bytes as one tensor, to be sent over any number of links."""
-
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """As in `DirectChunk`."""
-    buffer: Tensor
-
-    @classmethod
-    def of(cls, shard: Mapping[str, Tensor], device: torch.device) -> PackedShard:
-        """A copy of the shard on `device`."""
-        import torch
-
-        tensors = tuple(
-            (name, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in shard.items()
-        )
-        places, end = [], 0
-        for _, dtype, shape in tensors:
-            start, end, _ = _place(end, dtype, shape)
-            places.append((start, end))
-        buffer = torch.empty(end, dtype=torch.uint8, device=device)
-        for (start, stop), tensor in zip(places, shard.values(), strict=True):
-            buffer[start:stop].copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
-        return cls(tensors, buffer)
-
-    def chunk(self, number: int) -> DirectChunk:
-        return DirectChunk(number, len(self.buffer), self.tensors)
-
-
-def _place(after: int, dtype: str, shape: tuple[int, ...]) -> tuple[int, int, torch.dtype]:
-    """Start and end of a tensor whose predecessor ends at `after`, and its dtype."""
+def copied(shard: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """A copy of the shard on `device`, to be sent over any number of links."""
     import torch
 
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype) or any(size < 0 for size in shape):
-        raise LinkError(f"no tensor has dtype {dtype!r} and shape {shape}", where=WHERE)
-    start = -(-after // _ALIGNMENT) * _ALIGNMENT
-    return start, start + prod(shape) * kind.itemsize, kind
+    plain = torch.contiguous_format
+    return {name: each.detach().to(device, copy=True, memory_format=plain) for name, each in shard.items()}
+
+
+def _bits(tensor: Tensor) -> list[Tensor]:
+    """The memory of a contiguous tensor, as a process group takes it."""
+    import torch
+
+    return [tensor.reshape(-1).view(torch.uint8)]
 
 
 class Link:
@@ -127,20 +104,25 @@ class Link:
         self._group = group
         self._backend = backend
         self._timeout_seconds = timeout_seconds
-        self._number = 0
-        self._sending: deque[tuple[Any, Tensor]] = deque()
+        self._num_sent = 0
+        self._sending: deque[list[tuple[Any, Tensor]]] = deque()
 
-    def send(self, shard: PackedShard) -> DirectChunk:
-        """Begin to send a shard, once few are under way. Raises `LinkError`.
+    def send(self, shard: Mapping[str, Tensor]) -> DirectChunk:
+        """Begin to send a shard, see `copied`, once few are under way. Raises `LinkError`.
 
         The other end is to call `receive` with the result.
         """
         while len(self._sending) >= _CHUNKS_UNDER_WAY:
-            self._finish(self._sending.popleft()[0])
-        chunk = shard.chunk(self._number)
-        self._number += 1
+            self._settle_one()
+        chunk = DirectChunk.of(shard, self._num_sent)
+        self._num_sent += len(shard)
         try:
-            self._sending.append((self._group.send([shard.buffer], RECEIVER, chunk.number), shard.buffer))
+            self._sending.append(
+                [
+                    (self._group.send(_bits(tensor), RECEIVER, number), tensor)
+                    for number, tensor in enumerate(shard.values(), chunk.first)
+                ]
+            )
         except RuntimeError as error:
             raise self._broken(error) from None
         return chunk
@@ -148,18 +130,20 @@ class Link:
     def settle(self) -> None:
         """Wait until every chunk has gone. Raises `LinkError`, also when that takes too long."""
         while self._sending:
-            self._finish(self._sending.popleft()[0])
+            self._settle_one()
 
     def receive(self, chunk: DirectChunk) -> dict[str, Tensor]:
-        """The tensors of a chunk. Raises `LinkError`, also when it does not come in time."""
-        import torch
-
-        buffer = torch.empty(chunk.num_bytes, dtype=torch.uint8, device=self.device)
-        found = chunk.views(buffer)
+        """The tensors of a chunk. Raises `LinkError`, also when one does not come in time."""
+        found = chunk.empty(self.device)
         try:
-            self._finish(self._group.recv([buffer], SENDER, chunk.number))
+            works = [
+                self._group.recv(_bits(tensor), SENDER, number)
+                for number, tensor in enumerate(found.values(), chunk.first)
+            ]
         except RuntimeError as error:
             raise self._broken(error) from None
+        for work in works:
+            self._finish(work)
         return found
 
     def close(self) -> None:
@@ -168,6 +152,10 @@ class Link:
         self._sending.clear()
         if group is not None and self._backend == "nccl":
             group.abort()
+
+    def _settle_one(self) -> None:
+        for work, _ in self._sending.popleft():
+            self._finish(work)
 
     def _finish(self, work: Any) -> None:
         try:

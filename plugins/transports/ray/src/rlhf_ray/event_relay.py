@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-import uuid
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,15 +31,13 @@ class EventSender:
     def __init__(self, actor: str, coordinator: Any) -> None:
         self.actor = actor
         self._coordinator = coordinator
-        self._id = uuid.uuid4().hex  # a restarted actor counts from 0 again
         self._lock = threading.Lock()
-        self._num_sent = 0
         self._last: Any = None
 
     def send(self, event: Event | LogLine) -> None:
         with self._lock:
-            self._last = self._coordinator.report.remote(self._id, self._num_sent, event)
-            self._num_sent += 1
+            # Calls of an async actor may overtake one another: each waits for the one before it, its argument.
+            self._last = self._coordinator.report.remote(event, self._last)
 
     def flush(self) -> None:
         """Wait until the coordinator has received everything sent so far."""
@@ -54,37 +50,6 @@ class EventSender:
         """Send a hook's event (see `HookRelay.tap`)."""
         portable = {key: _portable(value) for key, value in arguments.items()}
         self.send(Event(name, pickle.dumps(portable)))
-
-
-class EventInbox:
-    """Orders events for replay: each sender's events in the order sent, whatever order they arrive in.
-
-    Calls to an async actor, such as the coordinator, may overtake one another.
-    """
-
-    def __init__(self) -> None:
-        self._ready: list[Event | LogLine] = []
-        self._early: dict[tuple[str, int], Event | LogLine] = {}
-        self._num_ready: Counter[str] = Counter()
-
-    def put(self, sender: str, number: int, event: Event | LogLine) -> None:
-        """`number`: sequence number among the sender's events, from 0."""
-        self._early[sender, number] = event
-        while (key := (sender, self._num_ready[sender])) in self._early:
-            self._ready.append(self._early.pop(key))
-            self._num_ready[sender] += 1
-
-    def has(self, sender: str, number: int) -> bool:
-        """Whether this event, and so all before it, has arrived (taken or not)."""
-        return self._num_ready[sender] > number
-
-    def __len__(self) -> int:
-        return len(self._ready)
-
-    def take(self) -> list[Event | LogLine]:
-        """Remove and return the events that are ready."""
-        taken, self._ready = self._ready, []
-        return taken
 
 
 class ActorLogHandler(logging.Handler):

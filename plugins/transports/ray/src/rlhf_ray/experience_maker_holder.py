@@ -13,15 +13,14 @@ import ray
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.types import Prompt
-from rlhf_seed import BatchReader, adapt_callback, batches_of, sampling_params, set_eos
+from rlhf_seed import BatchReader, adapt_callback, batches_of, sampling_params
 
 from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
 from .calls import NamedActors, node_address, own_name
 from .direct_link import DirectChunk, LinkOffer, MakerEnd
 from .id_tokenizer import IdTokenizer
 from .maker_feed import LoaderFeed, MakerFeed, RunFeed
-from .maker_parts import MakerWorker, make_models, make_place, make_worker
-from .messages import Canary
+from .maker_parts import MakerWorker, make_place, make_worker
 from .wire import unpack
 
 if TYPE_CHECKING:
@@ -109,16 +108,15 @@ class ExperienceMakerHolder:
         for callback in callbacks:
             hooks.register(adapt_callback(callback))
         self._sampling = sampling_params(generate_kwargs, tokenizer)
-        place = make_place(strategy_fn)
-        self._models = models = make_models(model_fn, place, kl_coef=kl_coef, seed=seed)
-        set_eos(models.actor, generate_kwargs.get("eos_token_id"))
-        decoder = tokenizer if tokenizer is not None else IdTokenizer(generate_kwargs.get("eos_token_id"))
+        eos_token_id = generate_kwargs.get("eos_token_id")
+        decoder = tokenizer if tokenizer is not None else IdTokenizer(eos_token_id)
         self._worker = make_worker(
-            models,
-            place,
+            model_fn,
+            make_place(strategy_fn),
             decoder,
             self._sampling,
             hooks,
+            eos_token_id=eos_token_id,
             engine=engine,
             engine_options=engine_options,
             seed=seed,
@@ -176,7 +174,6 @@ class ExperienceMakerHolder:
         version: int | None = None,
         sender: str = "",
         checksums: dict[str, str] | None = None,
-        canary: Canary | None = None,
     ) -> None:
         """Receive a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s, or what the link
         brings), its end.
@@ -185,7 +182,7 @@ class ExperienceMakerHolder:
         in between two batches. A call without start or end, outside of a version, is a whole version by itself.
         fully_update: all weights come, whatever `update_lora_weights` says. new_…_lora_config_dict: the sender's
         `lora_scales`. version: policy version; None counts on. sender: keeps the versions of several senders apart.
-        checksums: with the end, by role. canary: in a run, what to compare with. Raises `SyncError`, and keeps the
+        checksums: with the end, by role. Raises `SyncError`, and keeps the
         weights, when something does not match.
         """
         weights = self._worker.weights
@@ -203,8 +200,6 @@ class ExperienceMakerHolder:
                 weights.stage(version, role, arrived, sender=sender, scales=scales)
         if chunk_end or alone:
             self._unnumbered.pop(sender, None)
-            if canary is not None and isinstance(self._feed, RunFeed):
-                self._feed.canaries[version] = canary
             weights.commit(version, checksums, sender=sender)
             if fully_update:
                 self._initialized.set()

@@ -1,4 +1,4 @@
-"""Converts groups to trees of plain values and tensors, for checkpoints (`util.save_tree`)."""
+"""Converts groups to trees of plain values and tensors, for checkpoints (`util.save_tree`) and the object store."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
     """A group as nested dicts, lists and tensors. Metadata must be JSON values."""
     return {
         "position": group.position,
-        "rollouts": [
-            {**_shallow(rollout), "turns": [turn.to_mapping() for turn in rollout.turns]} for rollout in group.rollouts
-        ],
-        "items": [{**_shallow(item), "columns": _columns(item.columns)} for item in group.items],
+        "rollouts": [rollout_to_tree(rollout) for rollout in group.rollouts],
+        "items": [item_to_tree(item) for item in group.items],
     }
 
 
@@ -25,11 +23,8 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
     """The group that `group_to_tree` wrote."""
     return RolloutGroup(
         position=tree["position"],
-        rollouts=tuple(
-            Rollout(**{**each, "turns": tuple(Turn.from_mapping(turn) for turn in each["turns"])})
-            for each in tree["rollouts"]
-        ),
-        items=tuple(_item(item) for item in tree["items"]),
+        rollouts=tuple(rollout_from_tree(each) for each in tree["rollouts"]),
+        items=tuple(item_from_tree(item) for item in tree["items"]),
     )
 
 
@@ -42,22 +37,39 @@ def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
     return {**state, "open": opened}
 
 
-def _columns(columns: Columns) -> dict[str, Any]:
-    return {name: {**asdict(columns.kinds[name]), "value": value} for name, value in columns.items()}
+def rollout_to_tree(rollout: Rollout) -> dict[str, Any]:
+    """See `group_to_tree`."""
+    return {**_shallow(rollout), "turns": [turn.to_mapping() for turn in rollout.turns]}
 
 
-def _item(tree: Mapping[str, Any]) -> BufferItem:
+def rollout_from_tree(tree: Mapping[str, Any]) -> Rollout:
+    """See `group_from_tree`."""
+    return Rollout(**{**tree, "turns": tuple(Turn.from_mapping(turn) for turn in tree["turns"])})
+
+
+def item_to_tree(item: BufferItem) -> dict[str, Any]:
+    """See `group_to_tree`."""
+    kinds = item.columns.kinds
+    return {
+        **_shallow(item),
+        "columns": {name: {**asdict(kinds[name]), "value": value} for name, value in item.columns.items()},
+    }
+
+
+def item_from_tree(tree: Mapping[str, Any]) -> BufferItem:
+    """See `group_from_tree`."""
     saved = {name: dict(column) for name, column in tree["columns"].items()}
     values = {name: column.pop("value") for name, column in saved.items()}
     kinds = {name: Column(**column) for name, column in saved.items()}
     return BufferItem(**{**tree, "columns": Columns(values, kinds)})
 
 
-def _shallow(value: Rollout | BufferItem) -> dict[str, Any]:
-    return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any, change: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+    """A tree with its mappings as plain dicts, and everything else changed."""
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return value
+        return {key: plain(inner, change) for key, inner in value.items()}
+    return change(value)
+
+
+def _shallow(value: Rollout | BufferItem) -> dict[str, Any]:
+    return {f.name: plain(getattr(value, f.name)) for f in fields(value)}

@@ -6,7 +6,6 @@ run takes them from the coordinator, and sends there (`RunFeed`).
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -19,25 +18,23 @@ from typing import Any, TypeVar
 
 import ray
 
-from rlhf_core.errors import DataError, SyncError
+from rlhf_core.algorithm import RolloutAlgorithm
+from rlhf_core.errors import DataError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.runfolder import PhaseTimer
-from rlhf_core.types import GenerationRequest, PhaseTimes, Prompt, RolloutGroup, SamplingParams
+from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
+from rlhf_core.wiring import RunParts
 from rlhf_seed import BatchReader
 
 from .actor_context import HEARTBEAT_SECONDS, ActorContext, Heartbeat, settle
 from .calls import ANSWER_SECONDS, Call, NamedActors, ask, collect
-from .maker_parts import MakerParts, build_maker
-from .messages import Canary, EvaluationWork, Made, RolloutWork, RunOver, Work
+from .maker_parts import MakerWorker, build_maker
+from .messages import EvaluationWork, Made, RolloutWork, RunOver, Work
 from .sample_store import store_groups
-
-logger = logging.getLogger("rlhf.ray")
 
 T = TypeVar("T")
 _MAKER_BITS, _STEP_BITS, _ROW_BITS = 22, 24, 16
 """Together 62 bits: sample ids are int64, and those from 1 << 62 are for evaluation."""
-_CANARY_ID = (1 << 62) + (1 << 61)
-"""Sample ids of canary answers: greedy, so their noise does not matter, but no other sample has them."""
 _LOOK_SECONDS = 1.0
 """Longest wait for more work while batches are being made, one of which may fail."""
 
@@ -78,7 +75,6 @@ class MakerFeed(ABC):
         self.sending = threading.RLock()
         """Held while something is sent: batches may be made side by side."""
         self._under_way: list[Call] = []
-        self._num_under_way = 0
 
     @abstractmethod
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
@@ -109,19 +105,12 @@ class MakerFeed(ABC):
             for taker, part in zip(self._takers.names, dealt, strict=True)
             if part
         ]
-        self._num_under_way = len(made)
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""
         with self.sending, self.timer.phase("send"):
             calls, self._under_way = self._under_way, []
-            taken = collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
-        if calls and (late := self._num_under_way - sum(taken)):
-            logger.info(
-                "%d of %d groups came too late: another maker was first, or the run went back to a checkpoint",
-                late,
-                self._num_under_way,
-            )
+            collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
 
     def _beat(self) -> None:
         for taker in self._takers.names:
@@ -199,7 +188,7 @@ def sample_id(maker: int, step: int, row: int) -> int:
 class RunFeed(MakerFeed):
     """One maker's view of the coordinator."""
 
-    def __init__(self, context: ActorContext, parts: MakerParts) -> None:
+    def __init__(self, context: ActorContext, hooks: HookRelay, worker: MakerWorker, run: RunParts) -> None:
         self._coordinator = context.spec.coordinator
         takers = NamedActors(["coordinator"], timeout_seconds=0)
         takers.know({"coordinator": self._coordinator})
@@ -207,16 +196,16 @@ class RunFeed(MakerFeed):
         super().__init__(
             context.name,
             context.spec.index,
-            parts.hooks,
+            hooks,
             takers,
             timeout_seconds=ANSWER_SECONDS,
             heartbeat_seconds=config.heartbeat_seconds,
             sends_texts=context.resolved.run.logging.samples != "none",
         )
-        self._parts = parts
-        self.worker = parts.worker
-        self.canaries: dict[int, Canary] = {}
-        """Policy version -> what came with it for comparison."""
+        self.worker = worker
+        self._run = run
+        self._sampler = run.inputs.sampler() if run.resolved.rolls_out else None
+        """Judges the groups; the coordinator has another one, which draws."""
         self._era: int | None = None
 
     @classmethod
@@ -224,10 +213,10 @@ class RunFeed(MakerFeed):
     def opened(cls, context: ActorContext) -> Iterator[RunFeed]:
         """The feed, with everything loaded."""
         settle(None, num_threads=context.spec.num_threads)
-        config = context.config
-        parts = build_maker(
+        config, hooks = context.config, context.hooks("maker")
+        worker, run = build_maker(
             context.resolved,
-            context.hooks("maker"),
+            hooks,
             num_lanes=config.num_lanes(context.resolved.run.train.prompts_per_episode),
             sync_timeout_seconds=config.sync_timeout_seconds,
             cache_folder=context.cache_folder,
@@ -235,15 +224,15 @@ class RunFeed(MakerFeed):
         )
         with ExitStack() as stack:
             stack.callback(context.sender.flush)
-            stack.callback(parts.worker.close)
-            if parts.evaluator is not None:
-                stack.callback(parts.evaluator.close)
-            yield cls(context, parts)
+            stack.callback(worker.close)
+            if run.evaluator is not None:
+                stack.callback(run.evaluator.close)
+            yield cls(context, hooks, worker, run)
 
     def join(self, update: Callable[..., None]) -> None:
         """Tell the coordinator that this maker is ready, with the newest weights taken by `update`."""
         context = ray.get_runtime_context()
-        held_out = 0 if self._parts.evaluator is None else self._parts.evaluator.num_prompts
+        held_out = 0 if self._run.evaluator is None else self._run.evaluator.num_prompts
         about = (self.name, os.getpid(), context.get_node_id(), held_out, context.current_actor)
         has, wait = 0, self._config.sync_timeout_seconds
         while (newer := ask(self._coordinator, "register", *about, has)) is not None:
@@ -266,11 +255,11 @@ class RunFeed(MakerFeed):
                 self.flush()
                 continue  # the run goes on for as long as coordinator, driver and trainers live: they are watched
             self.worker.weights.wait_live(work.version, timeout_seconds=self._config.sync_timeout_seconds)
-            self._compare()
             if isinstance(work, RolloutWork):
                 self._begin_era(work.era)
                 records = work.records or (None,) * len(work.positions)
-                yield work.era, [self._parts.prompt(*each) for each in zip(work.positions, records, strict=True)]
+                prompts = self._run.inputs.prompts
+                yield work.era, [prompts.prompt(*each) for each in zip(work.positions, records, strict=True)]
             else:
                 self._evaluate(work)
 
@@ -289,47 +278,14 @@ class RunFeed(MakerFeed):
             self.worker.load_state_dict(state)
 
     def keep(self, group: RolloutGroup) -> bool:
-        return super().keep(group) and self._parts.keep(group)
+        algorithm = self._run.inputs.algorithm
+        return super().keep(group) and (not isinstance(algorithm, RolloutAlgorithm) or algorithm.keep(group))
 
     def success(self, group: RolloutGroup) -> float | None:
-        return None if self._parts.sampler is None else self._parts.sampler.judge(group)
+        return None if self._sampler is None else self._sampler.judge(group)
 
     def _evaluate(self, work: EvaluationWork) -> None:
-        assert self._parts.evaluator is not None
+        assert self._run.evaluator is not None
         with self.worker.computing():
-            rows = self._parts.evaluator.rows(work.start, work.stop)
+            rows = self._run.evaluator.rows(work.start, work.stop)
         ask(self._coordinator, "submit_evaluation", self.name, work, rows)
-
-    def _compare(self) -> None:
-        """Answer the canary prompts of a version that has just come in, and compare with what the trainer says."""
-        worker = self.worker
-        with worker.computing():
-            version = worker.weights.newest
-            canary = None if version is None else self._take_canary(version)
-            if canary is None:
-                return
-            requests = [
-                GenerationRequest(sample_id=_CANARY_ID + i, prompt_ids=p) for i, p in enumerate(canary.prompt_ids)
-            ]
-            answers = list(worker.engine.generate(requests, SamplingParams(max_new_tokens=1, greedy=True)))
-        if any(each.policy_version != version for each in answers):
-            return  # in flight, a newer one has come
-        gap = 0.0
-        for each in answers:
-            expected = float(canary.log_probs[each.sample_id - _CANARY_ID, each.token_ids[0]])
-            gap = max(gap, abs(expected - each.logprobs[0]))
-        ask(self._coordinator, "canary_gap", self.name, version, gap)
-        if not gap <= self._config.log_prob_gap_bound:
-            raise SyncError(
-                f"after the sync of version {version}, the log-probs of the maker's engine and of the trainer differ "
-                f"by {gap:.3g} nats on the same prompts, more than transport.log_prob_gap_bound "
-                f"({self._config.log_prob_gap_bound:g}): their weights or their arithmetic are not the same",
-                where=self.name,
-                hint="check that engine and strategy use one dtype; a coarser one on purpose needs a larger bound",
-            )
-
-    def _take_canary(self, version: int) -> Canary | None:
-        """Take the canary of `version`, once. Older ones are forgotten."""
-        for older in [known for known in self.canaries if known < version]:
-            del self.canaries[older]
-        return self.canaries.pop(version, None)

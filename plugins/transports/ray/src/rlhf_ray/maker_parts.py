@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
@@ -21,26 +20,24 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.models import (
     GroupPasses,
     PassModels,
-    adapter_off,
     disable_dropout,
     is_lora,
 )
 from rlhf_core.place import LocalPlace, Place
 from rlhf_core.plugins import load
-from rlhf_core.protocols import InFlightEngine, RolloutEngine, Sampler
-from rlhf_core.rewards import RewardScorer, RewardSpec
+from rlhf_core.protocols import InFlightEngine, RolloutEngine
+from rlhf_core.rewards import RewardScorer
 from rlhf_core.rollout import (
     ModuleReceiver,
     Passes,
-    PolicyEvaluator,
     PolicyExperienceMaker,
     SingleAnswers,
 )
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
-from rlhf_core.wiring import RunInputs, RunParts, build_strategy, load_models
+from rlhf_core.wiring import RunInputs, RunParts, build_strategy
 from rlhf_forward import model_passes
-from rlhf_seed import seed_reward, strategy_by_name
+from rlhf_seed import seed_reward, set_eos, strategy_by_name
 
 from .engine_thread import EngineThread
 from .holder_weights import StagedWeights, WeightTarget
@@ -165,20 +162,6 @@ def _placed(models: Mapping[str, nn.Module], place: Place) -> dict[str, frozense
     return adapters
 
 
-@dataclass(frozen=True, slots=True)
-class MakerParts:
-    """A maker of a run, ready to work once weights have arrived."""
-
-    worker: MakerWorker
-    hooks: HookRelay
-    prompt: Callable[[int, int | None], Prompt]
-    """The prompt of a position, and of the record that a sampler has drawn for it."""
-    keep: Callable[[RolloutGroup], bool]
-    sampler: Sampler | None
-    """Judges the groups; the coordinator has another one, which draws."""
-    evaluator: PolicyEvaluator | None
-
-
 def build_maker(
     resolved: ResolvedRun,
     hooks: HookRelay,
@@ -187,16 +170,16 @@ def build_maker(
     sync_timeout_seconds: float,
     cache_folder: Path,
     run_folder: Path,
-) -> MakerParts:
-    """Load tokenizer, models, prompts and rewards of a run; nothing is shared with a trainer.
+) -> tuple[MakerWorker, RunParts]:
+    """A maker of a run, and the parts of the run that it has loaded; nothing is shared with a trainer.
 
     `num_lanes`: batches at a time, with weights in flight; None: one after the other. `cache_folder`: of the rewards'
     cache, which the makers of one machine share. `run_folder`: may not exist on this machine.
     """
     place, inputs = LocalPlace.like(build_strategy(resolved)), RunInputs(resolved)
-    models = load_models(inputs, place)
+    run = RunParts(inputs, place, cache_folder=cache_folder, run_folder=run_folder)
+    models = run.models
     adapters = _placed(models, place)
-    run = RunParts(inputs, place, models, cache_folder=cache_folder, run_folder=run_folder)
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
     passes, engine = run.passes, run.engine
     weights = staged_weights(
@@ -212,67 +195,13 @@ def build_maker(
         run.passes = None if passes is None else _BetweenSteps(passes, thread)
     makers = [run.maker(hooks) for _ in range(num_lanes or 1)]
     worker = MakerWorker(makers, run.engine, run.scorer, weights, place.device)
-    algorithm = inputs.algorithm
-    return MakerParts(
-        worker,
-        hooks,
-        prompt=inputs.prompts.prompt,
-        keep=algorithm.keep if isinstance(algorithm, RolloutAlgorithm) else _keep_all,
-        sampler=inputs.sampler() if resolved.rolls_out else None,
-        evaluator=run.evaluator,
-    )
-
-
-def _keep_all(group: RolloutGroup) -> bool:
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class HolderModels:
-    """The models that a `model_fn` returned, ready for inference."""
-
-    actor: nn.Module
-    critic: nn.Module | None
-    reward: RewardSpec
-    reference: nn.Module | None
-    reference_context: Callable[[], AbstractContextManager[Any]]
-    adapters: Mapping[str, frozenset[str]]
-    """By role, the names of an adapter-only version."""
+    return worker, run
 
 
 def make_place(strategy_fn: Callable[[], Any]) -> LocalPlace:
     """Where the factory's strategy computes. A ColossalAI booster trains only: a maker then computes as `single`."""
     strategy = strategy_fn()
     return LocalPlace.like(strategy if isinstance(strategy, Strategy) else strategy_by_name("single"))
-
-
-def make_models(
-    model_fn: Callable[[], tuple[Any, ...]], place: Place, *, kl_coef: float, seed: int = 0
-) -> HolderModels:
-    """Build and place the models; `seed` is for an installed reward.
-
-    Raises `UserInputError` when the factory returned something else.
-    """
-    from torch import nn
-
-    returned = model_fn()
-    if not isinstance(returned, tuple | list) or len(returned) != 4:
-        raise UserInputError(
-            "it must return (actor, critic, reward model, initial model)", where="model_fn of the experience maker"
-        )
-    actor, critic, reward, initial = returned
-    if not isinstance(actor, nn.Module):
-        raise UserInputError(f"the actor is a {type(actor).__name__}, not a causal language model", where="model_fn")
-    adapters = _placed({"policy": actor} if critic is None else {"policy": actor, "critic": critic}, place)
-    reference, context = _reference(actor, initial, place, kl_coef)
-    return HolderModels(
-        actor=actor,
-        critic=critic,
-        reward=seed_reward(reward, place.device, offload=False, seed=seed, where="model_fn"),
-        reference=reference,
-        reference_context=context,
-        adapters=adapters,
-    )
 
 
 def _reference(
@@ -285,7 +214,7 @@ def _reference(
         _placed({"reference": initial}, place)
         return initial, nullcontext
     if is_lora(actor):
-        return actor, partial(adapter_off, actor)
+        return actor, actor.disable_adapter  # type: ignore[return-value]  # of PEFT
     raise UserInputError(
         "the initial model is the actor itself, which changes" if initial is actor else "there is no initial model",
         where="model_fn",
@@ -294,12 +223,13 @@ def _reference(
 
 
 def make_worker(
-    models: HolderModels,
+    model_fn: Callable[[], tuple[Any, ...]],
     place: Place,
     tokenizer: Any,
     sampling: SamplingParams,
     hooks: HookRelay,
     *,
+    eos_token_id: Any,
     engine: str,
     engine_options: Mapping[str, Any],
     seed: int,
@@ -307,26 +237,41 @@ def make_worker(
     reward_timeout_seconds: float,
     sync_idle_seconds: float,
 ) -> MakerWorker:
-    """An engine over the actor, a scorer over the reward, a pass over reference and critic."""
+    """An engine over the actor that the factory returns, a scorer over its reward, a pass over reference and critic.
+
+    Raises `UserInputError` when the factory returns something else.
+    """
+    from torch import nn
+
+    returned = model_fn()
+    if not isinstance(returned, tuple | list) or len(returned) != 4:
+        raise UserInputError(
+            "it must return (actor, critic, reward model, initial model)", where="model_fn of the experience maker"
+        )
+    actor, critic, reward, initial = returned
+    if not isinstance(actor, nn.Module):
+        raise UserInputError(f"the actor is a {type(actor).__name__}, not a causal language model", where="model_fn")
+    set_eos(actor, eos_token_id)
+    trained = {"policy": actor} if critic is None else {"policy": actor, "critic": critic}
+    adapters = _placed(trained, place)
+    reference, around = _reference(actor, initial, place, kl_coef)
+    models = trained if reference is None else {**trained, "reference": reference}
+    spec = seed_reward(reward, place.device, offload=False, seed=seed, where="model_fn")
+    call_options = RewardCallOptions(timeout_seconds=reward_timeout_seconds)
+    scorer = RewardScorer([replace(spec, name="reward", call_options=call_options)])
     selected = load("engines", engine)
-    context = EngineContext(model=models.actor, tokenizer=tokenizer, device=place.device, seed=seed)
+    context = EngineContext(model=actor, tokenizer=tokenizer, device=place.device, seed=seed)
     options = selected.component.config.model_validate(dict(engine_options))
     built = cast(RolloutEngine, selected.build(options, context))
-    call_options = RewardCallOptions(timeout_seconds=reward_timeout_seconds)
-    by_role = {"policy": models.actor, "critic": models.critic, "reference": models.reference}
-    here = {role: model for role, model in by_role.items() if model is not None}
-    around = {"reference": models.reference_context}
-    passes = PassModels(place, here, temperature=sampling.temperature, around=around)
-    scorer = RewardScorer([replace(models.reward, name="reward", call_options=call_options)])
+    passes = PassModels(place, models, temperature=sampling.temperature, around={"reference": around})
     maker = PolicyExperienceMaker(
         player=SingleAnswers(built, tokenizer, sampling),
         samples_per_prompt=1,
         scorer=scorer,
         hooks=hooks,
-        passes=GroupPasses(place, model_passes(passes, here.keys())),
+        passes=GroupPasses(place, model_passes(passes, models.keys())),
         kl_coef=kl_coef,
         number=lambda position, k: position,
     )
-    trained = {role: model for role, model in here.items() if role != "reference"}
-    weights = staged_weights(built, trained, models.adapters, idle_seconds=sync_idle_seconds)
+    weights = staged_weights(built, trained, adapters, idle_seconds=sync_idle_seconds)
     return MakerWorker([maker], built, scorer, weights, place.device)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from rlhf_core.types import PhaseTimes
 
 from .sample_store import StoredGroup
 from .status_file import ActorRow
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +70,6 @@ class TakenEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
-    """The trainer's next-token log-probs on a few prompts, for makers to compare theirs with."""
-
-    prompt_ids: Sequence[tuple[int, ...]]
-    log_probs: np.ndarray[Any, Any]
-    """[prompts, V] float32 next-token log-probs in nats, at temperature 1."""
-
-
-@dataclass(frozen=True, slots=True)
 class Event:
     """A hook event for another process; `arguments` are pickled, since the coordinator cannot unpickle them."""
 
@@ -109,8 +96,6 @@ class Overview:
     trainers: Sequence[ActorRow]
     queue: int
     """Groups that are finished and wait to be trained on."""
-    sync_seconds: float | None
-    """Time that the last version took to reach the makers; None before the first."""
     stuck: Mapping[str, str]
     """Makers to be restarted -> reason."""
     silent: Mapping[str, str]

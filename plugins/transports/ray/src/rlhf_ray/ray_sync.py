@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_forward import next_token_logits
 from rlhf_strategies import group_into_shards
 
 from .calls import NamedActors, ask
 from .checksum import Checksum
 from .config import RayConfig
-from .messages import Canary
 from .sending import Links, Sending
 from .wire import lora_scales
 
@@ -85,7 +83,6 @@ class MakerSync:
         *,
         adapter_only: bool,
         max_shard_bytes: int,
-        canary: Canary | None = None,
         kept: list[dict[str, Any]] | None = None,
     ) -> None:
         """Send all weights, or the adapters, to the makers called `names`. Collective, also for ranks without makers.
@@ -114,7 +111,7 @@ class MakerSync:
                 size += sending.chunk(_KEYWORDS[role], shard, {**lora, **common})
                 lora = {}  # sent only once
             checksums[role] = checksum.hexdigest()
-        sending.call({"chunk_end": True, "checksums": checksums, "canary": canary, **common})
+        sending.call({"chunk_end": True, "checksums": checksums, **common})
         sending.wait_for_all()
         seconds, fallbacks = time.perf_counter() - started, len(sending.fallbacks)
         self.report = SyncReport(version, len(sending.names), num_chunks, size, seconds, fallbacks)
@@ -148,7 +145,6 @@ class RunSync(MakerSync):
         trained: Mapping[str, Trained],
         adapters: Mapping[str, frozenset[str]],
         config: RayConfig,
-        canary_prompts: Sequence[tuple[int, ...]],
     ) -> None:
         timeout = config.sync_timeout_seconds
         makers = NamedActors([], timeout_seconds=timeout)
@@ -156,14 +152,12 @@ class RunSync(MakerSync):
         self._coordinator = coordinator
         self._adapter_only = config.sync == "adapter"
         self._max_shard_bytes = config.max_shard_bytes if config.sync in ("chunked", "direct") else _EVERYTHING
-        self._canary_prompts = list(canary_prompts)
         if config.sync == "direct" and strategy.is_main:
             # Half, so that a link that fails leaves time for the other way.
             self._links = Links(strategy.device, timeout_seconds=timeout / 2)
 
     def publish(self, version: int) -> None:
         """Send `version` to all makers and release the prompts that wait for it. Raises like `send`."""
-        canary = self._canary()
         calls: list[dict[str, Any]] = []
         is_main = self._strategy.is_main
         makers: dict[str, Any] = ask(self._coordinator, "makers") if is_main else {}
@@ -175,7 +169,6 @@ class RunSync(MakerSync):
             makers,
             adapter_only=self._adapter_only,
             max_shard_bytes=self._max_shard_bytes,
-            canary=canary,
             kept=calls if is_main else None,
         )
 
@@ -200,17 +193,3 @@ class RunSync(MakerSync):
             "sync/seconds": last.seconds,
             "sync/makers": float(last.num_makers),
         }
-
-    def _canary(self) -> Canary | None:
-        """The canary log-probs of the current weights. Collective, since a sharded model runs forward on all ranks."""
-        if not self._canary_prompts:
-            return None
-        import torch
-
-        model = self._trained["policy"].model
-        was_training = model.training
-        model.eval()
-        with torch.no_grad(), self._strategy.autocast():
-            logits = next_token_logits(model, self._canary_prompts, self._strategy.device)
-        model.train(was_training)
-        return Canary(self._canary_prompts, logits.float().log_softmax(dim=-1).cpu().numpy())

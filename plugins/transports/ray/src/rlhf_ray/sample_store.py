@@ -13,24 +13,19 @@ import logging
 import pickle
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import accumulate
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from rlhf_core import Column, Columns
 from rlhf_core.rollout import SamplesLost
 from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
 
-from .groups import group_from_tree, group_to_tree
+from .groups import item_from_tree, item_to_tree, plain, rollout_from_tree, rollout_to_tree
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rlhf_core.strategy import Strategy
 
 logger = logging.getLogger("rlhf.ray")
@@ -87,20 +82,20 @@ def without_collections() -> Iterator[None]:
 @without_collections()
 def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> list[StoredGroup]:
     """Put the groups' tensors, and with `texts` their rollouts, into the object store."""
-    packed = [pickle.dumps(group_to_tree(group)["rollouts"]) if texts else b"" for group in groups]
+    packed = [pickle.dumps([rollout_to_tree(each) for each in group.rollouts]) if texts else b"" for group in groups]
     text = ray.put(packed) if texts and groups else None
-    sizes = [[_num_bytes(item) for item in group.items] for group in groups]
-    parts = _store_rows(groups, sizes)
+    rows = [[_packed(item) for item in group.items] for group in groups]
+    parts = _store_rows(rows)
     return [
         StoredGroup(
             position=group.position,
             is_empty=group.is_empty,
             owner=owner,
-            summaries=pickle.dumps([_values(ItemSummary.of(item)) for item in group.items]),
+            summaries=pickle.dumps([ItemSummary.of(item) for item in group.items]),
             parts=tuple(parts[place]),
             text=text,
             text_place=place,
-            token_bytes=sum(sizes[place]),
+            token_bytes=sum(map(len, rows[place])),
             text_bytes=len(packed[place]),
         )
         for place, group in enumerate(groups)
@@ -110,31 +105,25 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
 def summaries(group: StoredGroup) -> list[ItemSummary]:
     """A summary of each row."""
     # From an actor of this run, over Ray, which pickles every message itself; never read from a file.
-    return [ItemSummary(**dict(zip(_SUMMARY, values, strict=True))) for values in pickle.loads(group.summaries)]  # noqa: S301
+    found: list[ItemSummary] = pickle.loads(group.summaries)  # noqa: S301
+    return found
 
 
 @without_collections()
 def fetch_items(
-    groups: Sequence[StoredGroup], rows: Mapping[tuple[int, int], ItemSummary], *, timeout_seconds: float
+    groups: Sequence[StoredGroup], rows: Iterable[tuple[int, int]], *, timeout_seconds: float
 ) -> tuple[dict[tuple[int, int], BufferItem], set[int]]:
     """The items of `rows`, which are named by index of the group and row in the group.
 
     Also returns the indices of the groups of which something is lost.
     """
-    wanted: dict[Any, dict[int, tuple[int, int]]] = defaultdict(dict)
+    wanted: dict[Any, dict[tuple[int, int], int]] = defaultdict(dict)
     for index, row in rows:
         ref, place = _place(groups[index].parts, row)
-        wanted[ref][place] = index, row
+        wanted[ref][index, row] = place
     values, lost = _get(list(wanted), timeout_seconds)
-    items = {
-        where: item
-        for ref, places in wanted.items()
-        if ref in values
-        for where, item in zip(
-            places.values(), _unpack(values[ref], list(places), [rows[where] for where in places.values()]), strict=True
-        )
-    }
-    return items, {index for ref in lost for index, _ in wanted[ref].values()}
+    items = {where: _unpacked(values[ref][place]) for ref in values for where, place in wanted[ref].items()}
+    return items, {index for ref in lost for index, _ in wanted[ref]}
 
 
 def fetch_rollouts(
@@ -156,9 +145,9 @@ def fetch_groups(
     groups: Sequence[StoredGroup], *, timeout_seconds: float
 ) -> tuple[list[RolloutGroup], list[StoredGroup]]:
     """The whole groups, and those that are lost."""
-    everything = {
-        (index, row): summary for index, group in enumerate(groups) for row, summary in enumerate(summaries(group))
-    }
+    everything = [
+        (index, row) for index, group in enumerate(groups) for row in range(sum(part.num_rows for part in group.parts))
+    ]
     items, lost = fetch_items(groups, everything, timeout_seconds=timeout_seconds)
     texts, without = fetch_rollouts(groups, range(len(groups)), timeout_seconds=timeout_seconds)
     lost |= without
@@ -203,8 +192,7 @@ class StoredEpisode:
     def load(self, rows: Sequence[int], texts: Sequence[int]) -> tuple[list[BufferItem], list[Rollout]]:
         wait = self._timeout_seconds
         places, told = [self._places[row] for row in rows], [self._places[row] for row in texts]
-        wanted = {place: self.rows[row] for place, row in zip(places, rows, strict=True)}
-        items, lost = fetch_items(self._groups, wanted, timeout_seconds=wait)
+        items, lost = fetch_items(self._groups, places, timeout_seconds=wait)
         of_groups = list(dict.fromkeys(index for index, _ in told))
         rollouts, without = fetch_rollouts(self._groups, of_groups, timeout_seconds=wait)
         import torch
@@ -222,38 +210,17 @@ class StoredEpisode:
         return [items[place] for place in places], [rollouts[index][row] for index, row in told]
 
 
-_SUMMARY = tuple(field.name for field in fields(ItemSummary))
-_MAPPINGS = tuple(place for place, field in enumerate(fields(ItemSummary)) if "Mapping" in str(field.type))
-_METRICS = Column(per="metrics")
-_TENSORS = tuple(field.name for field in fields(BufferItem) if "Tensor" in str(field.type))
-_summary_values: Callable[[ItemSummary], tuple[Any, ...]] = attrgetter(*_SUMMARY)
-_tensors: Callable[[BufferItem], tuple[Tensor | None, ...]] = attrgetter(*_TENSORS)
-
-
-def _values(row: ItemSummary) -> list[Any]:
-    """Those of `_SUMMARY`, mappings as plain dicts."""
-    values = list(_summary_values(row))
-    for place in _MAPPINGS:
-        values[place] = dict(values[place])
-    return values
-
-
-def _num_bytes(item: BufferItem) -> int:
-    columns = [values for name, values in item.columns.items() if item.columns.kinds[name].per != "metrics"]
-    return sum(tensor.nbytes for tensor in (*_tensors(item), *columns) if tensor is not None)
-
-
-def _store_rows(groups: Sequence[RolloutGroup], sizes: Sequence[Sequence[int]]) -> list[list[Part]]:
-    """Put all rows, of so many bytes, into objects, in order; the parts of each group."""
-    parts: list[list[Part]] = [[] for _ in groups]
-    held: list[tuple[int, BufferItem]] = []
+def _store_rows(rows: Sequence[Sequence[bytes]]) -> list[list[Part]]:
+    """Put the rows of each group into objects, in order; the parts of each group."""
+    parts: list[list[Part]] = [[] for _ in rows]
+    held: list[tuple[int, bytes]] = []
     size = 0
-    rows = [(place, row) for place, group in enumerate(groups) for row in zip(group.items, sizes[place], strict=True)]
-    for number, (place, (item, num_bytes)) in enumerate(rows, start=1):
-        held.append((place, item))
-        size += num_bytes
-        if size >= _OBJECT_BYTES or number == len(rows):
-            ref = ray.put(_pack([item for _, item in held]))
+    flat = [(place, row) for place, of_group in enumerate(rows) for row in of_group]
+    for number, (place, row) in enumerate(flat, start=1):
+        held.append((place, row))
+        size += len(row)
+        if size >= _OBJECT_BYTES or number == len(flat):
+            ref = ray.put([row for _, row in held])
             first = 0
             for of, count in Counter(of for of, _ in held).items():  # in order
                 parts[of].append(Part(ref, first, count))
@@ -262,83 +229,31 @@ def _store_rows(groups: Sequence[RolloutGroup], sizes: Sequence[Sequence[int]]) 
     return parts
 
 
-def _pack(items: Sequence[BufferItem]) -> dict[str, Any]:
-    """The tensors of each field and column in one array, which enters and leaves the store uncopied, and their sizes by
-    row; those of metrics are in the summaries.
-    """
-    kinds: dict[str, Column] = {}
-    for item in items:
-        kinds |= {name: kind for name, kind in item.columns.kinds.items() if kind.per != "metrics"}
-    fields_of = zip(_TENSORS, zip(*map(_tensors, items), strict=True), strict=True)
-    return {
-        "arrays": {name: _flat(values) for name, values in fields_of if any(each is not None for each in values)},
-        "columns": {name: _flat([item.columns.get(name) for item in items]) for name in kinds},
-        "kinds": kinds,
-        "kl_coef": [item.kl_coef for item in items],
-    }
+def _packed(item: BufferItem) -> bytes:
+    """An item with its tensors as arrays, which are pickled at the speed of memory."""
+    from torch import Tensor
+
+    def array(value: Any) -> Any:
+        return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+
+    return pickle.dumps(plain(item_to_tree(item), array), protocol=5)
 
 
-def _flat(values: Sequence[Tensor | None]) -> tuple[Any, list[int], list[tuple[int, ...]] | None]:
-    """All numbers in one array; of each row how many, -1 if it has none, and its shape unless all have one axis."""
+def _unpacked(row: bytes) -> BufferItem:
+    """The item, in memory of its own."""
+    import numpy as np
     import torch
 
-    there = [tensor for tensor in values if tensor is not None]
-    sizes = [-1 if tensor is None else tensor.numel() for tensor in values]
-    shapes = None
-    if any(tensor.dim() != 1 for tensor in there):
-        shapes = [() if tensor is None else tuple(tensor.shape) for tensor in values]
-        there = [tensor.reshape(-1) for tensor in there]
-    return torch.cat(there).detach().cpu().numpy(), sizes, shapes
+    def tensor(value: Any) -> Any:
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
-
-def _rows(packed: tuple[Any, list[int], list[tuple[int, ...]] | None], places: Sequence[int]) -> list[Tensor | None]:
-    """The tensors of some rows that `_flat` put together."""
-    import torch
-
-    flat, sizes, shapes = packed
-    ends = list(accumulate(max(0, size) for size in sizes))
-    there: list[Tensor | None] = [
-        None if sizes[place] < 0 else torch.from_numpy(flat[ends[place] - sizes[place] : ends[place]].copy())
-        for place in places
-    ]
-    if shapes is None:
-        return there
-    return [None if row is None else row.reshape(shapes[at]) for row, at in zip(there, places, strict=True)]
-
-
-def _unpack(packed: Mapping[str, Any], places: Sequence[int], of: Sequence[ItemSummary]) -> list[BufferItem]:
-    """These rows of an object, whose summaries are `of`, each in memory of its own: no neighbour is copied or held."""
-    tensors = {name: _rows(values, places) for name, values in packed["arrays"].items()}
-    columns = {name: _rows(values, places) for name, values in packed["columns"].items()}
-    made = []
-    for number, (place, summary) in enumerate(zip(places, of, strict=True)):
-        made.append(
-            BufferItem(
-                sample_id=summary.sample_id,
-                group_id=summary.group_id,
-                policy_version=summary.policy_version,
-                rewards=summary.rewards,
-                truncated=summary.truncated,
-                branch=summary.branch,
-                columns=_columns(summary, {name: rows[number] for name, rows in columns.items()}, packed["kinds"]),
-                kl_coef=packed["kl_coef"][place],
-                **{name: rows[number] for name, rows in tensors.items()},  # type: ignore[arg-type]
-            )
-        )
-    return made
-
-
-def _columns(summary: ItemSummary, values: Mapping[str, Tensor | None], kinds: Mapping[str, Column]) -> Columns:
-    if not values and not summary.columns:
-        return Columns()
-    tensors = {name: value for name, value in values.items() if value is not None}
-    return Columns({**tensors, **summary.columns}, {**kinds, **dict.fromkeys(summary.columns, _METRICS)})
+    # From an actor of this run, over Ray, which pickles every message itself; never read from a file.
+    return item_from_tree(plain(pickle.loads(row), tensor))  # noqa: S301
 
 
 def _rollouts(packed: bytes) -> list[Rollout]:
     # From an actor of this run, as above.
-    tree = {"position": 0, "rollouts": pickle.loads(packed), "items": []}  # noqa: S301
-    return list(group_from_tree(tree).rollouts)
+    return [rollout_from_tree(tree) for tree in pickle.loads(packed)]  # noqa: S301
 
 
 def _place(parts: Sequence[Part], row: int) -> tuple[Any, int]:

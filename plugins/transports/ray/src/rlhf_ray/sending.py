@@ -11,12 +11,13 @@ import logging
 import secrets
 import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, TimeoutError
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from .calls import ActorLostError, Call, NamedActors, collect, node_address
-from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, PackedShard, form_link, listening_store
+from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, copied, form_link, listening_store
 from .wire import num_bytes, pack
 
 if TYPE_CHECKING:
@@ -67,16 +68,16 @@ class Sending:
         stored = {keyword: ray.put(arrays), **options}
         self._keep(stored)
         calls: list[Call | None] = []
-        packed: PackedShard | None = None
+        copies: dict[str, Tensor] = {}
         for name in list(self.names):
             link = None if self._links is None else self._links.get(name)
             if link is None:
                 self.fallbacks.add(name)
                 calls.append(self._start(name, stored))
                 continue
-            packed = packed or PackedShard.of(shard, link.device)
+            copies = copies or copied(shard, link.device)
             try:
-                calls.append(self._start(name, {keyword: link.send(packed), **options}))
+                calls.append(self._start(name, {keyword: link.send(copies), **options}))
             except LinkError as error:
                 self._fall_back(name, error)
         self._began(calls)
@@ -192,29 +193,19 @@ class Links:
         if self._store is None:
             self._store = listening_store(address, timeout)
         offer = LinkOffer(address, self._store.port, secrets.token_hex(16), self._device.type, timeout)
-        # Both ends wait for each other; the maker's answer says when it is no use to wait any longer.
-        own = _Forming(self._store, offer, address)
+        # Both ends wait for each other, on a thread since torch's own wait for a peer cannot be called off; the maker's
+        # answer says when it is no use to wait any longer.
+        own: Future[Link] = Future()
+
+        def form() -> None:
+            try:
+                own.set_result(form_link(self._store, SENDER, offer, address))
+            except LinkError as error:
+                own.set_exception(error)
+
+        threading.Thread(target=form, name="link", daemon=True).start()
         collect([(name, maker.join_link.remote(offer))], timeout_seconds=2 * timeout, doing="to form a direct link")
-        return own.result(timeout)
-
-
-class _Forming:
-    """Forms the trainer's end in a thread, since torch's own wait for a peer cannot be called off."""
-
-    def __init__(self, store: Any, offer: LinkOffer, address: str) -> None:
-        self._link: Link | None = None
-        self._error: LinkError | None = None
-        self._thread = threading.Thread(target=self._run, args=(store, offer, address), name="link", daemon=True)
-        self._thread.start()
-
-    def _run(self, store: Any, offer: LinkOffer, address: str) -> None:
         try:
-            self._link = form_link(store, SENDER, offer, address)
-        except LinkError as error:
-            self._error = error
-
-    def result(self, timeout_seconds: float) -> Link:
-        self._thread.join(timeout_seconds)
-        if self._link is None:
-            raise self._error or LinkError(f"waited {timeout_seconds:g} s for this end of it", where=WHERE)
-        return self._link
+            return own.result(timeout)
+        except TimeoutError:
+            raise LinkError(f"waited {timeout:g} s for this end of it", where=WHERE) from None

@@ -64,7 +64,6 @@ class Status(BaseModel):
     progress: str
     queue: int = 0
     """Finished prompts that wait to be trained on."""
-    sync_seconds: float | None = None
     scaling: ScaleAnswer | None = None
     trainers: list[ActorRow]
     makers: list[ActorRow]

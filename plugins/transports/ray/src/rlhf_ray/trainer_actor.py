@@ -14,9 +14,7 @@ from typing import Any
 import ray
 
 from rlhf_core.hooks import HookRelay
-from rlhf_core.prompts import PromptStream
-from rlhf_core.protocols import WeightSync
-from rlhf_core.rollout import NoReceiver, evaluation_metrics
+from rlhf_core.rollout import evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, TrainerSession
@@ -62,33 +60,29 @@ class TrainerActor:
             stack.callback(strategy.teardown)
             strategy.setup()
             run = TrainerParts(RunInputs(resolved), strategy)
-            prompts = run.inputs.prompts  # read while the makers load
             if strategy.is_main:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
             hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
             folder = RunFolder(Path(self._context.spec.folder))
             channel: RayChannel | None = None
-            sync: WeightSync = NoReceiver()
-            if resolved.generates:
-                sync = sent = self._sync(run, prompts)
-                channel = RayChannel(self._context, strategy, sent.metrics)
+            sync = self._sync(run) if resolved.generates else None
+            if sync is not None:
+                channel = RayChannel(self._context, strategy, sync.metrics)
             session = TrainerSession(
                 run,
                 folder,
                 hooks=hooks,
-                sync=sync,
+                publish=(lambda version: None) if sync is None else sync.publish,
                 makers=channel,
                 interrupted=lambda: strategy.is_main and bool(ask(self._coordinator, "interrupted")),
             )
             return session.fit(None if resume is None else Path(resume))
 
-    def _sync(self, run: TrainerParts, prompts: PromptStream) -> RunSync:
-        config, strategy = self._config, run.strategy
+    def _sync(self, run: TrainerParts) -> RunSync:
+        strategy = run.strategy
         trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in run.trained.items()}
-        # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
-        canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
-        return RunSync(self._coordinator, strategy, run.trained, trained, config, canary)
+        return RunSync(self._coordinator, strategy, run.trained, trained, self._config)
 
 
 class RayChannel:

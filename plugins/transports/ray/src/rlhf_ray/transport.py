@@ -96,7 +96,6 @@ class StatusFile:
             version=view.version,
             progress=view.progress,
             queue=view.queue,
-            sync_seconds=view.sync_seconds,
             scaling=scaling,
             trainers=actors.trainer_rows(view),
             makers=actors.maker_rows(view),

@@ -10,8 +10,8 @@ from typing import Any
 from rlhf_core.components import LoggerContext
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.loggers import open_logger
 from rlhf_core.models import is_lora, write_model_config
+from rlhf_core.plugins import load
 from rlhf_core.runfolder import (
     CheckpointStore,
     MetricsWriter,
@@ -93,11 +93,10 @@ def open_record(
     folder = _folder(Path(log_dir), step)
     folder.mkdir(parents=True, exist_ok=True)
     context = LoggerContext(run_folder=folder, run={})
-    names = [hooks.register(open_logger("tensorboard", context, {"folder": "."}), name="tensorboard")]
-    if use_wandb:
-        names.append(hooks.register(open_logger("wandb", context), name="wandb"))
-    for name in names:
-        stack.callback(hooks.unregister, name)
+    for name, options in {"tensorboard": {"folder": "."}, **({"wandb": {}} if use_wandb else {})}.items():
+        selected = load("loggers", name)
+        logger = selected.build(selected.component.config.model_validate(options), context)
+        stack.callback(hooks.unregister, hooks.register(logger, name=name))
 
     def on_line(line: dict[str, object]) -> None:
         hooks.fire("metrics", line=line)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 from torch import nn
@@ -14,9 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import GroupPasses, PassModels, adapter_off, is_lora
+from rlhf_core.models import GroupPasses, PassModels, is_lora
 from rlhf_core.plugins import load
-from rlhf_core.protocols import RolloutEngine, WeightSync
+from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
 from rlhf_core.runfolder import PhaseTimer
@@ -57,7 +56,7 @@ class Generation:
     """Components that make experience; the fit's exit stack closes them."""
 
     maker: SeedMaker
-    sync: WeightSync
+    publish: Callable[[int], None]
     scorer: RewardScorer
     neural_reward: NeuralReward | None
 
@@ -76,7 +75,7 @@ def build_updater(context: TrainerContext) -> Updater:
 def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     """Build engine, rewards, reference and the maker that uses them; `stack` closes them."""
     rollouts, strategy = context.rollouts, context.strategy
-    engine, sync = _engine(context)
+    engine, publish = _engine(context)
     stack.callback(engine.close)
     offload = rollouts.offload_inference_models
     reward = seed_reward(
@@ -97,7 +96,7 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     )
     maker.tokenizer = context.tokenizer
     neural_reward = reward.function if isinstance(reward.function, NeuralReward) else None
-    return Generation(maker, sync, scorer, neural_reward)
+    return Generation(maker, publish, scorer, neural_reward)
 
 
 def build_source(
@@ -136,7 +135,7 @@ def build_source(
     )
 
 
-def _engine(context: TrainerContext) -> tuple[RolloutEngine, WeightSync]:
+def _engine(context: TrainerContext) -> tuple[RolloutEngine, Callable[[int], None]]:
     strategy, actor = context.strategy, context.models.actor
     selected = load("engines", context.rollouts.engine)
 
@@ -165,11 +164,12 @@ def _empty_copy(model: nn.Module) -> nn.Module:
 def _passes(context: TrainerContext) -> GroupPasses:
     given, strategy = context.models, context.strategy
     models = {"policy": given.actor} | ({} if given.critic is None else {"critic": given.critic})
-    around, offloaded = {}, set()
+    around: dict[str, Any] = {}
+    offloaded = set()
     if "reference" in context.algorithm.roles:
         if given.initial is None or given.initial is given.actor:
             models["reference"] = given.actor
-            around["reference"] = partial(adapter_off, strategy.unwrap(given.actor))
+            around["reference"] = strategy.unwrap(given.actor).disable_adapter
         else:
             models["reference"] = reference = given.initial.eval().requires_grad_(False)
             if not strategy.shards_parameters:

@@ -366,7 +366,7 @@ class PPOTrainer(OLTrainer):
 
     def _publish(self) -> None:
         with self._context.hooks.span("sync", version=self._version):
-            self._generation.sync.publish(self._version)
+            self._generation.publish(self._version)
 
     def _fit_info(self, num_episodes: int) -> FitInfo:
         strategy = self._context.strategy

@@ -11,8 +11,8 @@ from huggingface_hub import constants
 from rlhf_core.components import PromptsContext
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import hub
-from rlhf_core.models.hub import check_hub
+from rlhf_core.models import files
+from rlhf_core.models.files import check_hub
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_data.config import HfDatasetConfig
 from rlhf_data.hf_dataset import build
@@ -66,8 +66,8 @@ def test_prompts_in_the_cache_and_offline_mode_need_no_answer(endpoint, load_pro
 
 def test_a_name_that_never_resolves_does_not_hold_up_the_error(endpoint, monkeypatch):
     over = Event()
-    monkeypatch.setattr(hub, "_SECONDS", 0.01)
-    monkeypatch.setattr(hub, "_ask", lambda answers: over.wait(60))
+    monkeypatch.setattr(files, "_SECONDS", 0.01)
+    monkeypatch.setattr(files, "_ask", lambda answers: over.wait(60))
     with pytest.raises(UserInputError, match="does not answer"):
         check_hub(NAME, where="model.path")
     over.set()
@@ -122,6 +122,6 @@ def test_a_cached_model_and_offline_mode_need_no_answer(endpoint, monkeypatch, t
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     check_hub(NAME, where="model.path")  # transformers itself fails at once
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "_ask", lambda answers: pytest.fail("no request is needed"))
+    monkeypatch.setattr(files, "_ask", lambda answers: pytest.fail("no request is needed"))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *name: str(tmp_path / "config.json"))
     check_hub(NAME, where="model.path")
