@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
 
 _NAME = "default"
+_FIRST_STAGE = "warm-start"
+"""Folder of the quickstart's first stage, in its run folder."""
 
 
 class Quickstart(Protocol):
@@ -43,10 +45,8 @@ def trainer_of(run: Mapping[str, Any], resumed: Path | None) -> Callable[..., Tr
     A run resumed from the folder `resumed` needs it only if that has a first stage and the run does not start from that
     stage's model yet.
     """
-    from rlhf_core.entry.resume import WARM_START, value_at
-
     if resumed is not None:
-        made = resumed / WARM_START
-        if not made.is_dir() or value_at(run, "model.path") == str(made / "model"):
+        made, model = resumed / _FIRST_STAGE, run.get("model")
+        if not made.is_dir() or (isinstance(model, Mapping) and model.get("path") == str(made / "model")):
             return None
     return find_quickstart().trainer_of(run)

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config.changes import Change, config_changes
-from ..config.load import apply_override
 from ..config.resolve import ResolvedRun, without_removed
 from ..errors import UserInputError
 from ..plugins.discovery import SINGULAR, discover
 from ..plugins.names import KNOWN
-from ..plugins.selected import load
 from ..prompts.stream import PromptStream
 from ..runfolder.checkpoints import CheckpointStore, find_damage
 from ..runfolder.folder import RunFolder, find_newest
 from ..util.did_you_mean import fold
 from ..util.redact import redact_mapping
 
-WARM_START = "warm-start"
-"""Folder of the quickstart's first stage, in its run folder."""
-
 _FIXED = ("model.path", "model.lora", "algorithm.name", "optimizer.name", "prompts")
 """Options, with all below them, that a checkpoint holds for: others would make another run of it."""
 
 
-def resumed_folder(resume: str, output: Path | None) -> Path:
-    """The run folder that a resume goes on in. Raises `UserInputError`: `auto` finds none, `output` is another."""
+def begun_run(resume: str | None, output: Path | None) -> Path | None:
+    """The folder of the run that `--resume` goes on with; None for `auto` in a folder where the run starts.
+
+    Raises `UserInputError`: `auto` finds none, `output` is another, or a plugin of the run is not installed.
+    """
+    if resume is None:
+        return None
     if resume != "auto":
         path = Path(resume)
         own = path.parent.parent if path.parent.name == "checkpoints" else path
@@ -39,30 +39,23 @@ def resumed_folder(resume: str, output: Path | None) -> Path:
                 where="--resume",
                 hint=f"--output {own}; a new run like it begins with --from {own}, one of its policy with --model",
             )
-        return own if output is None else output
-    if output is not None:
-        return output
-    newest = find_newest()
-    if newest is None:
+        found = own if output is None else output
+    elif output is not None:
+        if not RunFolder(output).has_begun:
+            return None
+        found = output
+    elif (newest := find_newest()) is not None:
+        found = newest
+    else:
         raise UserInputError("there is no run in runs/ to continue", where="--resume auto", hint="give --output DIR")
-    return newest
-
-
-def begun_resume(resume: str | None, output: Path | None) -> str | None:
-    """`resume`, or None for `auto` in a folder in which no run has begun: the run starts there.
-
-    Raises `UserInputError` if a plugin of the run to continue is not installed.
-    """
-    if resume is None or (resume == "auto" and output is not None and not RunFolder(output).has_begun):
-        return None
-    check_owners(RunFolder(resumed_folder(resume, output)))
-    return resume
+    check_owners(RunFolder(found))
+    return found
 
 
 def own_config(path: Path) -> dict[str, Any]:
     """The `config.yaml` of the run folder `path`, to go on with. Raises `UserInputError` where there is none.
 
-    A model in the folder (the quickstart's) has moved with it.
+    A model of a run inside of it, such as the quickstart's warm start, has moved with the folder.
     """
     folder = RunFolder(path)
     config = without_removed(folder.read_config())
@@ -74,11 +67,14 @@ def own_config(path: Path) -> dict[str, Any]:
             where=str(path),
             hint="give the run file, too: rlhf train RUN.yaml --output DIR --resume auto",
         )
-    for stage, key in stage_models(config).items():
-        own, value = path / stage / "model", value_at(config, key)
-        if value is not None and Path(str(value)).parts[-2:] == (stage, "model") and own.is_dir():
-            apply_override(config, key, str(own))
-    return config
+    made = {model.parts[-2:]: str(model) for model in path.glob("*/model") if model.is_dir()}
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: moved(each) for key, each in value.items()}
+        return made.get(Path(value).parts[-2:], value) if isinstance(value, str) else value
+
+    return {key: moved(each) for key, each in config.items()}
 
 
 def check_owners(folder: RunFolder) -> None:
@@ -93,25 +89,6 @@ def check_owners(folder: RunFolder) -> None:
                     where=str(folder.path),
                     hint=f"pip install {owner.replace(' ', '==') if same else home}",
                 )
-
-
-def stage_models(config: Any) -> dict[str, str]:
-    """Stage of the quickstart -> the option of its run that names the stage's model; the folder is called as the stage.
-
-    The warm start makes the policy; an algorithm declares further ones (`Component.stages`).
-    """
-    name = value_at(config, "algorithm.name")
-    stages: Mapping[str, str] = {}
-    if isinstance(name, str) and fold(name) in discover("algorithms"):
-        stages = load("algorithms", name, check_requires=False).component.stages
-    return {WARM_START: "model.path", **{stage: f"algorithm.{option}" for stage, option in stages.items()}}
-
-
-def value_at(config: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, dict) else None
-    return config
 
 
 def find_checkpoint(resume: str, output: Path, *, restart: bool = False) -> Path | None:
@@ -208,8 +185,8 @@ def _is_fixed(key: str) -> bool:
 
 
 def _is_same_model(change: Change, folder: RunFolder, working_folder: Path, *, is_again: bool) -> bool:
-    """Whether another path is the same folder, or the quickstart's model in a run folder that was moved."""
+    """Whether another path is the same folder, or a model made in the run folder, before that was moved or after."""
     before, after = str(change.before), os.path.realpath(str(change.after))
-    if after == os.path.realpath(folder.path / WARM_START / "model"):
-        return is_again or Path(before).parts[-2:] == (WARM_START, "model")
+    if Path(after).parent.parent == folder.path.resolve():
+        return is_again or Path(before).parts[-2:] == Path(after).parts[-2:]
     return after == os.path.realpath(working_folder / before)

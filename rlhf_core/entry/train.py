@@ -34,7 +34,7 @@ from ..util.redact import redact_mapping
 from ..wiring.inputs import RunInputs
 from .launch import launcher
 from .ledger import RunLedger
-from .resume import Resumed, begun_resume, find_checkpoint, plan_resume, resumed_folder
+from .resume import Resumed, begun_run, find_checkpoint, plan_resume
 from .run_record import already_done, begin_record, refuse_output, tell_resume
 
 logger = logging.getLogger("rlhf")
@@ -95,14 +95,15 @@ def train(
         InterruptedRun: Ctrl-C; a checkpoint was written.
     """
     path = None if output is None else Path(output)
-    resume = begun_resume(resume, path)
-    if dry_run and resume is None and output is not None:
-        refuse_output(Path(output))
+    if (begun := begun_run(resume, path)) is None:
+        resume = None
+        if dry_run and path is not None:
+            refuse_output(path)
     prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run, rewards=rewards)
     environment = prepared.environment
     if dry_run:
-        if resume is not None:
-            tell_resume(prepared.resolved, _resumed(RunFolder(resumed_folder(resume, path)), prepared, resume, restart))
+        if begun is not None and resume is not None:
+            tell_resume(prepared.resolved, _resumed(RunFolder(begun), prepared, resume, restart))
         if environment.rank == 0:
             for section in prepared.resolved.sections.values():
                 section.config.rehearse(prepared.inputs)
@@ -113,10 +114,7 @@ def train(
         raise UserInputError(
             "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
         )
-    if resume is not None:
-        chosen = resumed_folder(resume, path)
-    else:
-        chosen = path or default_path(prepared.resolved.algorithm.name, datetime.now())
+    chosen = begun or path or default_path(prepared.resolved.algorithm.name, datetime.now())
     if environment.rank != 0:
         checkpoint = None if resume is None else find_checkpoint(resume, chosen, restart=restart)
         run_rank(prepared, RunLedger(RunFolder(chosen)), checkpoint)

@@ -44,29 +44,23 @@ def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str
     return loaded
 
 
-def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> list[str]:
+def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
     """Build and register the hook plugins with options of a run: those that are always on, and those that it lists.
 
-    Those named in `hooks.disable` are left out. Returns the names.
+    Those named in `hooks.disable` are left out.
 
     Raises:
         PluginError: one cannot be built, has no hook, or is listed though it is always on.
     """
-    disabled = {fold(name) for name in resolved.run.hooks.disable}
-    context = HookContext(run_folder=run_folder)
     for each in resolved.hooks:
         if each.component.always_on:
             hint = f"leave it out; disable: [{each.name}] turns it off"
             raise PluginError("is on in every run", where=f"hooks.{each.name}", hint=hint)
-    return [
-        relay.register(
-            each.build(each.config, context),
-            name=each.name,
-            distribution=f"{each.distribution} {each.version}",
-        )
-        for each in (*_always_on(resolved, disabled), *resolved.hooks)
-        if fold(each.name) not in disabled
-    ]
+    disabled = {fold(name) for name in resolved.run.hooks.disable}
+    context = HookContext(run_folder=run_folder)
+    for each in (*_always_on(resolved, disabled), *resolved.hooks):
+        if fold(each.name) not in disabled:
+            relay.register(each.build(each.config, context), name=each.name, distribution=each.owner)
 
 
 def register_all(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:

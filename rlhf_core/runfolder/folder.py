@@ -40,8 +40,35 @@ class _LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
             super().handleError(record)
 
 
+class _Inside:
+    """The path of a run's file, by its name in the folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self._name
+
+
 class RunFolder:
     """One run's files. Make one with `create` or `open`, and close it (or use it as a context manager)."""
+
+    lock = _Inside(".lock")
+    """Lock file; names the process that owns the folder."""
+    config = _Inside("config.yaml")
+    manifest = _Inside("manifest.json")
+    metrics = _Inside("metrics.jsonl")
+    samples = _Inside("samples.jsonl")
+    summary = _Inside("summary.json")
+    log = _Inside("run.log")
+    checkpoints = _Inside("checkpoints")
+    model = _Inside("model")
+    adapter = _Inside("adapter")
+    control = _Inside("control")
+    """Folder of commands to a running run."""
+    tensorboard = _Inside("tensorboard")
+    performance = _Inside("performance.json")
+    evaluation_before = _Inside("evaluation-before.json")
 
     def __init__(self, path: Path) -> None:
         """Raises `UserInputError` for an invalid or inaccessible path."""
@@ -53,22 +80,6 @@ class RunFolder:
             reason = getattr(error, "strerror", None) or error
             raise UserInputError(f"cannot be a run folder: {reason}", where=str(path)) from error
         self.path = path
-        self.lock = path / ".lock"
-        """Lock file; names the process that owns the folder."""
-        self.config = path / "config.yaml"
-        self.manifest = path / "manifest.json"
-        self.metrics = path / "metrics.jsonl"
-        self.samples = path / "samples.jsonl"
-        self.summary = path / "summary.json"
-        self.log = path / "run.log"
-        self.checkpoints = path / "checkpoints"
-        self.model = path / "model"
-        self.adapter = path / "adapter"
-        self.control = path / "control"
-        """Folder of commands to a running run."""
-        self.tensorboard = path / "tensorboard"
-        self.performance = path / "performance.json"
-        self.evaluation_before = path / "evaluation-before.json"
         self._lock_file: IO[str] | None = None
         self._before: Collection[Path] = ()
         self._made: Collection[Path] = ()

@@ -99,11 +99,10 @@ def train(
     if restart and resume != "auto":
         raise click.UsageError("--restart goes with --resume auto")
     if resume is not None:
-        from rlhf_core.entry.resume import begun_resume, resumed_folder
+        from rlhf_core.entry.resume import begun_run
 
         is_described = request.algorithm is not None or request.environment is not None
-        if not is_described or begun_resume(resume, output) is not None:
-            request = replace(request, resumed=resumed_folder(resume, output))
+        request = replace(request, resumed=begun_run(resume, output) or (None if is_described else output))
     mapping, dropped = request.mapping()
     log_to_stderr(verbosity or "normal")
     if verbosity != "quiet":

@@ -12,13 +12,15 @@ from typing import Any
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import ResolvedRun
 from rlhf_core.entry.ledger import RunLedger
-from rlhf_core.entry.resume import WARM_START, begun_resume, find_checkpoint, resumed_folder, stage_models
+from rlhf_core.entry.resume import begun_run, find_checkpoint
 from rlhf_core.entry.train import TrainResult, prepare, train, train_in
 from rlhf_core.errors import InterruptedRun
 from rlhf_core.plugins.trust import FileTrust
 from rlhf_core.runfolder.folder import RunFolder, default_path
 from rlhf_core.training.decisions import DECISION
 from rlhf_core.wiring.inputs import RunInputs
+
+from .quickstart import WARM_START, stage_models
 
 logger = logging.getLogger("rlhf")
 
@@ -43,7 +45,8 @@ def run_quickstart(
     of the algorithm name (`Component.stages`). A finished stage is used again; an unfinished one is made anew. The
     other arguments are those of `train` and go to the last stage; those before are always one process.
     """
-    resume = begun_resume(resume, output)
+    begun = begun_run(resume, output)
+    resume = None if begun is None else resume
     first = {WARM_START: warm_start, **(stages or {})}
     if dry_run:
         for stage in first.values():
@@ -51,9 +54,7 @@ def run_quickstart(
         place: dict[str, Any] = {"resume": resume, "restart": restart, "output": output, "num_processes": num_processes}
         return train(run, dry_run=True, trust=trust, on_check=on_check, **place)
     resolved = prepare(run, num_processes=num_processes, trust=trust).resolved
-    if resume is not None:
-        output = resumed_folder(resume, output)
-    path = output or default_path(resolved.algorithm.name, datetime.now())
+    path = begun or output or default_path(resolved.algorithm.name, datetime.now())
     with RunLedger.take(path, resume) as ledger:
         missing = [name for name in first if not _is_done(path / name)]
         if missing:
