@@ -14,6 +14,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -21,7 +24,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine
-from rlhf_hf.rows import make_rows
+from rlhf_hf.rows import Row, make_rows
 from rlhf_testing.models import build_llama, tiny_tokenizer
 
 Samples = dict[int, tuple[int, ...]]
@@ -42,10 +45,18 @@ def engine(**options: int) -> HfEngine:
 def answers(made: HfEngine, sampling: SamplingParams, *, shared: bool) -> Samples:
     """All answers to one prompt. Not `shared`: each row's prompt is taken for another one."""
     prompt = tuple(4 + (7 * i + i * i) % 30 for i in range(PROMPT))
-    rows = make_rows([GenerationRequest(sample_id=i, prompt_ids=prompt) for i in range(ANSWERS)], sampling, None)
+    asked = [GenerationRequest(sample_id=i, prompt_ids=prompt) for i in range(ANSWERS)]
+    with nullcontext() if shared else mock.patch("rlhf_hf.flight.make_rows", rows_apart):
+        found = made.generate(asked, sampling)
+    return {each.sample_id: each.token_ids for each in found}
+
+
+def rows_apart(*arguments: Any, **options: Any) -> list[Row]:
+    """`make_rows`, with a prompt key for each row."""
+    rows = make_rows(*arguments, **options)
     for key, row in enumerate(rows):
-        row.prompt_key = 0 if shared else key
-    return {each.sample_id: each.token_ids for each in made._completions(made.plan(rows, sampling))}
+        row.prompt_key = key
+    return rows
 
 
 def episodes(made: HfEngine, sampling: SamplingParams) -> Samples:

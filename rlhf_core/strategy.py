@@ -7,7 +7,7 @@ Its shape is that of a ColossalAI `Booster`. One strategy object owns the proces
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -161,7 +161,3 @@ class Strategy(Place):
 
     @abstractmethod
     def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None: ...
-
-
-Models = Mapping[str, "nn.Module"]
-"""Role -> the (wrapped) model an algorithm runs forward in its loss."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import PluginRef, discover, find
-from ..plugins.requirements import missing_modules
+from ..plugins.requirements import not_installed
 from ..plugins.selected import load
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
@@ -194,7 +194,7 @@ def _with_default_logger(data: Any) -> Any:
     if DEFAULT_LOGGER in (data or {}) or not isinstance(data, dict | None):
         return data
     try:
-        is_there = not missing_modules(load("loggers", DEFAULT_LOGGER, check_requires=False).component)
+        is_there = not not_installed(load("loggers", DEFAULT_LOGGER, check_requires=False).component.requires)
     except PluginError:
         is_there = False
     return {**(data or {}), DEFAULT_LOGGER: is_there}

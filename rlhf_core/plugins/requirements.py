@@ -10,13 +10,8 @@ from ..components import Component
 from ..util.did_you_mean import fold
 
 
-def missing_modules(component: Component) -> list[str]:
-    """Modules the component requires that are not installed; none of them is imported."""
-    return list(not_installed(component.requires))
-
-
 def not_installed(modules: Sequence[str]) -> tuple[str, ...]:
-    """Those of the modules that cannot be found."""
+    """Those of the modules that cannot be found; none of them is imported."""
     return tuple(name for name in modules if find_spec(name.partition(".")[0]) is None)
 
 
@@ -57,7 +52,7 @@ def unmet(component: Component, distribution: str) -> tuple[str, str] | None:
 
     Example: `("needs mcp>=2,<3, but 1.9.2 is installed", "pip install 'rlhf-mcp[mcp]'")`.
     """
-    if missing := missing_modules(component):
+    if missing := not_installed(component.requires):
         names = " ".join(name.partition(".")[0] for name in missing)
         return f"needs {', '.join(missing)}, not installed here", component.install or f"pip install {names}"
     if wrong := _wrong_versions(component, distribution):

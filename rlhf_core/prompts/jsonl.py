@@ -74,18 +74,13 @@ class JsonlSource:
 
 def _index(path: Path) -> tuple[array[int], str]:
     """Where each line begins, and the SHA-256 of the file, in one reading."""
-    import numpy as np
-
-    ends, digest, size = array("Q"), sha256(), 0
+    starts, digest, size = array("Q"), sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            found = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
-            ends.frombytes((found + (size + 1)).astype(np.uint64).tobytes())
-            size += len(block)
-    if size and (not ends or ends[-1] != size):
-        ends.append(size)  # the last line may lack its end
-    return array("Q", [0]) + ends[:-1] if ends else ends, digest.hexdigest()
+        for line in file:
+            starts.append(size)
+            digest.update(line)
+            size += len(line)
+    return starts, digest.hexdigest()
 
 
 def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:

@@ -176,10 +176,6 @@ class RewardRunner:
         return printable(f"error: {error}")
 
     def _call_here(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
-        with lock_watch().deadline(timeout, self._held_lock()):
-            return self._call_on_threads(batch, timeout)
-
-    def _call_on_threads(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
         function = self.reward
         assert function is not None
         deadline = time.monotonic() + timeout
@@ -188,15 +184,16 @@ class RewardRunner:
             answer = function(batch)
             return answer if isinstance(answer, Awaitable) else read_scores(answer, len(batch))
 
-        answer = self._on_call_thread(call)
-        if not isinstance(answer, Awaitable):
-            return answer  # type: ignore[return-value]
-        awaitable: Awaitable[Any] = answer
-        try:
-            scores = self._loop.run(lambda: awaitable, max(deadline - time.monotonic(), 0.0))
-        except DeadlinePassed:
-            raise DeadlinePassed(f"gave no answer within {timeout:g} s") from None
-        return read_scores(scores, len(batch))
+        with lock_watch().deadline(timeout, self._held_lock()):
+            answer = self._on_call_thread(call)
+            if not isinstance(answer, Awaitable):
+                return answer  # type: ignore[return-value]
+            awaitable: Awaitable[Any] = answer
+            try:
+                scores = self._loop.run(lambda: awaitable, max(deadline - time.monotonic(), 0.0))
+            except DeadlinePassed:
+                raise DeadlinePassed(f"gave no answer within {timeout:g} s") from None
+            return read_scores(scores, len(batch))
 
     def _on_call_thread(self, call: Callable[[], object]) -> object:
         with self._lock:

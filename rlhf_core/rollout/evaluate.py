@@ -33,16 +33,14 @@ class EvaluatedSet:
         sampling: SamplingParams,
         options: EvalSetOptions,
         name: str | None = None,
-        owns_scorer: bool = False,
     ) -> None:
         """player: has the policy answer, sampled in the given way. sampling: the run's; temperatures and, where it
-        has one, the length limit are those of `options`. owns_scorer: whether `close` ends it.
+        has one, the length limit are those of `options`.
         """
         self.prompts = prompts
         self.about = name, options
         if options.max_new_tokens is not None:
             sampling = replace(sampling, max_new_tokens=options.max_new_tokens)
-        self._owned = [scorer] if owns_scorer else []
         self._makers = {False: (_maker(player, scorer, at_temperature(sampling, options.temperature), 1), 1)}
         if count := options.num_sampled:
             at = sampling.temperature if options.sampled_temperature is None else options.sampled_temperature
@@ -60,10 +58,8 @@ class EvaluatedSet:
         return rows
 
     def close(self) -> None:
-        """Close the players, and the rewards that are its own."""
+        """Close the players."""
         with ExitStack() as stack:
-            for scorer in self._owned:
-                stack.callback(scorer.close)
             for maker, _ in self._makers.values():
                 stack.callback(maker.close)
 
@@ -85,7 +81,7 @@ class PolicyEvaluator:
         return len(self._prompts)
 
     def close(self) -> None:
-        """Close the players and the rewards of the sets."""
+        """Close the players of the sets."""
         with ExitStack() as stack:
             for each in self._sets:
                 stack.callback(each.close)

@@ -91,7 +91,7 @@ class RunParts:
     @cached_property
     def scorer(self) -> RewardScorer:
         """All rewards of the run."""
-        return self._opened.enter_context(closing(self._scorer_of(self.resolved.rewards, self._cache_folder)))
+        return self._scorer_of(self.resolved.rewards, self._cache_folder)
 
     def _scorer_of(self, rewards: Sequence[SelectedReward], cache_folder: Path | None = None) -> RewardScorer:
         run = self.resolved.run
@@ -108,7 +108,8 @@ class RunParts:
             for r in rewards
         ]
         # Whether there have to be some, `resolve` has checked.
-        return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
+        scorer = RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
+        return self._opened.enter_context(closing(scorer))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
         """A new player, by which the policy answers prompts."""
@@ -190,7 +191,6 @@ class RunParts:
                 EvaluatedSet(
                     player=partial(self.player, "evaluation"),
                     scorer=self.scorer if other is None else self._scorer_of(other),
-                    owns_scorer=other is not None,
                     prompts=(
                         self.inputs.prompts.evaluation_prompts()
                         if stream is None

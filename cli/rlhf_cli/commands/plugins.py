@@ -88,7 +88,7 @@ def show(plugin: str, as_json: bool) -> None:
     from rlhf_core.config.select import shared_options
     from rlhf_core.errors import PluginError
     from rlhf_core.plugins.discovery import find
-    from rlhf_core.plugins.requirements import missing_modules, unmet
+    from rlhf_core.plugins.requirements import not_installed, unmet
     from rlhf_core.plugins.selected import has_options, load
 
     refs = _named(plugin)
@@ -113,7 +113,7 @@ def show(plugin: str, as_json: bool) -> None:
     core = None if core is None or issubclass(own, core) else core
     if as_json:
         schemas = {"options": own.model_json_schema(), "options_of_core": core.model_json_schema() if core else None}
-        print_json({**about, "missing": missing_modules(selected.component), **schemas})
+        print_json({**about, "missing": not_installed(selected.component.requires), **schemas})
         return
     from ..schema_text import option_rows
 

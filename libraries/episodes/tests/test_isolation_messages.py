@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlhf_core.errors import ConfigError, PluginError, RlhfError
 from rlhf_episodes.contract import EpisodeTruncated
+from rlhf_episodes.episode import State
 from rlhf_episodes.isolation.messages import (
     Answer,
     BadMessage,
@@ -17,7 +18,6 @@ from rlhf_episodes.isolation.messages import (
     ErrorTold,
     Failed,
     Frames,
-    State,
     TurnAsked,
     picklable,
     read_from_child,
@@ -93,7 +93,7 @@ def test_what_the_process_is_told_is_pickled_errors_included():
     class Unknown(Exception):
         pass
 
-    state, frames = State(1, None, None, can_fork=True), Frames()
+    state, frames = State(1, 4, None, None, can_fork=True), Frames()
     for error in (EpisodeTruncated("no turn"), KeyError("k"), ConfigError("no", where="here"), Unknown("why")):
         frames.feed(to_child(Answer(1, 2, picklable(error), state)))
         told = pickle.loads(frames.take()).reply

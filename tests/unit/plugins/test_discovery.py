@@ -7,7 +7,7 @@ import pytest
 from rlhf_core.components import API_VERSION
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins.discovery import as_kind, discover, discover_all
-from rlhf_core.plugins.requirements import missing_modules
+from rlhf_core.plugins.requirements import not_installed
 from rlhf_core.plugins.selected import load
 
 GOOD = """
@@ -109,7 +109,7 @@ def test_a_missing_required_module_is_an_error_with_the_install_line(install):
     extra = ', requires=("no_such_module_xyz", "json"), install="pip install xyz==1"'
     install("acme", {"rlhf.engines": {"thing": "acme_mod:thing"}}, {"acme_mod": GOOD.format(extra=extra)})
     selected = load("engines", "thing", check_requires=False)
-    assert missing_modules(selected.component) == ["no_such_module_xyz"]
+    assert not_installed(selected.component.requires) == ("no_such_module_xyz",)
     with pytest.raises(PluginError, match="needs no_such_module_xyz, not installed") as error:
         load("engines", "thing")
     assert error.value.hint == "pip install xyz==1"

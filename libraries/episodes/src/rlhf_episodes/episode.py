@@ -258,6 +258,23 @@ class Episode:
         return self.chat.check(row.tools).cuts(new, thinking=any(map(self.chat.thinks, row.replies)))
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the policy in one branch knows of its episode. `left` and `room` are those of `Episode`."""
+
+    remaining_turns: int
+    max_new_tokens: int
+    """Longest turn."""
+    left: int | None
+    room: int | None
+    can_fork: bool
+    """Whether there is something to share, and no turn that is still waited for."""
+
+    @property
+    def remaining_tokens(self) -> int:
+        return remaining_tokens(self.left, self.room, self.remaining_turns * self.max_new_tokens)
+
+
 class EpisodePolicy:
     """The policy in one branch (`Policy`)."""
 
@@ -273,25 +290,18 @@ class EpisodePolicy:
 
     @property
     def remaining_tokens(self) -> int:
-        return remaining_tokens(self.left, self.room, self.remaining_turns * self.max_new_tokens)
+        return self.state.remaining_tokens
 
     @property
-    def max_new_tokens(self) -> int:
-        """Longest turn."""
-        return self._episode.rules.sampling.max_new_tokens
-
-    @property
-    def left(self) -> int | None:
-        return self._episode.left
-
-    @property
-    def room(self) -> int | None:
-        return self._episode.room(self._row)
-
-    @property
-    def can_fork(self) -> bool:
-        """Whether there is something to share, and no turn that is still waited for."""
-        return self._row is not None and self._answered
+    def state(self) -> State:
+        episode = self._episode
+        return State(
+            remaining_turns=self.remaining_turns,
+            max_new_tokens=episode.rules.sampling.max_new_tokens,
+            left=episode.left,
+            room=episode.room(self._row),
+            can_fork=self._row is not None and self._answered,
+        )
 
     async def turn(
         self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None

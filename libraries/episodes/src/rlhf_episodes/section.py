@@ -28,34 +28,39 @@ class EnvironmentConfig(Section):
     needs_no_prompts: ClassVar[bool] = True
     columns: ClassVar[Mapping[str, Column]] = EPISODE_COLUMNS
 
-    max_turns: Count = 8
-    """Most turns of the policy in an episode."""
-    max_tokens: Count | None = None
-    """Most response tokens of an episode, observations included, all branches together; null is what the model has room
-    for in each.
-    """
-    weight: float = 1.0
-    """Factor of the environment's reward in the combined score."""
-    history: Literal["append", "branch"] = "append"
-    """Where the chat template writes earlier turns otherwise than they were sampled (thinking that is cut): keep them
-    as sampled, or train each turn as a branch of its own.
-    """
-    tool_format: str = Field("auto", min_length=1)
-    """How tool calls are written; auto is as the model's chat template does."""
-    concurrency: Count = 64
-    """Episodes played at once, by each engine."""
-    timeout_seconds: float = Field(60.0, gt=0)
-    """Deadline of each reset, step and tool call, in seconds; the policy's time is not counted."""
-    retries: int = Field(0, ge=0)
-    """Times an episode that failed is played again from its seeds."""
-    on_failure: Literal["fail", "zero", "drop"] = "fail"
-    """An episode that still fails: end the run, score it 0, or leave it out."""
-    isolate: bool | None = None
-    """Keep the environment in a process of its own, which a deadline can end; null leaves it to the environment: true
-    for `tools`, false for most.
-    """
-    memory_limit_bytes: Count | None = None
-    """With isolate: resident memory at which its process is ended; null is half of what there is."""
+    max_turns: Count = Field(8, description="Most turns of the policy in an episode.")
+    max_tokens: Count | None = Field(
+        None,
+        description="Most response tokens of an episode, observations included, all branches together; null is what "
+        "the model has room for in each.",
+    )
+    weight: float = Field(1.0, description="Factor of the environment's reward in the combined score.")
+    history: Literal["append", "branch"] = Field(
+        "append",
+        description="Where the chat template writes earlier turns otherwise than they were sampled (thinking that is "
+        "cut): keep them as sampled, or train each turn as a branch of its own.",
+    )
+    tool_format: str = Field(
+        "auto", min_length=1, description="How tool calls are written; auto is as the model's chat template does."
+    )
+    concurrency: Count = Field(64, description="Episodes played at once, by each engine.")
+    timeout_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="Deadline of each reset, step and tool call, in seconds; the policy's time is not counted.",
+    )
+    retries: int = Field(0, ge=0, description="Times an episode that failed is played again from its seeds.")
+    on_failure: Literal["fail", "zero", "drop"] = Field(
+        "fail", description="An episode that still fails: end the run, score it 0, or leave it out."
+    )
+    isolate: bool | None = Field(
+        None,
+        description="Keep the environment in a process of its own, which a deadline can end; null leaves it to the "
+        "environment: true for `tools`, false for most.",
+    )
+    memory_limit_bytes: Count | None = Field(
+        None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
+    )
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if not run.rolls_out:

@@ -26,7 +26,7 @@ def disable_training_noise(model: nn.Module) -> None:
 
     Log-probs of an update are compared with those of the rollout, so both must come from one function. A module whose
     own code draws random numbers (router noise, skipped layers) stays in evaluation mode from here on; a dropout
-    module keeps its rate (see `rlhf_core.models.disable_dropout`). Draws that change nothing are harmless, and a copy
+    module keeps its rate (see `disable_dropout` of core). Draws that change nothing are harmless, and a copy
     of the model stays quiet too. Leaves the global generators and the mode of the model as they were.
 
     Raises:

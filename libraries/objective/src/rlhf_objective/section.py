@@ -33,54 +33,69 @@ class PolicyObjectiveSection(NamesFunctions):
 
     aggregation: Literal[
         "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
-    ] = "token-mean"
-    """How token losses become one number, over the global batch."""
-    norm_length: int | None = Field(None, ge=1)
-    """Divisor of sequence-mean-token-sum-norm, in tokens; null takes engine.max_new_tokens."""
-    entropy_coef: float = Field(0.0, ge=0)
-    """Factor of the entropy bonus."""
-    kl_coef: float = Field(0.05, ge=0)
-    """Factor of the KL penalty; 0 builds no reference model."""
-    kl_estimator: FunctionChoice = "k1"
-    """Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."""
-    kl_in: Literal["reward", "loss"] = "reward"
-    """Penalise the KL in the reward or in the loss."""
-    importance_cap: float | None = Field(None, gt=0)
-    """Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; null is off."""
-    policy_loss: FunctionChoice = "clip"
-    """Policy loss: clip, an installed one or FILE.py:NAME; {name: …, option: …} sets its options."""
-    clip_eps: float | None = Field(None, gt=0)
-    """Ratio may fall to 1 - clip_eps (and rise to 1 + it); null is the loss's own default."""
-    clip_eps_high: float | None = Field(None, gt=0)
-    """Ratio may rise to 1 + clip_eps_high (DAPO: clip-higher); null takes clip_eps."""
-    overlong_buffer_tokens: int | None = Field(None, ge=1)
-    """Penalise answers within so many tokens of engine.max_new_tokens (DAPO); null is off."""
-    overlong_penalty: float = Field(1.0, gt=0)
-    """Taken off the score of an answer of full length."""
-    mask_truncated: bool = False
-    """Learn nothing from answers cut by the token limit (DAPO)."""
-    importance_level: Literal["token", "sequence"] = "token"
-    """The weight is of each token, or the product over the answer's tokens."""
-    importance_token_range: tuple[Bound, Bound] | None = None
-    """[low, high]: tokens whose trainer / engine ratio lies outside are masked, the others weigh their ratio (IcePop);
-    null is off.
-    """
-    importance_sequence_range: tuple[Bound, Bound] | None = None
-    """[low, high]: answers whose geometric mean ratio lies outside are masked; null is off."""
-    importance_outlier_range: tuple[Bound, Bound] | None = None
-    """[low, high]: answers with any token whose ratio lies outside are masked; null is off."""
-    divergence_bound: float | None = Field(None, gt=0)
-    """Mask what diverges from the engine by more, in nats; null is off."""
-    divergence_estimator: Literal["k2", "k3"] = "k3"
-    """Estimator of the KL from engine to trainer that divergence_bound bounds."""
-    divergence_level: Literal["token", "sequence-mean", "sequence-sum", "sequence-max"] = "sequence-mean"
-    """divergence_bound is of each token, or of the mean, sum or largest of an answer."""
-    entropy_target: float | None = Field(None, gt=0)
-    """Steer entropy_coef to this entropy, in nats a token (Skywork-OR1: He 2025); null keeps it."""
-    entropy_coef_step: float = Field(0.005, gt=0)
-    """An episode below entropy_target adds it to entropy_coef, one above takes it off."""
-    entropy_coef_max: float = Field(1.0, gt=0)
-    """Most that entropy_coef is steered to; the least is 0."""
+    ] = Field("token-mean", description="How token losses become one number, over the global batch.")
+    norm_length: int | None = Field(
+        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens; null takes engine.max_new_tokens."
+    )
+    entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
+    kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
+    kl_estimator: FunctionChoice = Field(
+        "k1", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
+    )
+    kl_in: Literal["reward", "loss"] = Field("reward", description="Penalise the KL in the reward or in the loss.")
+    importance_cap: float | None = Field(
+        None,
+        gt=0,
+        description="Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; "
+        "null is off.",
+    )
+    policy_loss: FunctionChoice = Field(
+        "clip",
+        description="Policy loss: clip, an installed one or FILE.py:NAME; {name: …, option: …} sets its options.",
+    )
+    clip_eps: float | None = Field(
+        None, gt=0, description="Ratio may fall to 1 - clip_eps (and rise to 1 + it); null is the loss's own default."
+    )
+    clip_eps_high: float | None = Field(
+        None, gt=0, description="Ratio may rise to 1 + clip_eps_high (DAPO: clip-higher); null takes clip_eps."
+    )
+    overlong_buffer_tokens: int | None = Field(
+        None, ge=1, description="Penalise answers within so many tokens of engine.max_new_tokens (DAPO); null is off."
+    )
+    overlong_penalty: float = Field(1.0, gt=0, description="Taken off the score of an answer of full length.")
+    mask_truncated: bool = Field(False, description="Learn nothing from answers cut by the token limit (DAPO).")
+    importance_level: Literal["token", "sequence"] = Field(
+        "token", description="The weight is of each token, or the product over the answer's tokens."
+    )
+    importance_token_range: tuple[Bound, Bound] | None = Field(
+        None,
+        description="[low, high]: tokens whose trainer / engine ratio lies outside are masked, the others weigh their "
+        "ratio (IcePop); null is off.",
+    )
+    importance_sequence_range: tuple[Bound, Bound] | None = Field(
+        None, description="[low, high]: answers whose geometric mean ratio lies outside are masked; null is off."
+    )
+    importance_outlier_range: tuple[Bound, Bound] | None = Field(
+        None, description="[low, high]: answers with any token whose ratio lies outside are masked; null is off."
+    )
+    divergence_bound: float | None = Field(
+        None, gt=0, description="Mask what diverges from the engine by more, in nats; null is off."
+    )
+    divergence_estimator: Literal["k2", "k3"] = Field(
+        "k3", description="Estimator of the KL from engine to trainer that divergence_bound bounds."
+    )
+    divergence_level: Literal["token", "sequence-mean", "sequence-sum", "sequence-max"] = Field(
+        "sequence-mean", description="divergence_bound is of each token, or of the mean, sum or largest of an answer."
+    )
+    entropy_target: float | None = Field(
+        None,
+        gt=0,
+        description="Steer entropy_coef to this entropy, in nats a token (Skywork-OR1: He 2025); null keeps it.",
+    )
+    entropy_coef_step: float = Field(
+        0.005, gt=0, description="An episode below entropy_target adds it to entropy_coef, one above takes it off."
+    )
+    entropy_coef_max: float = Field(1.0, gt=0, description="Most that entropy_coef is steered to; the least is 0.")
 
     @field_validator("clip_eps")
     @classmethod

@@ -1,4 +1,4 @@
-"""Algorithms with tiny models and items to learn from, as a run would make them; needs no pytest."""
+"""Algorithms with tiny models and items to learn from, as a run would make them."""
 
 from __future__ import annotations
 
@@ -89,21 +89,6 @@ class LossBench(ABC):
         gradients = torch.autograd.grad(self.total(batches), parameters, allow_unused=True)
         parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         return torch.cat([part.flatten() for part in parts])
-
-    def first_update(self) -> None:
-        """The losses and gradient of an update in three micro-batches, one of them masked.
-
-        Raises `ValueError` for a result that a trainer could not use, and whatever the algorithm raises.
-        """
-        import torch
-
-        items, names = self.items(), set(self.algorithm.terms)
-        for kind, found in (("sums", self.output(items).sums), ("counts", self.counts(items))):
-            if not set(found) >= names:
-                raise ValueError(f"it gives {kind} of {sorted(found)}, but its terms are {sorted(names)}")
-        if not torch.isfinite(self.gradient([items[:1], items[1:], [self.algorithm.masked(items[0])]])).all():
-            raise ValueError("its gradient is not finite")
-        self.algorithm.end_episode()
 
     def descend(self, items: Sequence[Any], *, steps: int, lr: float) -> list[float]:
         """Train on one batch; the loss before each step, and after the last."""

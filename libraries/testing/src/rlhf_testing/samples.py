@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlhf_core.types import BufferItem, Prompt, Rollout, RolloutGroup
+
+from .rollouts import make_rollout
 
 
 def make_prompt(
@@ -53,17 +56,12 @@ def make_group(position: int, num_samples: int = 1, *, policy_version: int = 0, 
 
 
 def _rollout(item: BufferItem) -> Rollout:
-    return Rollout(
-        sample_id=item.sample_id,
-        prompt="31>",
-        messages=None,
+    made = make_rollout("13", prompt="31>", answer="13", sample_id=item.sample_id)
+    return replace(
+        made,
+        group_id=item.group_id,
+        policy_version=item.policy_version,
         prompt_ids=tuple(item.prompt_ids.tolist()),
-        completion="13",
         completion_ids=tuple(item.response_ids.tolist()),
         logprobs=tuple(item.action_log_probs.tolist()),
-        answer="13",
-        metadata={},
-        policy_version=item.policy_version,
-        finish_reason="stop",
-        group_id=item.group_id,
     )

@@ -6,7 +6,6 @@ import pytest
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import GenerationRequest, SamplingParams
-from rlhf_hf.rows import make_rows
 from rlhf_hf.slot_model import SlotModel
 from rlhf_hf.slots import SlotBatch, plan_prefill
 from rlhf_testing.models import tiny_tokenizer
@@ -14,7 +13,7 @@ from rlhf_testing.models import tiny_tokenizer
 
 def start(made, asked, sampling) -> SlotBatch:
     """The batch of a generate call, to look inside."""
-    batch = made.plan(make_rows(asked, sampling, 128), sampling)
+    batch = made.begin(asked, sampling).begin()
     assert isinstance(batch, SlotBatch)
     return batch
 

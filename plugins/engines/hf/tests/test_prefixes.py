@@ -126,9 +126,7 @@ def test_sixteen_answers_to_a_prompt_prefill_it_once(model, engine, collect):
     made = engine(model("llama"), max_batch_size=16)
     prompt = tuple(4 + i % 30 for i in range(100))
     asked = [GenerationRequest(sample_id=i, prompt_ids=prompt) for i in range(16)]
-    from rlhf_hf.rows import make_rows
-
-    batch = made.plan(make_rows(asked, SAMPLING, 128), SAMPLING)
+    batch = made.begin(asked, SAMPLING).begin()
     assert isinstance(batch, SlotBatch)
     while batch.busy:
         batch.step()

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.requirements import missing_modules
+from rlhf_core.plugins.requirements import not_installed
 from rlhf_core.plugins.selected import load
 from rlhf_testing.contracts.base import ComponentContract
 from rlhf_vllm import process
@@ -96,7 +96,7 @@ class TestComponent(ComponentContract):
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
 @pytest.mark.slow
 def test_without_vllm_the_command_says_what_to_type():
-    assert missing_modules(load("engines", "vllm", check_requires=False).component) == ["vllm"]
+    assert not_installed(load("engines", "vllm", check_requires=False).component.requires) == ("vllm",)
     with pytest.raises(PluginError, match="needs vllm, not installed here") as raised:
         load("engines", "vllm")
     assert "make setup-vllm" in str(raised.value)

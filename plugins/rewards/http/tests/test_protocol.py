@@ -1,14 +1,17 @@
 """What stands in a request and in a response."""
 
 import json
+from dataclasses import fields
 
 import pytest
 from http_rewards import make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf_core.types import Rollout
 from rlhf_reward_http.protocol import (
     ProtocolError,
+    Sample,
     decode_request,
     decode_response,
     encode_request,
@@ -36,6 +39,10 @@ def test_samples_arrive_as_they_were_sent(rollouts):
     assert decode_request(encode_request(rollouts)) == rollouts
 
 
+def test_a_sample_says_all_that_a_rollout_has():
+    assert set(Sample.model_fields) == {field.name for field in fields(Rollout)}
+
+
 def test_the_least_a_request_may_say():
     (rollout,) = decode_request(b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a","completion":"b"}]}')
     assert (rollout.prompt, rollout.completion, rollout.completion_ids, rollout.metadata) == ("a", "b", (), {})
@@ -47,20 +54,23 @@ def test_the_least_a_request_may_say():
         (b"", "not JSON"),
         (b"\xff", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b"[]", "should be a JSON object"),
-        (b"{}", "protocol None, this is 1"),
-        (b'{"protocol":2,"samples":[]}', "protocol 2, this is 1"),
-        (b'{"protocol":1}', "`samples` should be a list"),
-        (b'{"protocol":1,"samples":[3]}', r"samples\.0 should be an object"),
-        (b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a"}]}', r"samples\.0\.completion is required"),
-        (b'{"protocol":1,"samples":[{"sample_id":true,"prompt":"a","completion":""}]}', r"sample_id should be int"),
+        (b"[]", "Request: Input should be a valid dict"),
+        (b"{}", "protocol: Field required"),
+        (b'{"protocol":2,"samples":[]}', "protocol: Input should be 1"),
+        (b'{"protocol":1}', "samples: Field required"),
+        (b'{"protocol":1,"samples":[3]}', r"samples\.0: Input should be a valid dict"),
+        (b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a"}]}', r"samples\.0\.completion: Field required"),
+        (
+            b'{"protocol":1,"samples":[{"sample_id":true,"prompt":"a","completion":""}]}',
+            r"sample_id: Input should be a valid integer",
+        ),
         (
             b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a","completion":"","messages":"hi"}]}',
-            "messages should be list or null",
+            "messages: Input should be a valid list",
         ),
         (
             b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a","completion":"","policy_versions":7}]}',
-            "policy_versions should be list",
+            "policy_versions: Input should be a valid list",
         ),
     ],
 )
@@ -80,5 +90,5 @@ def test_scores_and_errors():
     assert decode_response(encode_response([1.0, None, -2.5]), 3) == [1.0, None, -2.5]
     with pytest.raises(ProtocolError, match="1 scores for 2 samples"):
         decode_response(encode_response([1.0]), 2)
-    with pytest.raises(ProtocolError, match="`scores` should be a list"):
+    with pytest.raises(ProtocolError, match="scores: Input should be a valid list"):
         decode_response(json.dumps({"protocol": 1, "scores": 1}).encode(), 1)

@@ -34,7 +34,7 @@ def test_a_connection_brings_many_requests():
         for _ in range(3):
             assert request(connection)[:2] == (200, {"protocol": 1, "scores": [7.0]})
         assert request(connection, "GET", "/v1/health", None, {})[1] == {"protocol": 1, "status": "ok", "in_flight": 0}
-        assert request(connection, body=b"{}")[:2] == (400, {"protocol": 1, "error": "protocol None, this is 1"})
+        assert request(connection, body=b"{}")[:2] == (400, {"protocol": 1, "error": "protocol: Field required"})
         assert request(connection)[0] == 200
         connection.close()
 

@@ -68,7 +68,7 @@ def until(folder: Path, holds: Callable[[Status], bool], what: str) -> None:
 def write_status(folder: Path, **changes: Any) -> None:
     """As a driver that is this process."""
     about = {"driver_pid": os.getpid(), "driver_start": start_time(os.getpid()), "host": socket.gethostname()}
-    place = {"address": "127.0.0.1:1", "namespace": "rlhf", "started": 1.0, "updated": 1.0}
+    place = {"address": "127.0.0.1:1", "namespace": "rlhf", "updated": 1.0}
     state = {"version": 0, "progress": "episode 1", "trainers": [], "makers": []}
     write_json(folder / "ray.json", {**about, **place, **state, **changes})
 

@@ -39,7 +39,6 @@ def write(folder: Path, **changes: Any) -> Path:
         "host": socket.gethostname(),
         "address": "127.0.0.1:1",
         "namespace": "rlhf",
-        "started": 1.0,
         "updated": 1.0,
         "version": 0,
         "progress": "episode 1",

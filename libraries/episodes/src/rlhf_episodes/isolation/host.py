@@ -30,7 +30,6 @@ from .messages import (
     Make,
     OfEpisode,
     Play,
-    State,
     TurnAsked,
     TurnLeft,
     picklable,
@@ -159,7 +158,7 @@ class IsolatedEnvironment:
     async def _play(self, task: Task, policy: EpisodePolicy) -> Outcome:
         process = self._process
         try:
-            process.tell(Play(self._number, task, policy.max_new_tokens, _state(policy)))
+            process.tell(Play(self._number, task, policy.state))
         except Exception as error:  # pickling a stranger's metadata may raise anything
             raise EpisodeError(
                 f"its task cannot be sent to the environment's process: {error}",
@@ -241,7 +240,7 @@ class IsolatedEnvironment:
         finally:
             self._turns.pop(turn, None)
         if not (self._outcome.done() or self._process.is_over):
-            self._process.tell(Answer(self._number, turn, reply, _state(policy)))
+            self._process.tell(Answer(self._number, turn, reply, policy.state))
 
     def _leave(self, left: TurnLeft) -> None:
         if (turn := self._turns.get(left.turn)) is not None:
@@ -257,7 +256,3 @@ class IsolatedEnvironment:
             self._branches[asked.new] = policy.fork()
         except (ValueError, RlhfError) as error:
             self._process.fail(f"asked for a branch that cannot be: {error}")
-
-
-def _state(policy: EpisodePolicy) -> State:
-    return State(policy.remaining_turns, policy.left, policy.room, policy.can_fork)

@@ -18,6 +18,7 @@ from rlhf_core import errors
 from rlhf_core.errors import RlhfError
 
 from ..contract import Endpoint, EpisodeTruncated, Reply, Status, Task
+from ..episode import State
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Limit on one message from the process; an observation may have a million characters, and a turn several."""
@@ -147,23 +148,11 @@ class Make:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What the proxy of a branch has to know. `left` and `room` are those of `Episode`."""
-
-    remaining_turns: int
-    left: int | None
-    room: int | None
-    can_fork: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Play:
     """An episode begins; its first branch is in `state`."""
 
     episode: int
     task: Task
-    max_new_tokens: int
-    """Token limit of a turn."""
     state: State
 
 

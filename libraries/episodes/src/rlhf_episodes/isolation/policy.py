@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..contract import Endpoint, Messages, Options, Reply, Tool
-from ..episode import NO_FORK, OVER, remaining_tokens
-from .messages import MAX_TEXT_CHARS, Answer, Play, State
+from ..episode import NO_FORK, OVER, State
+from .messages import MAX_TEXT_CHARS, Answer, Play
 
 
 class RemoteEpisode:
@@ -19,7 +20,6 @@ class RemoteEpisode:
         """send: a message, at once or as soon as nothing else is to be done."""
         self.number = play.episode
         self.task = play.task
-        self.max_new_tokens = play.max_new_tokens
         self.state = play.state
         """Of the branch that was answered last: turns and tokens that are left are those of all branches."""
         self.doing = "run"
@@ -88,8 +88,7 @@ class RemotePolicy:
 
     @property
     def remaining_tokens(self) -> int:
-        turns = self.remaining_turns * self._episode.max_new_tokens
-        return remaining_tokens(self._episode.state.left, self._room, turns)
+        return replace(self._episode.state, room=self._room).remaining_tokens
 
     async def turn(
         self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
@@ -128,4 +127,4 @@ class RemotePolicy:
             raise ValueError(NO_FORK)
         new = next(self._episode.branches)
         self._episode.tell({"say": "fork", "branch": self._branch, "new": new})
-        return RemotePolicy(self._episode, new, State(0, None, self._room, can_fork=True))
+        return RemotePolicy(self._episode, new, replace(self._episode.state, room=self._room, can_fork=True))

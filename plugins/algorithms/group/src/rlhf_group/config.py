@@ -16,8 +16,9 @@ class CriticFreeConfig(PolicyObjectiveSection):
 
     algorithm: ClassVar[str]
     """Its name."""
-    dynamic_sampling: bool = False
-    """Replace prompts whose answers all have one score by later prompts (DAPO)."""
+    dynamic_sampling: bool = Field(
+        False, description="Replace prompts whose answers all have one score by later prompts (DAPO)."
+    )
 
     @property
     @abstractmethod
@@ -32,18 +33,20 @@ class GRPOConfig(CriticFreeConfig):
     """Group relative policy optimisation (Shao 2024), with what Dr. GRPO, DAPO, GSPO and CISPO change as options."""
 
     algorithm = "grpo"
-    advantage: Choice = "group-normalised"
-    """Advantage estimator, by name, or {name: …, option: …}; see `policy_loss`."""
-    divide_by_std: bool | None = None
-    """Divide by the group's deviation; false is Dr. GRPO's; null is the estimator's own default."""
-    leave_one_out: bool | None = None
-    """Baseline without the sample itself; null is the estimator's own default."""
-    kl_coef: float = Field(0.04, ge=0)
-    """Factor of the KL penalty; 0 builds no reference model."""
-    kl_estimator: Choice = "k3"
-    """Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."""
-    kl_in: Literal["reward", "loss"] = "loss"
-    """Penalise the KL in the reward or in the loss."""
+    advantage: Choice = Field(
+        "group-normalised", description="Advantage estimator, by name, or {name: …, option: …}; see `policy_loss`."
+    )
+    divide_by_std: bool | None = Field(
+        None, description="Divide by the group's deviation; false is Dr. GRPO's; null is the estimator's own default."
+    )
+    leave_one_out: bool | None = Field(
+        None, description="Baseline without the sample itself; null is the estimator's own default."
+    )
+    kl_coef: float = Field(0.04, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
+    kl_estimator: Choice = Field(
+        "k3", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
+    )
+    kl_in: Literal["reward", "loss"] = Field("loss", description="Penalise the KL in the reward or in the loss.")
 
     @property
     def estimator(self) -> FunctionUse:
@@ -54,8 +57,7 @@ class RLOOConfig(CriticFreeConfig):
     """REINFORCE leave-one-out (Ahmadian 2024)."""
 
     algorithm = "rloo"
-    advantage: Choice = "leave-one-out"
-    """Advantage estimator, by name, or {name: …, option: …}."""
+    advantage: Choice = Field("leave-one-out", description="Advantage estimator, by name, or {name: …, option: …}.")
 
     @property
     def estimator(self) -> FunctionUse:
@@ -66,14 +68,16 @@ class ReinforceConfig(CriticFreeConfig):
     """REINFORCE++ (Hu 2025)."""
 
     algorithm = "reinforce++"
-    baseline: Literal["none", "group"] = "none"
-    """group: subtract the mean of the prompt's answers first (REINFORCE++-baseline)."""
-    advantage: Choice | None = None
-    """Advantage estimator, by name, or {name: …, option: …}; null is what `baseline` says."""
-    gamma: float | None = Field(None, ge=0, le=1)
-    """Discount of a later reward, per token; null is the estimator's own default."""
-    kl_coef: float = Field(0.01, ge=0)
-    """Factor of the KL penalty; 0 builds no reference model."""
+    baseline: Literal["none", "group"] = Field(
+        "none", description="group: subtract the mean of the prompt's answers first (REINFORCE++-baseline)."
+    )
+    advantage: Choice | None = Field(
+        None, description="Advantage estimator, by name, or {name: …, option: …}; null is what `baseline` says."
+    )
+    gamma: float | None = Field(
+        None, ge=0, le=1, description="Discount of a later reward, per token; null is the estimator's own default."
+    )
+    kl_coef: float = Field(0.01, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
 
     @property
     def estimator(self) -> FunctionUse:

@@ -6,7 +6,9 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rlhf_core.types import ToolCall
 from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
@@ -17,7 +19,6 @@ _MAX_STOPS = 16
 _MAX_TOOLS = 512
 _MIN_TEMPERATURE = 1e-8
 """Below it, logits divided by the temperature may overflow."""
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -49,10 +50,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
 }
 """Fields that would change an answer and are not supported, with the values that change nothing."""
-_READ = {
-    *("model", "messages", "prompt", "tools", "tool_choice", "stream", "stream_options", "seed"),
-    *("stop", "max_tokens", "max_completion_tokens", "temperature", "top_p"),
-}
 _HARMLESS = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("request_id", "priority", "cache_salt"),
@@ -73,186 +70,177 @@ class Asked:
     streams_usage: bool
 
 
+def _text(given: str) -> str:
+    if not given.isascii() and any("\ud800" <= char <= "\udfff" for char in given):
+        raise ValueError("has half of a surrogate pair, which is no text")
+    return given
+
+
+def _json_of_texts(given: Any) -> Any:
+    """Check all keys and values of parsed JSON."""
+    try:
+        _text(json.dumps(given, ensure_ascii=False))
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    return given
+
+
+def _arguments(given: Any) -> Any:
+    """Of a call, which are JSON in a text; anything else is none."""
+    return _json_of_texts(_loads(given)) if isinstance(given, str) and given else {}
+
+
+def _tool(given: dict[str, Any]) -> dict[str, Any]:
+    function = given.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if given.get("type") != "function" or not (isinstance(name, str) and name):
+        raise ValueError('has to be {"type": "function", "function": {"name": …, …}}')
+    return dict(_json_of_texts(given))
+
+
+def _content(given: Any) -> Any:
+    """The texts of a list of parts in one."""
+    if not isinstance(given, list):
+        return given
+    parts: list[Any] = [part.get("text") for part in given if isinstance(part, dict) and part.get("type") == "text"]
+    if len(parts) < len(given) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("has to be a text, or a list of parts of the type text")
+    return "".join(parts)
+
+
+def _temperature(given: float) -> float:
+    if 0 < given < _MIN_TEMPERATURE:
+        raise ValueError(f"has to be 0, which is greedy, or at least {_MIN_TEMPERATURE}")
+    return given
+
+
+_Text = Annotated[str, Field(min_length=1)]
+"""pydantic refuses half of a surrogate pair in it, since it counts characters."""
+_Texts = Annotated[list[_Text], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+_Limit = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class _Given(BaseModel):
+    """Of a body; whether a field that it does not have may be left out is for `_asked` to say."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Function(_Given):
+    name: _Text
+    arguments: Annotated[dict[str, Any], BeforeValidator(_arguments)] = {}
+
+
+class _ToolCall(_Given):
+    id: Any = ""
+    function: _Function
+
+
+class _Message(_Given):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_content)] = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: Any = None
+    function_call: None = None
+    """Of an older protocol."""
+
+    @model_validator(mode="after")
+    def _is_text(self) -> _Message:
+        if self.role != "tool":  # whose programs may print anything
+            _text(self.content or "")
+        return self
+
+    def message(self) -> ChatMessage:
+        calls = (self.role == "assistant" and self.tool_calls) or []
+        return ChatMessage(
+            role="system" if self.role == "developer" else self.role,
+            content=self.content or "",
+            tool_calls=tuple(ToolCall(name=call.function.name, arguments=call.function.arguments) for call in calls),
+            call_ids=tuple(str(call.id) for call in calls),
+            tool_call_id=str(self.tool_call_id) if self.role == "tool" and self.tool_call_id is not None else None,
+        )
+
+
+class _Body(_Given):
+    model: Any = None
+    stream: Any = None
+    stream_options: Any = None
+    tool_choice: Any = None
+    stop: Annotated[_Texts, Field(max_length=_MAX_STOPS)] | None = None
+    max_tokens: _Limit | None = None
+    max_completion_tokens: _Limit | None = None
+    temperature: Annotated[float, Field(ge=0, le=100), AfterValidator(_temperature)] | None = None
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63)
+    tools: list[Annotated[dict[str, Any], AfterValidator(_tool)]] | None = Field(None, max_length=_MAX_TOOLS)
+
+    def call(self, **asked: Any) -> Call:
+        """A call sampled as the body says, for what is `asked`."""
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        sampling = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
+        return Call(**{**sampling, "stop": tuple(self.stop or ()), "max_tokens": limit, **asked})
+
+
+class _ChatBody(_Body):
+    messages: list[_Message] = Field(min_length=1)
+
+
+class _TextBody(_Body):
+    prompt: Annotated[_Texts, Field(min_length=1, max_length=_MAX_PROMPTS)]
+    """Tokens are not taken."""
+
+
+_READ = {*_ChatBody.model_fields, *_TextBody.model_fields}
+BodyT = TypeVar("BodyT", bound=_Body)
+
+
 def read_chat(body: bytes) -> Asked:
     """A body for `/v1/chat/completions`. Raises `CallRefused`."""
-    values = _object(body)
-    messages = values.get("messages")
-    if not (isinstance(messages, list) and messages):
-        raise _invalid("messages has to be a list of messages")
-    tools = _list(values, "tools", _MAX_TOOLS)
-    for tool in tools:
-        if not (isinstance(tool, dict) and tool.get("type") == "function" and _name_of(tool.get("function"))):
-            raise _invalid('each of tools has to be {"type": "function", "function": {"name": …, …}}')
-    _check_texts(tools, "tools")
-    if _tool_choice(values) == "none":
-        tools = []
-    call = Call(messages=tuple(map(_message, messages)), tools=tuple(tools), **_sampling(values))
-    return _asked(values, (call,), is_chat=True)
+    values, given = _read(body, _ChatBody)
+    tools = () if given.tool_choice == "none" else tuple(given.tools or ())
+    call = given.call(messages=tuple(each.message() for each in given.messages), tools=tools)
+    return _asked(values, given, (call,), is_chat=True)
 
 
 def read_text(body: bytes) -> Asked:
     """A body for `/v1/completions`. Raises `CallRefused`."""
-    values = _object(body)
-    prompt = values.get("prompt")
-    given = prompt if isinstance(prompt, list) else [prompt]
-    prompts = [each for each in given if isinstance(each, str) and each]
-    if not 0 < len(prompts) == len(given) <= _MAX_PROMPTS:
-        raise _invalid(f"prompt has to be a text, or a list of at most {_MAX_PROMPTS} texts; tokens are not taken")
-    for text in prompts:
-        _check_text(text, "prompt")
-    _tool_choice(values)
-    sampling = _sampling(values)
-    seed = sampling.pop("seed")
+    values, given = _read(body, _TextBody)
     # A seed of its own for each: calls with one seed have to wait for each other.
-    seeds = [None if seed is None else seed + index for index in range(len(prompts))]
-    calls = tuple(Call(text=text, seed=each, **sampling) for text, each in zip(prompts, seeds, strict=True))
-    return _asked(values, calls, is_chat=False)
+    seeds = [None if given.seed is None else given.seed + index for index in range(len(given.prompt))]
+    calls = tuple(given.call(text=text, seed=seed) for text, seed in zip(given.prompt, seeds, strict=True))
+    return _asked(values, given, calls, is_chat=False)
 
 
-def _tool_choice(values: Mapping[str, Any]) -> str:
-    """Raises `CallRefused` for a choice that forces a call."""
-    choice = values.get("tool_choice")
-    if choice not in (None, "auto", "none"):
+def _read(body: bytes, model: type[BodyT]) -> tuple[dict[str, Any], BodyT]:
+    """All values of a body, and those that are read. Raises `CallRefused`."""
+    try:
+        values = _loads(body)
+        return values, model.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, problem["loc"])) or "the body"
+        told = f"{where}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r:.60})"
+        raise CallRefused(400, "invalid_request", told) from error
+    except ValueError as error:
+        raise CallRefused(400, "invalid_request", f"the body is no JSON: {error}") from error
+
+
+def _asked(values: Mapping[str, Any], given: _Body, calls: tuple[Call, ...], *, is_chat: bool) -> Asked:
+    """Raises `CallRefused` for a field that would change the answer, and a choice of tools that forces a call."""
+    if given.tool_choice not in (None, "auto", "none"):
         raise _unsupported("tool_choice", 'leave it out, or give "auto" or "none"')
-    return choice or "auto"
-
-
-def _asked(values: Mapping[str, Any], calls: tuple[Call, ...], *, is_chat: bool) -> Asked:
     for name, value in values.items():
         if name in _READ or name in _HARMLESS or value is None or value in _NEUTRAL.get(name, ()):
             continue
         raise _unsupported(name, "leave it out")
-    options, model = values.get("stream_options"), values.get("model")
+    options = given.stream_options
     return Asked(
         calls=calls,
-        model=None if model is None else str(model)[:200],
+        model=None if given.model is None else str(given.model)[:200],
         is_chat=is_chat,
-        streams=bool(values.get("stream")),
+        streams=bool(given.stream),
         streams_usage=isinstance(options, dict) and bool(options.get("include_usage")),
     )
-
-
-def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of `Call` that say how its answer is sampled."""
-    stop = values.get("stop")
-    stops = [stop] if isinstance(stop, str) else _list(values, "stop", _MAX_STOPS)
-    if not all(isinstance(each, str) and each for each in stops):
-        raise _invalid("stop has to be a text, or a list of texts")
-    for text in stops:
-        _check_text(text, "stop")
-    temperature = _number(values, "temperature", float, 0, 100)
-    if temperature is not None and 0 < temperature < _MIN_TEMPERATURE:
-        raise _invalid(f"temperature has to be 0, which is greedy, or at least {_MIN_TEMPERATURE}")
-    limits = [_number(values, name, int, 1, 2**31) for name in ("max_completion_tokens", "max_tokens")]
-    return {
-        "stop": tuple(stops),
-        "max_tokens": next((limit for limit in limits if limit is not None), None),
-        "temperature": temperature,
-        "top_p": _number(values, "top_p", float, 0, 1),
-        "seed": _number(values, "seed", int, -(2**63), 2**63),
-    }
-
-
-def _message(given: Any) -> ChatMessage:
-    if not isinstance(given, dict):
-        raise _invalid("each of messages has to be an object")
-    named = given.get("role")
-    role = _ROLES.get(named) if isinstance(named, str) else None
-    if role is None:
-        raise _invalid(f"no message has the role {named!r:.100}; one of {', '.join(_ROLES)}")
-    if given.get("function_call") is not None:
-        raise _invalid("function_call is of an older protocol: use tool_calls")
-    calls = given.get("tool_calls") if role == "assistant" else None
-    if not isinstance(calls, list | None):
-        raise _invalid("tool_calls has to be a list")
-    content = _content(given.get("content"))
-    if role != "tool":  # whose programs may print anything
-        _check_text(content, "content")
-    call_id = given.get("tool_call_id")
-    return ChatMessage(
-        role=role,
-        content=content,
-        tool_calls=tuple(map(_tool_call, calls or ())),
-        call_ids=tuple(str(call.get("id", "")) for call in calls or ()),
-        tool_call_id=str(call_id) if role == "tool" and call_id is not None else None,
-    )
-
-
-def _content(given: Any) -> str:
-    """Text, or the texts of a list of parts."""
-    if given is None:
-        return ""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in given
-    ):
-        return "".join(part["text"] for part in given)
-    raise _invalid("content has to be a text, or a list of parts of the type text")
-
-
-def _check_text(text: str, name: str) -> None:
-    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        raise _invalid(f"{name} has half of a surrogate pair, which is no text")
-
-
-def _check_texts(value: Any, name: str) -> None:
-    """Check all keys and values of parsed JSON."""
-    try:
-        _check_text(json.dumps(value, ensure_ascii=False), name)
-    except RecursionError:
-        raise _invalid(f"{name} is nested too deeply") from None
-
-
-def _tool_call(given: Any) -> ToolCall:
-    function = given.get("function") if isinstance(given, dict) else None
-    name = _name_of(function)
-    if name is None or not isinstance(function, dict):
-        raise _invalid('each of tool_calls has to be {"type": "function", "function": {"name": …, "arguments": …}}')
-    _check_text(name, "the name in tool_calls")
-    arguments = function.get("arguments")
-    try:
-        found = _loads(arguments) if isinstance(arguments, str) and arguments else {}
-    except ValueError as error:
-        raise _invalid(f"the arguments of the call of {name} are no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise _invalid(f"the arguments of the call of {name} are no JSON object")
-    _check_texts(found, f"the arguments of the call of {name}")
-    return ToolCall(name=name, arguments=found)
-
-
-def _name_of(function: Any) -> str | None:
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) and name else None
-
-
-def _list(values: Mapping[str, Any], name: str, most: int) -> list[Any]:
-    found = values.get(name)
-    if found is None:
-        return []
-    if not isinstance(found, list) or len(found) > most:
-        raise _invalid(f"{name} has to be a list of at most {most}")
-    return found
-
-
-def _number(values: Mapping[str, Any], name: str, kind: type, low: float, high: float) -> Any:
-    found = values.get(name)
-    kinds = (int, float) if kind is float else (int,)
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, kinds) or not low <= found <= high:
-        raise _invalid(f"{name} has to be a number from {low} to {high}")
-    return kind(found)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        found = _loads(body)
-    except ValueError as error:
-        raise _invalid(f"the body is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise _invalid("the body has to be a JSON object")
-    return found
 
 
 def _loads(text: str | bytes) -> Any:
@@ -265,10 +253,6 @@ def _loads(text: str | bytes) -> Any:
 
 def _constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _invalid(message: str) -> CallRefused:
-    return CallRefused(400, "invalid_request", message)
 
 
 def _unsupported(name: str, hint: str) -> CallRefused:

@@ -24,7 +24,7 @@ from .lockstep import LockstepBatch, LockstepModel
 from .paths import Path, choose_path
 from .prefixes import PrefixStore
 from .prepack import PackedLinears
-from .rows import Decoder, Row, StopRule, make_rows
+from .rows import Decoder, Row, StopRule
 from .sampler import Sampler
 from .slot_model import SlotModel
 from .slots import SlotBatch
@@ -87,43 +87,41 @@ class HfEngine:
         too small for one sequence, both here; `OutOfMemoryError`, `DivergenceError` and, when the weights change
         before the last completion was taken, `SyncError` while iterating.
         """
-        rows = make_rows(requests, sampling, self._forward.context_tokens)
-        return self._completions(self.plan(rows, sampling)) if rows else iter(())
+        flight, version = self.begin(requests, sampling), self._policy_version
+
+        def unchanged() -> Sequence[Asked]:
+            if version != self._policy_version:
+                raise SyncError(
+                    f"weights of version {self._policy_version} arrived while version {version} was generating",
+                    where="engine hf",
+                    hint="take all completions of a generate call before publishing",
+                )
+            return ()
+
+        return self._completions(flight, unchanged)
+
+    def begin(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Flight:
+        """The rows of one `generate` call, which no others join. Raises as that does, before the first step."""
+        flight = Flight(self._decoder, self._batch, self._forward.context_tokens)
+        flight.weights_are(self._policy_version)
+        flight.add([(request, sampling) for request in requests])
+        if flight.busy:
+            flight.begin()
+        return flight
 
     def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
         """Answer what `between` returns, which is called before each step (see `InFlightEngine`).
 
         Raises what `generate` raises, while iterating.
         """
-        flight = Flight(self._decoder, partial(self._batch, goes_on=True), self._forward.context_tokens)
-        self._flight = flight
-        try:
-            while True:
-                asked = between()
-                flight.weights_are(self._policy_version)
-                flight.add(asked)
-                if not flight.busy:
-                    return
-                with self._generating():
-                    finished = flight.step()
-                for row in finished:
-                    yield row.completion(self._policy_version)
-        finally:
-            self._flight = None
-            if not self._owns_weights:
-                self._packed = None
+        batch = partial(self._batch, goes_on=True)
+        self._flight = Flight(self._decoder, batch, self._forward.context_tokens)
+        return self._completions(self._flight, between, goes_on=True)
 
     def cancel(self, sample_id: int, branch: int = 0) -> None:
-        """Drop an open request of `generate_in_flight`; called in `between` (see `InFlightEngine`)."""
+        """Drop an open request of `generate_in_flight`; called in `between` (see `CancelingEngine`)."""
         if self._flight is not None:
             self._flight.cancel(sample_id, branch)
-
-    def plan(self, rows: list[Row], sampling: SamplingParams) -> SlotBatch | LockstepBatch:
-        """The batch for one `generate` call, not yet started."""
-        decoder = self._decoder(sampling)
-        for row in rows:
-            row.decoder = decoder
-        return self._batch(rows)
 
     def _decoder(self, sampling: SamplingParams) -> Decoder:
         return Sampler(self._seed, sampling, StopRule(self._eos_ids, sampling.stop, self._tokenizer))
@@ -152,23 +150,24 @@ class HfEngine:
             return SlotBatch(model, rows, config.prefill_batch_tokens, self._prefixes)
         return LockstepBatch(LockstepModel(self._forward, name), rows, num_slots)
 
-    def _completions(self, batch: SlotBatch | LockstepBatch) -> Iterator[Completion]:
-        version = self._policy_version
+    def _completions(
+        self, flight: Flight, between: Callable[[], Sequence[Asked]], *, goes_on: bool = False
+    ) -> Iterator[Completion]:
+        """`goes_on`: `between` is called before each step, not only after rows have finished."""
         try:
-            while batch.busy:
-                if version != self._policy_version:
-                    raise SyncError(
-                        f"weights of version {self._policy_version} arrived while version {version} was generating",
-                        where="engine hf",
-                        hint="take all completions of a generate call before publishing",
-                    )
-                finished: list[Row] = []
+            while True:
+                asked = between()
+                flight.weights_are(self._policy_version)
+                flight.add(asked)
+                if not flight.busy:
+                    return
                 # Generation mode ends before every yield: the caller may train, or switch an adapter off, in between.
                 with self._generating():
-                    while batch.busy and not finished:
-                        finished = batch.step()
+                    finished = flight.step()
+                    while not (goes_on or finished) and flight.busy:
+                        finished = flight.step()
                 for row in finished:
-                    yield row.completion(version)
+                    yield row.completion(self._policy_version)
         finally:
             # A shared module is about to be trained: packed copies would only take its memory.
             if not self._owns_weights:

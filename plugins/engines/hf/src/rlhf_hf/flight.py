@@ -80,19 +80,24 @@ class Flight:
         self._drop_canceled()
         if not self._open:
             return []
+        batch = self.begin()
+        joining = []
+        while self._waiting and batch.has_room_for(self._waiting[0]):
+            joining.append(self._waiting.popleft())
+        if joining:
+            batch.join(joining)
+        finished = batch.step()
+        self._open.difference_update(finished)
+        if not batch.busy:
+            self._batch = None
+        return finished
+
+    def begin(self) -> SlotBatch | LockstepBatch:
+        """The batch under way; a new one of all rows that wait if there is none."""
         if self._batch is None:
             self._batch = self._new_batch([*self._waiting])
             self._waiting.clear()
-        joining = []
-        while self._waiting and self._batch.has_room_for(self._waiting[0]):
-            joining.append(self._waiting.popleft())
-        if joining:
-            self._batch.join(joining)
-        finished = self._batch.step()
-        self._open.difference_update(finished)
-        if not self._batch.busy:
-            self._batch = None
-        return finished
+        return self._batch
 
     def _drop_canceled(self) -> None:
         dropped, self._canceled = self._canceled, set()

@@ -17,41 +17,61 @@ MAX_TOP_K = 1024
 class VllmEngineConfig(EngineConfig):
     """Rollouts by vLLM."""
 
-    in_process: bool = False
-    """Run vLLM inside the process that trains or makes experience, not in one of its own. Saves the copy of the weights
-    between the two; cannot be used where that process already is one of several.
-    """
-    max_batch_size: int = Field(64, ge=1, le=4096)
-    """Sequences decoded at once (vLLM's max_num_seqs)."""
-    max_model_tokens: int | None = Field(None, ge=2)
-    """Longest prompt and answer together; null is what the model has positions for."""
-    kv_cache_bytes: int | None = Field(None, ge=1024**2)
-    """Memory for keys and values; null is 1 GiB on a CPU and what gpu_memory_fraction leaves on a GPU."""
-    gpu_memory_fraction: float = Field(0.4, gt=0, le=1)
-    """Part of each GPU's memory that vLLM takes, weights and key-value cache together (vLLM's gpu_memory_utilization).
-    """
-    tensor_parallel_size: int = Field(1, ge=1, le=64)
-    """GPUs that each hold a part of every layer. A maker needs as many (transport.maker_gpus); a new version then lies
-    in shared memory as a whole while they load it.
-    """
-    compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile and captured graphs: auto has them on a GPU only, where they pay for the seconds that they take to
-    start.
-    """
-    sleep: Literal["auto", "on", "off"] = "auto"
-    """Give vLLM's memory back between rollouts; the key-value cache is dropped. auto does it on a GPU; vLLM's CPU build
-    cannot, and keeps kv_cache_bytes.
-    """
-    sleep_level: Literal[1, 2] = 1
-    """What becomes of the weights in sleep: at 1 they move to host memory; at 2 they are dropped, and loaded anew from
-    the model of this process before the next rollout.
-    """
-    max_shard_bytes: int = Field(512 * 1024**2, ge=1024)
-    """New weights reach vLLM in pieces of at most this size (or one tensor)."""
-    start_timeout_seconds: float = Field(600.0, gt=0, le=86400)
-    """Longest wait for vLLM to start in its own process."""
-    answer_timeout_seconds: float = Field(600.0, gt=0, le=86400)
-    """Longest wait for a step of vLLM in its own process, or for a piece of weights to load."""
+    in_process: bool = Field(
+        False,
+        description="Run vLLM inside the process that trains or makes experience, not in one of its own. Saves the "
+        "copy of the weights between the two; cannot be used where that process already is one of several.",
+    )
+    max_batch_size: int = Field(64, ge=1, le=4096, description="Sequences decoded at once (vLLM's max_num_seqs).")
+    max_model_tokens: int | None = Field(
+        None, ge=2, description="Longest prompt and answer together; null is what the model has positions for."
+    )
+    kv_cache_bytes: int | None = Field(
+        None,
+        ge=1024**2,
+        description="Memory for keys and values; null is 1 GiB on a CPU and what gpu_memory_fraction leaves on a GPU.",
+    )
+    gpu_memory_fraction: float = Field(
+        0.4,
+        gt=0,
+        le=1,
+        description="Part of each GPU's memory that vLLM takes, weights and key-value cache together (vLLM's "
+        "gpu_memory_utilization).",
+    )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="GPUs that each hold a part of every layer. A maker needs as many (transport.maker_gpus); a new "
+        "version then lies in shared memory as a whole while they load it.",
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="torch.compile and captured graphs: auto has them on a GPU only, where they pay for the seconds "
+        "that they take to start.",
+    )
+    sleep: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Give vLLM's memory back between rollouts; the key-value cache is dropped. auto does it on a GPU; "
+        "vLLM's CPU build cannot, and keeps kv_cache_bytes.",
+    )
+    sleep_level: Literal[1, 2] = Field(
+        1,
+        description="What becomes of the weights in sleep: at 1 they move to host memory; at 2 they are dropped, and "
+        "loaded anew from the model of this process before the next rollout.",
+    )
+    max_shard_bytes: int = Field(
+        512 * 1024**2, ge=1024, description="New weights reach vLLM in pieces of at most this size (or one tensor)."
+    )
+    start_timeout_seconds: float = Field(
+        600.0, gt=0, le=86400, description="Longest wait for vLLM to start in its own process."
+    )
+    answer_timeout_seconds: float = Field(
+        600.0,
+        gt=0,
+        le=86400,
+        description="Longest wait for a step of vLLM in its own process, or for a piece of weights to load.",
+    )
 
     @model_validator(mode="after")
     def _kept_tokens_are_told(self) -> VllmEngineConfig:

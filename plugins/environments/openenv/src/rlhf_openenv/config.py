@@ -13,18 +13,20 @@ from rlhf_web import address_parts
 class OpenEnvConfig(Section):
     """Options of the environment `openenv`."""
 
-    base_url: str
-    """Address of the server, such as http://localhost:8000; also https, ws and wss."""
-    reset: dict[str, Any] = Field(default_factory=dict)
-    """Options of the environment's reset, besides the task's seed."""
-    instructions: str = ""
-    """Text before the first observation: what to do, and how to say it."""
-    action_field: str | None = Field(None, min_length=1)
-    """Field of an action that holds a reply's text; null: the reply has the action as a JSON object."""
-    observation_field: str | None = Field(None, min_length=1)
-    """Field of an observation that the policy is shown; null is all, as JSON."""
-    invalid_reward: float = 0.0
-    """Reward of a turn without an action that the environment takes."""
+    base_url: str = Field(description="Address of the server, such as http://localhost:8000; also https, ws and wss.")
+    reset: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the environment's reset, besides the task's seed."
+    )
+    instructions: str = Field("", description="Text before the first observation: what to do, and how to say it.")
+    action_field: str | None = Field(
+        None,
+        min_length=1,
+        description="Field of an action that holds a reply's text; null: the reply has the action as a JSON object.",
+    )
+    observation_field: str | None = Field(
+        None, min_length=1, description="Field of an observation that the policy is shown; null is all, as JSON."
+    )
+    invalid_reward: float = Field(0.0, description="Reward of a turn without an action that the environment takes.")
 
     @field_validator("reset")
     @classmethod

@@ -55,7 +55,7 @@ class OpenEnvEnvironment:
                 rewards[reply.turn] = self._config.invalid_reward
                 text = f"error: {wrong}\n{shown}"
             else:
-                rewards[reply.turn] = _number(result.reward)
+                rewards[reply.turn] = result.reward or 0.0
                 if result.done:
                     status = "done"
                     break
@@ -73,19 +73,6 @@ class OpenEnvEnvironment:
                 where="environment",
                 hint="environment.observation_field names what the policy is shown",
             ) from error
-
-
-def _number(reward: Any) -> float:
-    """None is no reward. Raises `EpisodeError` for what is no number."""
-    if reward is None:
-        return 0.0
-    if isinstance(reward, bool | int | float):
-        return float(reward)
-    raise EpisodeError(
-        f"the OpenEnv server gave a reward that is a {type(reward).__name__}",
-        where="environment",
-        hint="mend the environment at the server",
-    )
 
 
 def build(config: OpenEnvConfig, context: EnvironmentContext) -> OpenEnvEnvironment:

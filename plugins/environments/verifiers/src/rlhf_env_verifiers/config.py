@@ -24,16 +24,22 @@ _FUNCTION_OF_A_FILE = re.compile(r".+\.py:[A-Za-z_]\w*", re.DOTALL)
 class VerifiersConfig(Section):
     """Options of the environment `verifiers`."""
 
-    env: str = Field(min_length=1)
-    """Id of an installed environment (a taskset), as the commands of verifiers take it."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of its taskset: what follows --env.taskset. on the command line of verifiers, such as {split: train}."""
-    agent: dict[str, Any] = Field(default_factory=dict)
-    """Options of its agent, likewise: harness, runtime, timeout, max_total_tokens, … Unless told these are the
-    environment's own, else the harness `null` (turns, and the taskset's tools), in subprocess.
-    """
-    num_tasks: int | None = Field(None, ge=1)
-    """Only its first tasks, so many; null is all. A taskset without an end needs it."""
+    env: str = Field(
+        min_length=1, description="Id of an installed environment (a taskset), as the commands of verifiers take it."
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of its taskset: what follows --env.taskset. on the command line of verifiers, such as "
+        "{split: train}.",
+    )
+    agent: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of its agent, likewise: harness, runtime, timeout, max_total_tokens, … Unless told "
+        "these are the environment's own, else the harness `null` (turns, and the taskset's tools), in subprocess.",
+    )
+    num_tasks: int | None = Field(
+        None, ge=1, description="Only its first tasks, so many; null is all. A taskset without an end needs it."
+    )
 
     @field_validator("args")
     @classmethod

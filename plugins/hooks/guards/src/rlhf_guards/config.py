@@ -25,51 +25,45 @@ _ACTION = (
 class NonFiniteGuard(Section):
     """A loss, gradient or reward that is NaN or infinite. Its update is never made."""
 
-    action: Grave = "stop"
-    """skip: leave out this update; stop: end the run; rollback: to the last good checkpoint."""
+    action: Grave = Field(
+        "stop", description="skip: leave out this update; stop: end the run; rollback: to the last good checkpoint."
+    )
 
 
 class KLGuard(Section):
     """The policy has moved too far from the reference."""
 
     action: Action = Field("stop", description=_ACTION)
-    bound: float | None = Field(None, gt=0)
-    """Most `kl/mean`, in nats a token; null is off."""
+    bound: float | None = Field(None, gt=0, description="Most `kl/mean`, in nats a token; null is off.")
 
 
 class EntropyGuard(Section):
     """The policy has become certain of everything and no longer explores."""
 
     action: Action = Field("warn", description=_ACTION)
-    bound: float | None = Field(None, gt=0)
-    """Least `policy/entropy`, in nats a token; null is off."""
+    bound: float | None = Field(None, gt=0, description="Least `policy/entropy`, in nats a token; null is off.")
 
 
 class PlateauGuard(Section):
     """The mean reward has not improved for a while."""
 
     action: Action = Field("warn", description=_ACTION)
-    episodes: int | None = Field(None, ge=1)
-    """Episodes without improvement that trip it; null is off."""
-    min_improvement: float = Field(0.0, ge=0)
-    """`reward/mean` has to rise by more than this to count."""
+    episodes: int | None = Field(None, ge=1, description="Episodes without improvement that trip it; null is off.")
+    min_improvement: float = Field(0.0, ge=0, description="`reward/mean` has to rise by more than this to count.")
 
 
 class LogProbGapGuard(Section):
     """Trainer and engine disagree about the probability of what was sampled."""
 
     action: Action = Field("warn", description=_ACTION)
-    bound: float | None = Field(1.0, gt=0)
-    """Most `rollout/logprob_gap_max`, in nats; null is off."""
+    bound: float | None = Field(1.0, gt=0, description="Most `rollout/logprob_gap_max`, in nats; null is off.")
 
 
 class RollbackConfig(Section):
     """How a guard's `rollback` is done."""
 
-    lr_factor: float = Field(0.5, gt=0, le=1)
-    """Every learning rate is multiplied by it at each rollback."""
-    max_times: int = Field(3, ge=1)
-    """Rollbacks of one run; the next one that is asked for ends it."""
+    lr_factor: float = Field(0.5, gt=0, le=1, description="Every learning rate is multiplied by it at each rollback.")
+    max_times: int = Field(3, ge=1, description="Rollbacks of one run; the next one that is asked for ends it.")
 
 
 class GuardsConfig(Section):

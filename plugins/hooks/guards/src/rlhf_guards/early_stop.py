@@ -21,14 +21,10 @@ NAME = "early-stop"
 class EarlyStopConfig(Section):
     """Options of `hooks: {early-stop: …}`."""
 
-    metric: str = Field("eval/score", min_length=1)
-    """Key of `metrics.jsonl` that is watched."""
-    above: float | None = None
-    """The run is done once the metric is above it."""
-    below: float | None = None
-    """The run is done once the metric is below it."""
-    patience: int = Field(1, ge=1)
-    """Measured episodes in a row in which that has to hold."""
+    metric: str = Field("eval/score", min_length=1, description="Key of `metrics.jsonl` that is watched.")
+    above: float | None = Field(None, description="The run is done once the metric is above it.")
+    below: float | None = Field(None, description="The run is done once the metric is below it.")
+    patience: int = Field(1, ge=1, description="Measured episodes in a row in which that has to hold.")
 
     @model_validator(mode="after")
     def _has_one_bound(self) -> EarlyStopConfig:

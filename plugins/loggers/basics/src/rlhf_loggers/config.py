@@ -12,23 +12,22 @@ from rlhf_core.config import Section
 class TensorBoardConfig(Section):
     """Options of `logging: {tensorboard: …}`."""
 
-    folder: str = Field("tensorboard", min_length=1)
-    """Where event files go; a relative path starts at the run folder."""
+    folder: str = Field(
+        "tensorboard", min_length=1, description="Where event files go; a relative path starts at the run folder."
+    )
 
 
 class WandbConfig(Section):
     """Options of `logging: {wandb: …}`."""
 
-    project: str = Field("rlhf", min_length=1)
-    """Project that the run belongs to."""
-    run_name: str | None = Field(None, min_length=1)
-    """Name of the run; null takes the run folder's."""
-    mode: Literal["online", "offline", "disabled"] | None = None
-    """offline writes into the run folder, for `wandb sync`; null is what WANDB_MODE says."""
+    project: str = Field("rlhf", min_length=1, description="Project that the run belongs to.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+    mode: Literal["online", "offline", "disabled"] | None = Field(
+        None, description="offline writes into the run folder, for `wandb sync`; null is what WANDB_MODE says."
+    )
 
 
 class CsvConfig(Section):
     """Options of `logging: {csv: …}`."""
 
-    path: str = Field("metrics.csv", min_length=1)
-    """The table; a relative path starts at the run folder."""
+    path: str = Field("metrics.csv", min_length=1, description="The table; a relative path starts at the run folder.")

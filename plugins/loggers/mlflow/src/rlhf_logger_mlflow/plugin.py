@@ -11,14 +11,14 @@ from rlhf_core.config import Section
 class MlflowConfig(Section):
     """Options of `logging: {mlflow: …}`."""
 
-    tracking_uri: str | None = Field(None, min_length=1)
-    """Server or store, such as http://localhost:5000 or sqlite:///mlflow.db; null takes MLFLOW_TRACKING_URI, or
-    mlflow.db in the run folder.
-    """
-    experiment: str = Field("rlhf", min_length=1)
-    """Experiment that the run belongs to."""
-    run_name: str | None = Field(None, min_length=1)
-    """Name of the run; null takes the run folder's."""
+    tracking_uri: str | None = Field(
+        None,
+        min_length=1,
+        description="Server or store, such as http://localhost:5000 or sqlite:///mlflow.db; null takes "
+        "MLFLOW_TRACKING_URI, or mlflow.db in the run folder.",
+    )
+    experiment: str = Field("rlhf", min_length=1, description="Experiment that the run belongs to.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
 
 
 mlflow = Component(

@@ -11,12 +11,11 @@ from rlhf_core.config import Section
 class TrackioConfig(Section):
     """Options of `logging: {trackio: …}`."""
 
-    project: str = Field("rlhf", min_length=1)
-    """Project that the run belongs to."""
-    run_name: str | None = Field(None, min_length=1)
-    """Name of the run; null takes the run folder's."""
-    space_id: str | None = Field(None, min_length=1)
-    """Space on the Hugging Face hub to send the numbers to; null stays here."""
+    project: str = Field("rlhf", min_length=1, description="Project that the run belongs to.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+    space_id: str | None = Field(
+        None, min_length=1, description="Space on the Hugging Face hub to send the numbers to; null stays here."
+    )
 
 
 trackio = Component(

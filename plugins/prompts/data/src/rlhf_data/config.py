@@ -24,18 +24,20 @@ SuccessRange = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field
 class HfDatasetConfig(PromptsConfig):
     """A dataset on disk or on the Hugging Face hub."""
 
-    path: str = Field(min_length=1)
-    """A folder (of `save_to_disk`, or of data files), a .parquet, .jsonl or .csv file, or a hub name."""
-    split: str = Field("train", min_length=1)
-    """Which split, where the dataset has several."""
-    subset: str | None = None
-    """Configuration of a hub dataset that has several."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub dataset; null takes the newest."""
-    streaming: bool = False
-    """Read a hub dataset as it is drawn, in its own order, in place of loading it whole."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """Our key -> the dataset's column, such as {prompt: question, answer: solution}."""
+    path: str = Field(
+        min_length=1,
+        description="A folder (of `save_to_disk`, or of data files), a .parquet, .jsonl or .csv file, or a hub name.",
+    )
+    split: str = Field("train", min_length=1, description="Which split, where the dataset has several.")
+    subset: str | None = Field(None, description="Configuration of a hub dataset that has several.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub dataset; null takes the newest.")
+    streaming: bool = Field(
+        False, description="Read a hub dataset as it is drawn, in its own order, in place of loading it whole."
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Our key -> the dataset's column, such as {prompt: question, answer: solution}.",
+    )
 
 
 class MixtureEntry(Section):
@@ -43,14 +45,10 @@ class MixtureEntry(Section):
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
 
-    name: str = Field(min_length=1)
-    """A prompt source."""
-    label: str | None = Field(None, min_length=1)
-    """How it is called; null takes its name."""
-    weight: float = Field(1.0, gt=0)
-    """Share of the stream, beside the other weights."""
-    options: dict[str, Any] = Field({})
-    """Those of the source; they may stand beside its name."""
+    name: str = Field(min_length=1, description="A prompt source.")
+    label: str | None = Field(None, min_length=1, description="How it is called; null takes its name.")
+    weight: float = Field(1.0, gt=0, description="Share of the stream, beside the other weights.")
+    options: dict[str, Any] = Field({}, description="Those of the source; they may stand beside its name.")
 
     @property
     def known_as(self) -> str:
@@ -78,8 +76,9 @@ class MixtureEntry(Section):
 class MixtureConfig(PromptsConfig):
     """Several sources, mixed by weights; a record's `source` is the label of its own."""
 
-    sources: list[MixtureEntry] = Field(min_length=1)
-    """What is mixed: name, label, weight, and the options of each."""
+    sources: list[MixtureEntry] = Field(
+        min_length=1, description="What is mixed: name, label, weight, and the options of each."
+    )
 
     @field_validator("sources")
     @classmethod
@@ -104,12 +103,9 @@ class MixtureConfig(PromptsConfig):
 class SortDigitsConfig(PromptsConfig):
     """Problems like `31415926>`, whose answer is the digits in ascending order."""
 
-    num_digits: int = Field(8, ge=1, le=64)
-    """Digits of each problem."""
-    size: int = Field(100_000, ge=1)
-    """How many different problems."""
-    problem_seed: int = Field(0, ge=0)
-    """Which problems; independent of the run's seed, as a file would be."""
+    num_digits: int = Field(8, ge=1, le=64, description="Digits of each problem.")
+    size: int = Field(100_000, ge=1, description="How many different problems.")
+    problem_seed: int = Field(0, ge=0, description="Which problems; independent of the run's seed, as a file would be.")
 
     @model_validator(mode="after")
     def _enough_numbers(self) -> SortDigitsConfig:
@@ -123,35 +119,37 @@ class SortDigitsConfig(PromptsConfig):
 class CurriculumStage(Section):
     """The changes of a curriculum at one episode."""
 
-    from_episode: int = Field(0, ge=0)
-    """The first episode of the stage."""
-    success: SuccessRange | None = None
-    """[lowest, highest] success rate; null: the curriculum's."""
-    pools: list[str] | None = None
-    """Draw from these pools only; null: from all."""
+    from_episode: int = Field(0, ge=0, description="The first episode of the stage.")
+    success: SuccessRange | None = Field(None, description="[lowest, highest] success rate; null: the curriculum's.")
+    pools: list[str] | None = Field(None, description="Draw from these pools only; null: from all.")
 
 
 class CurriculumConfig(Section):
     """Which prompts are drawn, by the success rates of their answers so far. Without it, all are drawn in turn."""
 
-    success: SuccessRange = (0.0, 1.0)
-    """[lowest, highest] success rate of prompts that are drawn; new ones always are."""
-    success_score: float = 1.0
-    """Score from which an answer is a success."""
-    reward: str | None = None
-    """Reward (its label) that is the score; null takes the first."""
-    newest_share: float = Field(0.5, gt=0, le=1)
-    """Weight of a prompt's newest answers in its rate, beside the earlier ones."""
-    revisit_after: Count = 4
-    """Times in a row that a prompt outside of `success` is passed over before it is drawn again."""
-    retire_after: Count | None = None
-    """Visits in a row with nothing but successes after which a prompt is not drawn again."""
-    pool: str | None = None
-    """Key of the records that names their pool, such as level, or source in a mixture; a prompt never sampled has its
-    pool's rate.
-    """
-    stages: list[CurriculumStage] = Field(default_factory=list)
-    """Changes by episode, the last one holds."""
+    success: SuccessRange = Field(
+        (0.0, 1.0), description="[lowest, highest] success rate of prompts that are drawn; new ones always are."
+    )
+    success_score: float = Field(1.0, description="Score from which an answer is a success.")
+    reward: str | None = Field(None, description="Reward (its label) that is the score; null takes the first.")
+    newest_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Weight of a prompt's newest answers in its rate, beside the earlier ones.",
+    )
+    revisit_after: Count = Field(
+        4, description="Times in a row that a prompt outside of `success` is passed over before it is drawn again."
+    )
+    retire_after: Count | None = Field(
+        None, description="Visits in a row with nothing but successes after which a prompt is not drawn again."
+    )
+    pool: str | None = Field(
+        None,
+        description="Key of the records that names their pool, such as level, or source in a mixture; a prompt never "
+        "sampled has its pool's rate.",
+    )
+    stages: list[CurriculumStage] = Field(default_factory=list, description="Changes by episode, the last one holds.")
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if not run.rolls_out:

@@ -12,32 +12,36 @@ from rlhf_core.config import PromptsConfig, Section
 class ReasoningGymPrompts(PromptsConfig):
     """Options of the prompt source `reasoning-gym`."""
 
-    task: str = Field(min_length=1)
-    """A task of the library, such as chain_sum."""
-    size: int = Field(500, ge=1)
-    """How many problems."""
-    seed: int = Field(0, ge=0)
-    """Which problems; independent of the run's seed, as a file would be."""
-    unique: bool = False
-    """Leave out problems that ask what an earlier one asks, so that no held-out problem is trained on. There may be far
-    fewer than `size` of an easy task.
-    """
-    chat: bool | None = None
-    """Problems as chat messages; null makes them where the model has a chat template."""
-    task_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the task itself, such as {max_terms: 3}."""
+    task: str = Field(min_length=1, description="A task of the library, such as chain_sum.")
+    size: int = Field(500, ge=1, description="How many problems.")
+    seed: int = Field(0, ge=0, description="Which problems; independent of the run's seed, as a file would be.")
+    unique: bool = Field(
+        False,
+        description="Leave out problems that ask what an earlier one asks, so that no held-out problem is trained on. "
+        "There may be far fewer than `size` of an easy task.",
+    )
+    chat: bool | None = Field(
+        None, description="Problems as chat messages; null makes them where the model has a chat template."
+    )
+    task_options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the task itself, such as {max_terms: 3}."
+    )
 
 
 class ReasoningGymReward(Section):
     """Options of the reward `reasoning-gym`."""
 
-    answer_tag: str | None = Field(None, pattern=r"^[\w-]+$")
-    """Score what stands in the last <TAG>…</TAG> of a completion, and nothing without one; null scores the completion
-    as a whole.
-    """
-    seconds_per_answer: float = Field(5.0, gt=0)
-    """Deadline for a verifier that evaluates the answer; such an answer then scores 0."""
-    sandbox: Literal["namespaces", "landlock"] = "namespaces"
-    """How a verifier that evaluates the answer as Python is shut in; landlock is the weaker mode, where namespaces are
-    forbidden.
-    """
+    answer_tag: str | None = Field(
+        None,
+        pattern=r"^[\w-]+$",
+        description="Score what stands in the last <TAG>…</TAG> of a completion, and nothing without one; null scores "
+        "the completion as a whole.",
+    )
+    seconds_per_answer: float = Field(
+        5.0, gt=0, description="Deadline for a verifier that evaluates the answer; such an answer then scores 0."
+    )
+    sandbox: Literal["namespaces", "landlock"] = Field(
+        "namespaces",
+        description="How a verifier that evaluates the answer as Python is shut in; landlock is the weaker mode, where "
+        "namespaces are forbidden.",
+    )

@@ -4,51 +4,62 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from rlhf_core.types import Rollout, Turn
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlhf_core.types import FinishReason, Rollout, Turn
 
 VERSION = 1
 SCORE_PATH = f"/v{VERSION}/score"
 HEALTH_PATH = f"/v{VERSION}/health"
 CONTENT_TYPE = "application/json"
 
-_DEFAULTS: Mapping[str, Any] = {
-    "messages": None,
-    "prompt_ids": [],
-    "completion_ids": [],
-    "logprobs": [],
-    "answer": None,
-    "metadata": {},
-    "policy_version": 0,
-    "policy_versions": [],
-    "finish_reason": "stop",
-    "action_mask": None,
-    "group_id": 0,
-    "branch": 0,
-    "turns": [],
-}
-"""Defaults of optional fields of a request; the other fields are required."""
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "sample_id": (int,),
-    "prompt": (str,),
-    "messages": (list, type(None)),
-    "prompt_ids": (list,),
-    "completion": (str,),
-    "completion_ids": (list,),
-    "logprobs": (list,),
-    "metadata": (dict,),
-    "policy_version": (int,),
-    "policy_versions": (list,),
-    "finish_reason": (str,),
-    "action_mask": (list, type(None)),
-    "group_id": (int,),
-    "branch": (int,),
-    "turns": (list,),
-}
-_FIELDS = tuple(field.name for field in fields(Rollout))
-assert set(_FIELDS) == {*_KINDS, "answer"}
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Sample(BaseModel):
+    """What a request says of a sample: a `Rollout`. What has no default is required, what is unknown is left out."""
+
+    model_config = ConfigDict(strict=True)
+
+    sample_id: int
+    prompt: str
+    messages: list[dict[str, Any]] | None = None
+    prompt_ids: list[int] = []
+    completion: str
+    completion_ids: list[int] = []
+    logprobs: list[float] = []
+    answer: Any = None
+    metadata: dict[str, Any] = {}
+    policy_version: int = 0
+    policy_versions: list[int] = []
+    finish_reason: FinishReason = "stop"
+    action_mask: list[bool] | None = None
+    group_id: int = 0
+    branch: int = 0
+    turns: list[dict[str, Any]] = []
+
+    def rollout(self) -> Rollout:
+        """Raises `TypeError`, `KeyError` or `ValueError` for turns that are none."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) and name != "answer" else value for name, value in self
+        }
+        return Rollout(**{**values, "turns": tuple(map(Turn.from_mapping, self.turns))})
+
+
+class Request(BaseModel):
+    """A request."""
+
+    protocol: Literal[1]
+    samples: list[Sample]
+
+
+class Response(BaseModel):
+    """A response; whether each score is a number is for core to judge."""
+
+    protocol: Literal[1]
+    scores: list[Any]
 
 
 class ProtocolError(ValueError):
@@ -61,7 +72,7 @@ def encode_request(rollouts: Sequence[Rollout]) -> bytes:
 
 
 def _encode_sample(rollout: Rollout) -> bytes:
-    sample = {name: getattr(rollout, name) for name in _FIELDS}
+    sample = {name: getattr(rollout, name) for name in Sample.model_fields}
     try:
         return json.dumps(sample, separators=(",", ":"), allow_nan=False, default=_plain).encode("ascii")
     except (TypeError, ValueError) as error:
@@ -78,29 +89,11 @@ def _plain(value: Any) -> Any:
 
 def decode_request(body: bytes) -> list[Rollout]:
     """The samples of a request. Raises `ProtocolError`."""
-    message = _message(body)
-    samples = message.get("samples")
-    if not isinstance(samples, list):
-        raise ProtocolError("`samples` should be a list")
-    return [_decode_sample(sample, index) for index, sample in enumerate(samples)]
-
-
-def _decode_sample(sample: Any, index: int) -> Rollout:
-    if not isinstance(sample, dict):
-        raise ProtocolError(f"samples.{index} should be an object")
-    values = {**_DEFAULTS, **{name: sample[name] for name in _FIELDS if name in sample}}
-    for name, kinds in _KINDS.items():
-        if name not in values:
-            raise ProtocolError(f"samples.{index}.{name} is required")
-        if not isinstance(values[name], kinds) or isinstance(values[name], bool):
-            wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise ProtocolError(f"samples.{index}.{name} should be {wanted}")
-    tuples = {name: tuple(value) for name, value in values.items() if name != "answer" and isinstance(value, list)}
+    samples = _read(Request, body).samples
     try:
-        turns = tuple(map(Turn.from_mapping, values["turns"]))
+        return [sample.rollout() for sample in samples]
     except (TypeError, KeyError, ValueError) as error:
-        raise ProtocolError(f"samples.{index}.turns is no list of turns: {error!r}") from None
-    return Rollout(**(values | tuples | {"turns": turns}))
+        raise ProtocolError(f"samples: turns is no list of turns: {error!r}") from None
 
 
 def encode_response(scores: Sequence[float | None]) -> bytes:
@@ -114,22 +107,18 @@ def encode_error(message: str) -> bytes:
 
 
 def decode_response(body: bytes, count: int) -> list[Any]:
-    """The scores, `count` of them; whether each is a number is for core to judge. Raises `ProtocolError`."""
-    scores = _message(body).get("scores")
-    if not isinstance(scores, list):
-        raise ProtocolError("`scores` should be a list")
+    """The scores, `count` of them. Raises `ProtocolError`."""
+    scores = _read(Response, body).scores
     if len(scores) != count:
         raise ProtocolError(f"{len(scores)} scores for {count} samples")
     return scores
 
 
-def _message(body: bytes) -> dict[str, Any]:
+def _read(model: type[ModelT], body: bytes) -> ModelT:
     try:
-        message = json.loads(body)
+        return model.model_validate(json.loads(body))
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise ProtocolError(": ".join([".".join(map(str, problem["loc"])) or model.__name__, problem["msg"]])) from None
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {error}") from None
-    if not isinstance(message, dict):
-        raise ProtocolError("should be a JSON object")
-    if message.get("protocol") != VERSION:
-        raise ProtocolError(f"protocol {message.get('protocol')!r}, this is {VERSION}")
-    return message

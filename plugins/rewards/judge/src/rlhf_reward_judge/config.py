@@ -15,56 +15,58 @@ class JudgeConfig(Section):
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    rubric: str = Field(min_length=1)
-    """What makes an answer good, in the words that the judge is given."""
-    mode: Literal["rubric", "pairwise"] = "rubric"
-    """rubric: each answer gets points, the score is their share of max_points. pairwise: answers to one prompt are
-    compared, the score is the share of comparisons won, a tie half of one.
-    """
-    max_points: int = Field(10, ge=1, le=1000)
-    """Most points of the rubric; the least is 0."""
-    opponents: int | None = Field(None, ge=1)
-    """pairwise: compare each answer with so many others of its group; null is with all."""
-    url: str | None = None
-    """An OpenAI-compatible server: the address that /chat/completions is appended to, often ending in /v1. Either this
-    or model_path.
-    """
-    model: str | None = Field(None, min_length=1)
-    """The model's name at that server."""
-    key_env: str | None = Field(None, min_length=1)
-    """Environment variable that holds the key, sent as `Authorization: Bearer`."""
-    model_path: str | None = Field(None, min_length=1)
-    """A local judge: model folder or hub name, with a chat template or without."""
-    engine: str = Field("hf", min_length=1)
-    """The engine that a local judge answers by."""
-    engine_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options, as in the section engine."""
-    temperature: float = Field(0.0, ge=0)
-    """Of the judge; 0 is its likeliest verdict."""
-    max_reply_tokens: int = Field(512, ge=8)
-    """Longest reply of the judge, in tokens."""
-    asked_again: int = Field(1, ge=0, le=10)
-    """Times a judge is asked again whose verdict cannot be read."""
-    unreadable: Literal["fail", "lowest"] = "fail"
-    """A verdict that still cannot be read: an error, for the entry's on_failure to decide on, or the lowest score
-    (pairwise: a tie).
-    """
-    max_calls: int | None = Field(None, ge=1)
-    """Most calls of the judge in a run, on one machine; then scoring fails. null: any number."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Most tokens, prompts and replies, in a run on one machine; calls in flight are still paid for."""
-    max_connections: int = Field(8, ge=1)
-    """Calls in flight at once at a server."""
-    connect_seconds: float = Field(5.0, gt=0)
-    """Deadline of a connection attempt."""
-    answer_seconds: float = Field(60.0, gt=0)
-    """Longest silence on a connection before a call is lost."""
-    attempts: int = Field(3, ge=1, le=20)
-    """Times a call is made while the server is busy, away or loses it."""
-    breaker_failures: int = Field(5, ge=1)
-    """After so many lost calls in a row, further ones fail at once, without asking."""
-    breaker_seconds: float = Field(30.0, gt=0)
-    """For so long; then one call tries whether it is back."""
+    rubric: str = Field(min_length=1, description="What makes an answer good, in the words that the judge is given.")
+    mode: Literal["rubric", "pairwise"] = Field(
+        "rubric",
+        description="rubric: each answer gets points, the score is their share of max_points. pairwise: answers to one "
+        "prompt are compared, the score is the share of comparisons won, a tie half of one.",
+    )
+    max_points: int = Field(10, ge=1, le=1000, description="Most points of the rubric; the least is 0.")
+    opponents: int | None = Field(
+        None, ge=1, description="pairwise: compare each answer with so many others of its group; null is with all."
+    )
+    url: str | None = Field(
+        None,
+        description="An OpenAI-compatible server: the address that /chat/completions is appended to, often ending in "
+        "/v1. Either this or model_path.",
+    )
+    model: str | None = Field(None, min_length=1, description="The model's name at that server.")
+    key_env: str | None = Field(
+        None, min_length=1, description="Environment variable that holds the key, sent as `Authorization: Bearer`."
+    )
+    model_path: str | None = Field(
+        None, min_length=1, description="A local judge: model folder or hub name, with a chat template or without."
+    )
+    engine: str = Field("hf", min_length=1, description="The engine that a local judge answers by.")
+    engine_options: dict[str, Any] = Field(default_factory=dict, description="Its options, as in the section engine.")
+    temperature: float = Field(0.0, ge=0, description="Of the judge; 0 is its likeliest verdict.")
+    max_reply_tokens: int = Field(512, ge=8, description="Longest reply of the judge, in tokens.")
+    asked_again: int = Field(1, ge=0, le=10, description="Times a judge is asked again whose verdict cannot be read.")
+    unreadable: Literal["fail", "lowest"] = Field(
+        "fail",
+        description="A verdict that still cannot be read: an error, for the entry's on_failure to decide on, or the "
+        "lowest score (pairwise: a tie).",
+    )
+    max_calls: int | None = Field(
+        None,
+        ge=1,
+        description="Most calls of the judge in a run, on one machine; then scoring fails. null: any number.",
+    )
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Most tokens, prompts and replies, in a run on one machine; calls in flight are still paid for.",
+    )
+    max_connections: int = Field(8, ge=1, description="Calls in flight at once at a server.")
+    connect_seconds: float = Field(5.0, gt=0, description="Deadline of a connection attempt.")
+    answer_seconds: float = Field(60.0, gt=0, description="Longest silence on a connection before a call is lost.")
+    attempts: int = Field(
+        3, ge=1, le=20, description="Times a call is made while the server is busy, away or loses it."
+    )
+    breaker_failures: int = Field(
+        5, ge=1, description="After so many lost calls in a row, further ones fail at once, without asking."
+    )
+    breaker_seconds: float = Field(30.0, gt=0, description="For so long; then one call tries whether it is back.")
 
     @field_validator("url")
     @classmethod

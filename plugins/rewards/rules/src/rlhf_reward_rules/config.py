@@ -14,10 +14,8 @@ from rlhf_core.config import Section
 class RegexConfig(Section):
     """Options of `regex`."""
 
-    pattern: str = Field(min_length=1)
-    """Python regular expression; flags as in (?is)."""
-    mode: Literal["search", "fullmatch"] = "search"
-    """Match anywhere, or the whole completion."""
+    pattern: str = Field(min_length=1, description="Python regular expression; flags as in (?is).")
+    mode: Literal["search", "fullmatch"] = Field("search", description="Match anywhere, or the whole completion.")
 
     @field_validator("pattern")
     @classmethod
@@ -31,25 +29,20 @@ class RegexConfig(Section):
 class MathEquivalenceConfig(Section):
     """Options of `math-equivalence`."""
 
-    decimal_places: int = Field(6, ge=0, le=15)
-    """Decimal places to which floating-point numbers must agree."""
-    require_boxed: bool = False
-    r"""Accept only a result in \boxed{…}."""
+    decimal_places: int = Field(
+        6, ge=0, le=15, description="Decimal places to which floating-point numbers must agree."
+    )
+    require_boxed: bool = Field(False, description="Accept only a result in \\boxed{…}.")
 
 
 class JsonSchemaConfig(Section):
     """Options of `json-schema`."""
 
-    inline_schema: dict[str, Any] | None = None
-    """The JSON schema itself."""
-    schema_file: str | None = None
-    """A file that holds the schema."""
-    metadata_key: str | None = None
-    """Metadata key under which a sample may bring its own schema."""
-    allow_fence: bool = False
-    """Take the JSON from a fenced code block, where there is one."""
-    valid_json_score: float = Field(0.0, ge=0, le=1)
-    """Score of JSON that does not fit the schema."""
+    inline_schema: dict[str, Any] | None = Field(None, description="The JSON schema itself.")
+    schema_file: str | None = Field(None, description="A file that holds the schema.")
+    metadata_key: str | None = Field(None, description="Metadata key under which a sample may bring its own schema.")
+    allow_fence: bool = Field(False, description="Take the JSON from a fenced code block, where there is one.")
+    valid_json_score: float = Field(0.0, ge=0, le=1, description="Score of JSON that does not fit the schema.")
 
     @model_validator(mode="after")
     def _one_schema(self) -> JsonSchemaConfig:
@@ -79,30 +72,22 @@ class JsonSchemaConfig(Section):
 class CodeExecutionConfig(Section):
     """Options of `code-execution`."""
 
-    allow_execution: bool = False
-    """Must be true: this runs programs that a model wrote."""
-    timeout_seconds_per_test: float = Field(5.0, gt=0)
-    """Wall-clock limit of one program run."""
-    cpu_seconds: int = Field(5, ge=1)
-    """Processor time of one program run, over all its processes."""
-    memory_bytes: int = Field(512 * 2**20, ge=2**26)
-    """Address space of each process, and memory of all of them."""
-    max_processes: int = Field(16, ge=1)
-    """Processes and threads of the program."""
-    max_output_bytes: int = Field(2**20, ge=1)
-    """Longest output; a program that writes more is ended."""
-    max_file_bytes: int = Field(2**24, ge=0)
-    """Largest file the program may write."""
-    max_folder_bytes: int = Field(2**26, ge=4096)
-    """What its folder, which is in memory, may hold."""
-    max_files: int = Field(1024, ge=1)
-    """Files and folders in its folder."""
-    sandbox: Literal["namespaces", "landlock"] = "namespaces"
-    """How it is shut in; landlock is the weaker mode, where namespaces are forbidden."""
-    partial_credit: bool = False
-    """Score the share of passed tests rather than all or nothing."""
-    tests_key: str = Field("tests", min_length=1)
-    """Metadata key of a sample's tests."""
+    allow_execution: bool = Field(False, description="Must be true: this runs programs that a model wrote.")
+    timeout_seconds_per_test: float = Field(5.0, gt=0, description="Wall-clock limit of one program run.")
+    cpu_seconds: int = Field(5, ge=1, description="Processor time of one program run, over all its processes.")
+    memory_bytes: int = Field(
+        512 * 2**20, ge=2**26, description="Address space of each process, and memory of all of them."
+    )
+    max_processes: int = Field(16, ge=1, description="Processes and threads of the program.")
+    max_output_bytes: int = Field(2**20, ge=1, description="Longest output; a program that writes more is ended.")
+    max_file_bytes: int = Field(2**24, ge=0, description="Largest file the program may write.")
+    max_folder_bytes: int = Field(2**26, ge=4096, description="What its folder, which is in memory, may hold.")
+    max_files: int = Field(1024, ge=1, description="Files and folders in its folder.")
+    sandbox: Literal["namespaces", "landlock"] = Field(
+        "namespaces", description="How it is shut in; landlock is the weaker mode, where namespaces are forbidden."
+    )
+    partial_credit: bool = Field(False, description="Score the share of passed tests rather than all or nothing.")
+    tests_key: str = Field("tests", min_length=1, description="Metadata key of a sample's tests.")
 
     @model_validator(mode="after")
     def _allowed(self) -> CodeExecutionConfig:

@@ -15,8 +15,12 @@ _MASTERS = "fp32 weights are always kept beside bf16 and fp16 ones, for small st
 
 
 class _Processes(Section):
-    timeout_seconds: float = Field(default=600.0, gt=0, le=86400)
-    """Longest wait for another process before the run ends with an error that names it."""
+    timeout_seconds: float = Field(
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="Longest wait for another process before the run ends with an error that names it.",
+    )
 
 
 class DdpConfig(_Processes):
@@ -29,8 +33,9 @@ class DdpConfig(_Processes):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description=_PRECISION_HELP + " Weights stay fp32."
     )
-    find_unused_parameters: bool = Field(default=False)
-    """Look for parameters that got no gradient; slower, needed by few models."""
+    find_unused_parameters: bool = Field(
+        default=False, description="Look for parameters that got no gradient; slower, needed by few models."
+    )
 
 
 class LowLevelZeroConfig(_Processes):
@@ -43,11 +48,14 @@ class LowLevelZeroConfig(_Processes):
         ),
     }
 
-    stage: Literal[1, 2] = Field(default=1)
-    """What is sharded: 1 optimizer state, 2 also gradients (reduced at every micro-batch)."""
+    stage: Literal[1, 2] = Field(
+        default=1,
+        description="What is sharded: 1 optimizer state, 2 also gradients (reduced at every micro-batch).",
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto", description=_PRECISION_HELP)
-    cpu_offload: bool = Field(default=False)
-    """Keep master weights and optimizer state in host memory. Needs a GPU."""
+    cpu_offload: bool = Field(
+        default=False, description="Keep master weights and optimizer state in host memory. Needs a GPU."
+    )
 
 
 def _no_fp32(value: object) -> object:
@@ -77,14 +85,21 @@ class GeminiConfig(_Processes):
         ),
     }
 
-    precision: Annotated[Literal["auto", "bf16", "fp16"], BeforeValidator(_no_fp32)] = Field(default="auto")
-    """Type of weights and arithmetic. auto: bf16 everywhere; gemini has no fp32."""
-    shard_param_frac: float = Field(default=1.0, ge=0, le=1)
-    """Fraction of the weights that is sharded (1 = ZeRO-3)."""
-    offload_optim_frac: float = Field(default=0.0, ge=0, le=1)
-    """Fraction of optimizer state kept in host memory. Needs a GPU."""
-    offload_param_frac: float = Field(default=0.0, ge=0, le=1)
-    """Fraction of weights kept in host memory; needs a GPU, and the other two fractions at 1."""
+    precision: Annotated[Literal["auto", "bf16", "fp16"], BeforeValidator(_no_fp32)] = Field(
+        default="auto", description="Type of weights and arithmetic. auto: bf16 everywhere; gemini has no fp32."
+    )
+    shard_param_frac: float = Field(
+        default=1.0, ge=0, le=1, description="Fraction of the weights that is sharded (1 = ZeRO-3)."
+    )
+    offload_optim_frac: float = Field(
+        default=0.0, ge=0, le=1, description="Fraction of optimizer state kept in host memory. Needs a GPU."
+    )
+    offload_param_frac: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Fraction of weights kept in host memory; needs a GPU, and the other two fractions at 1.",
+    )
 
     @model_validator(mode="after")
     def _offloads_weights_last(self) -> GeminiConfig:

@@ -15,31 +15,46 @@ _PROCESSES_OF_A_MACHINE = 8
 class SingleConfig(Section):
     """`strategy:` section for `name: single`."""
 
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto")
-    """Type of the arithmetic; weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU, never fp16."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto",
+        description="Type of the arithmetic; weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU, never fp16.",
+    )
 
 
 class FsdpConfig(StrategyConfig):
     """`strategy:` section for `name: fsdp`."""
 
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto")
-    """Type of the arithmetic; sharded weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU."""
-    tensor_parallel: int = Field(default=1, ge=1, le=64)
-    """Processes that hold each block's matrices in parts and compute every row together; the others are groups of as
-    many, which share the rows. Divides the number of processes and of key-value heads.
-    """
-    sequence_parallel: bool = Field(default=False)
-    """With tensor_parallel, split what lies between the matrices over positions too: less memory for activations, as
-    much communication.
-    """
-    reshard_after_forward: bool = Field(default=True)
-    """Free a block's gathered weights after its forward and gather them again for its backward: less memory, more
-    communication (ZeRO-3). False keeps them (ZeRO-2).
-    """
-    offload: bool = Field(default=False)
-    """Keep sharded weights, gradients and optimizer state in host memory. Needs a GPU."""
-    timeout_seconds: float = Field(default=600.0, gt=0, le=86400)
-    """Longest wait for another process before the run ends with an error that names it."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto",
+        description="Type of the arithmetic; sharded weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU.",
+    )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that hold each block's matrices in parts and compute every row together; the others are "
+        "groups of as many, which share the rows. Divides the number of processes and of key-value heads.",
+    )
+    sequence_parallel: bool = Field(
+        default=False,
+        description="With tensor_parallel, split what lies between the matrices over positions too: less memory for "
+        "activations, as much communication.",
+    )
+    reshard_after_forward: bool = Field(
+        default=True,
+        description="Free a block's gathered weights after its forward and gather them again for its backward: "
+        "less memory, more communication (ZeRO-3). False keeps them (ZeRO-2).",
+    )
+    offload: bool = Field(
+        default=False,
+        description="Keep sharded weights, gradients and optimizer state in host memory. Needs a GPU.",
+    )
+    timeout_seconds: float = Field(
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="Longest wait for another process before the run ends with an error that names it.",
+    )
 
     def processes_per_rank(self) -> int:
         return self.tensor_parallel

@@ -28,7 +28,7 @@ class BatchBuffer(Generic[T]):
         self._limit = limit
         self._entries: deque[T] = deque(entries)
         self._changed = threading.Condition()
-        self._closed: str | None = None
+        self._drained: str | None = None
 
     def __len__(self) -> int:
         """Whole batches waiting."""
@@ -39,23 +39,17 @@ class BatchBuffer(Generic[T]):
         deadline = time.monotonic() + timeout_seconds
         for entry in entries:
             with self._changed:
-                while 0 < self._limit <= len(self) and self._closed is None:
+                while 0 < self._limit <= len(self):
                     self._wait(deadline, f"room in the replay buffer ({len(self)} of {self._limit} batches wait)")
-                if self._closed is not None:
-                    raise RlhfError(f"the replay buffer is closed: {self._closed}", where="replay buffer")
+                self._check()
                 self._entries.append(entry)
                 self._changed.notify_all()
 
     def get(self, *, timeout_seconds: float) -> list[T]:
-        """Remove and return one whole batch. Raises `DeadlineError`, or `RlhfError` if closed without a whole batch."""
+        """Remove and return one whole batch. Raises `DeadlineError`, or `RlhfError` once drained."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while len(self) == 0:
-                if self._closed is not None:
-                    raise RlhfError(
-                        f"only {len(self._entries)} of {self._batch_size} entries of a batch came: {self._closed}",
-                        where="replay buffer",
-                    )
                 self._wait(deadline, f"a batch ({len(self._entries)} of {self._batch_size} entries are there)")
             batch = [self._entries.popleft() for _ in range(self._batch_size)]
             self._changed.notify_all()
@@ -67,18 +61,13 @@ class BatchBuffer(Generic[T]):
             self._entries.extendleft(reversed(entries))
             self._changed.notify_all()
 
-    def close(self, reason: str) -> None:
-        """Accept no more entries; waiting calls fail with `reason` unless a whole batch is available."""
-        with self._changed:
-            self._closed = reason
-            self._changed.notify_all()
-
     def drain(self, reason: str) -> list[T]:
-        """Close, then remove and return all entries, to continue with them elsewhere."""
+        """Remove and return all entries, to continue with them elsewhere; other calls fail from now on."""
         with self._changed:
-            self.close(reason)
+            self._drained = reason
             entries = list(self._entries)
             self._entries.clear()
+            self._changed.notify_all()
             return entries
 
     def clear(self) -> None:
@@ -87,6 +76,11 @@ class BatchBuffer(Generic[T]):
             self._changed.notify_all()
 
     def _wait(self, deadline: float, what: str) -> None:
+        self._check()
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not self._changed.wait(remaining):
             raise DeadlineError(f"waited for {what}", where="replay buffer")
+
+    def _check(self) -> None:
+        if self._drained is not None:
+            raise RlhfError(f"the replay buffer is closed: {self._drained}", where="replay buffer")

@@ -22,52 +22,68 @@ class RayConfig(TransportConfig):
         "guards.log_prob_gap watches rollout/logprob_gap_max with every transport; remove it",
     )
 
-    num_makers: int = Field(1, ge=1, le=1024)
-    """Actors that sample and score answers."""
-    num_trainers: int = Field(1, ge=1, le=1024)
-    """Actors that train, as one process group."""
-    max_staleness: int = Field(1, ge=0, le=64)
-    """Policy versions a sample may be behind the trainer that learns from it; 0 is strictly on-policy."""
-    prompts_per_lease: int | None = Field(None, ge=1)
-    """Prompts a maker takes at once; null shares an episode evenly among the makers."""
+    num_makers: int = Field(1, ge=1, le=1024, description="Actors that sample and score answers.")
+    num_trainers: int = Field(1, ge=1, le=1024, description="Actors that train, as one process group.")
+    max_staleness: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="Policy versions a sample may be behind the trainer that learns from it; 0 is strictly on-policy.",
+    )
+    prompts_per_lease: int | None = Field(
+        None, ge=1, description="Prompts a maker takes at once; null shares an episode evenly among the makers."
+    )
 
-    address: str | None = Field(None, min_length=1)
-    """A running Ray cluster (`auto`, host:port, ray://…); null is a local one, in a Ray job the job's."""
-    maker_cpus: float = Field(0, ge=0)
-    """Logical CPUs that Ray reserves for each maker."""
-    maker_gpus: float = Field(0, ge=0)
-    """GPUs (or shares of one) reserved for each maker."""
-    trainer_cpus: float = Field(0, ge=0)
-    """Logical CPUs that Ray reserves for each trainer."""
-    trainer_gpus: float = Field(0, ge=0)
-    """GPUs reserved for each trainer."""
-    placement: Literal["pack", "spread"] = "pack"
-    """Actors close together on few nodes, or spread over many. Only a wish where it cannot be."""
-    object_store_bytes: int | None = Field(None, ge=80 * 1024**2)
-    """Shared memory of a local Ray; null leaves the size to Ray."""
+    address: str | None = Field(
+        None,
+        min_length=1,
+        description="A running Ray cluster (`auto`, host:port, ray://…); null is a local one, in a Ray job the job's.",
+    )
+    maker_cpus: float = Field(0, ge=0, description="Logical CPUs that Ray reserves for each maker.")
+    maker_gpus: float = Field(0, ge=0, description="GPUs (or shares of one) reserved for each maker.")
+    trainer_cpus: float = Field(0, ge=0, description="Logical CPUs that Ray reserves for each trainer.")
+    trainer_gpus: float = Field(0, ge=0, description="GPUs reserved for each trainer.")
+    placement: Literal["pack", "spread"] = Field(
+        "pack", description="Actors close together on few nodes, or spread over many. Only a wish where it cannot be."
+    )
+    object_store_bytes: int | None = Field(
+        None, ge=80 * 1024**2, description="Shared memory of a local Ray; null leaves the size to Ray."
+    )
 
-    sync: Literal["full", "chunked", "adapter", "direct"] = "full"
-    """What a weight sync sends, and how: all weights at once, all in chunks, or only what LoRA trains, through the
-    object store; direct is all in chunks over a link of each maker with the trainers.
-    """
-    weights: Literal["between-batches", "in-flight"] = "between-batches"
-    """When a maker takes new weights: between-batches, when no answer and no episode of it is open (one version a
-    sample, exact resume); in-flight, between two decoding steps, while it begins its next prompts.
-    """
-    max_shard_bytes: int = Field(64 * 1024**2, ge=1024)
-    """With sync chunked or direct: most bytes in one chunk (a larger tensor is one chunk)."""
-    start_timeout_seconds: float = Field(300.0, gt=0, le=86400)
-    """Longest wait for Ray, for a place for every actor, and for their models."""
-    sync_timeout_seconds: float = Field(300.0, gt=0, le=86400)
-    """Longest wait for the makers to take one part of a new version."""
-    episode_timeout_seconds: float = Field(3600.0, gt=0, le=604800)
-    """Longest wait for the samples of an episode, or for an evaluation."""
-    lease_seconds: float = Field(900.0, gt=0, le=86400)
-    """Longest a maker may work on its prompts before it is held for stuck."""
-    heartbeat_seconds: float = Field(60.0, ge=2, le=3600)
-    """Longest silence of a maker before it is started anew, or of a trainer before the run ends."""
-    max_restarts: int = Field(3, ge=0, le=1000)
-    """Times one maker is started anew before the run ends."""
+    sync: Literal["full", "chunked", "adapter", "direct"] = Field(
+        "full",
+        description="What a weight sync sends, and how: all weights at once, all in chunks, or only what LoRA trains, "
+        "through the object store; direct is all in chunks over a link of each maker with the trainers.",
+    )
+    weights: Literal["between-batches", "in-flight"] = Field(
+        "between-batches",
+        description="When a maker takes new weights: between-batches, when no answer and no episode of it is open (one "
+        "version a sample, exact resume); in-flight, between two decoding steps, while it begins its next prompts.",
+    )
+    max_shard_bytes: int = Field(
+        64 * 1024**2,
+        ge=1024,
+        description="With sync chunked or direct: most bytes in one chunk (a larger tensor is one chunk).",
+    )
+    start_timeout_seconds: float = Field(
+        300.0, gt=0, le=86400, description="Longest wait for Ray, for a place for every actor, and for their models."
+    )
+    sync_timeout_seconds: float = Field(
+        300.0, gt=0, le=86400, description="Longest wait for the makers to take one part of a new version."
+    )
+    episode_timeout_seconds: float = Field(
+        3600.0, gt=0, le=604800, description="Longest wait for the samples of an episode, or for an evaluation."
+    )
+    lease_seconds: float = Field(
+        900.0, gt=0, le=86400, description="Longest a maker may work on its prompts before it is held for stuck."
+    )
+    heartbeat_seconds: float = Field(
+        60.0,
+        ge=2,
+        le=3600,
+        description="Longest silence of a maker before it is started anew, or of a trainer before the run ends.",
+    )
+    max_restarts: int = Field(3, ge=0, le=1000, description="Times one maker is started anew before the run ends.")
 
     @model_validator(mode="after")
     def _in_flight_is_late(self) -> RayConfig:

@@ -58,7 +58,6 @@ class Status(BaseModel):
     host: str
     address: str
     namespace: str
-    started: float
     updated: float
     version: int
     progress: str

@@ -81,7 +81,6 @@ class StatusFile:
             "host": socket.gethostname(),
             "address": address,
             "namespace": namespace,
-            "started": time.time(),
         }
         self._written = float("-inf")
 
