@@ -1,4 +1,4 @@
-"""Which stages of the quickstart make models of a run."""
+"""Which option of the quickstart's run names the model of which stage."""
 
 from __future__ import annotations
 
