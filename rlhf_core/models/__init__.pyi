@@ -3,6 +3,7 @@ from .files import check_hub as check_hub
 from .forward_passes import ForwardPasses as ForwardPasses
 from .kinds import kind_for as kind_for
 from .kinds import kind_of as kind_of
+from .loading import disable_dropout as disable_dropout
 from .loading import eos_token_ids as eos_token_ids
 from .loading import is_lora as is_lora
 from .loading import load_policy as load_policy

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.config.load import load_run
 from rlhf_core.config.select import DEFAULT_PLUGINS
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import discover
 from rlhf_core.plugins.selected import Selected, load
 from rlhf_core.plugins.trust import is_file_reference
 from rlhf_core.util.did_you_mean import fold
+
+from .stage_models import WARM_START, stage_models, value_at
 
 if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
 
 _RUNS = files("rlhf_start") / "runs"
-WARM_START = "warm-start"
-"""Folder of the first stage, in the run folder of the last one."""
 
 
 def base_run(algorithm: str | None, environment: str | None) -> dict[str, Any]:
@@ -64,25 +63,6 @@ def algorithm_stages(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     options = {name: option for name, option in stage_models(run).items() if name != WARM_START and _has_stage(name)}
     stages = {name: stage(name) for name in options}
     return {name: each for name, each in stages.items() if value_at(run, options[name]) == each["model"]["path"]}
-
-
-def stage_models(config: Any) -> dict[str, str]:
-    """Stage of the quickstart -> the option of its run that names the stage's model; the folder is called as the stage.
-
-    The warm start makes the policy; an algorithm declares further ones (`Component.stages`).
-    """
-    name = value_at(config, "algorithm.name")
-    stages: Mapping[str, str] = {}
-    if isinstance(name, str) and fold(name) in discover("algorithms"):
-        stages = load("algorithms", name, check_requires=False).component.stages
-    return {WARM_START: "model.path", **{stage: f"algorithm.{option}" for stage, option in stages.items()}}
-
-
-def value_at(config: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, dict) else None
-    return config
 
 
 def stage(name: str) -> dict[str, Any]:

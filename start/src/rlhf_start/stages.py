@@ -20,7 +20,7 @@ from rlhf_core.runfolder.folder import RunFolder, default_path
 from rlhf_core.training.decisions import DECISION
 from rlhf_core.wiring.inputs import RunInputs
 
-from .quickstart import WARM_START, stage_models
+from .stage_models import WARM_START, stage_models
 
 logger = logging.getLogger("rlhf")
 

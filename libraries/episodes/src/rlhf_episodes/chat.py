@@ -17,7 +17,6 @@ from rlhf_core.types import Message
 
 from .chat_template import USER, WHERE, ChatTemplate
 from .contract import Tool
-from .section import EnvironmentConfig
 from .tool_calls import FORMATS, ToolFormat
 
 if TYPE_CHECKING:
@@ -314,15 +313,15 @@ class ChatFormat:
 
 
 def chat_format(
-    tokenizer: PreTrainedTokenizerBase, options: EnvironmentConfig, eos_token_ids: Iterable[int] = ()
+    tokenizer: PreTrainedTokenizerBase, *, tool_format: str, history: str, eos_token_ids: Iterable[int] = ()
 ) -> ChatFormat:
     """Create the format of conversations for a run.
 
-    Raises `ConfigError` if `environment.tool_format` is unknown, or if rows cannot be appended to with the template and
-    `environment.history` says so.
+    tool_format, history: options of the section `environment`. Raises `ConfigError` if the tool format is unknown, or
+    if rows cannot be appended to with the template and `history` says so.
     """
-    chat = ChatFormat(tokenizer, tool_format=options.tool_format, eos_token_ids=eos_token_ids)
-    if tokenizer.chat_template and options.history == "append" and (error := chat.check().error) is not None:
+    chat = ChatFormat(tokenizer, tool_format=tool_format, eos_token_ids=eos_token_ids)
+    if tokenizer.chat_template and history == "append" and (error := chat.check().error) is not None:
         raise error
     return chat
 

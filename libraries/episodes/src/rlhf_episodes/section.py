@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
 
 from pydantic import Field
 
@@ -75,19 +76,16 @@ class EnvironmentConfig(Section):
         return self if self.isolate is not None else self.model_copy(update={"isolate": plugin.component.isolate})
 
     def player(self, context: PlayerContext) -> Player:
-        from .player import build
-
-        return build(context)
+        build = import_module("rlhf_episodes.player").build  # imported when it is used, as a component's `build`
+        return cast("Player", build(context))
 
     def check_inputs(self, inputs: RunInputs) -> None:
         from .chat import chat_format
 
-        chat_format(inputs.tokenizer, self)
+        chat_format(inputs.tokenizer, tool_format=self.tool_format, history=self.history)
 
     def rehearse(self, inputs: RunInputs) -> None:
-        from .rehearsal import play_one_turn
-
-        play_one_turn(inputs, self)
+        import_module("rlhf_episodes.rehearsal").play_one_turn(inputs, self)
 
 
 environment = Component(summary="Episodes of several turns, in an environment.", config=EnvironmentConfig, build="")

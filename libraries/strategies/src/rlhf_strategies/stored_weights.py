@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -40,8 +41,6 @@ class StoredTensor:
 
     def read(self, part: Sequence[slice] = ()) -> Tensor:
         """Its values, or those of a part, one slice a dimension; a copy, so that the file's pages can leave again."""
-        from safetensors import SafetensorError, safe_open
-
         try:
             with safe_open(str(self.file), framework="pt") as opened:
                 found: Tensor = opened.get_slice(self.name)[tuple(part) or ...]
@@ -124,8 +123,6 @@ def load_stored(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
 
 def _headers(folder: Path) -> Iterator[tuple[StoredTensor, list[int], torch.dtype]]:
     """Every tensor with its shape and type; no values are read."""
-    from safetensors import safe_open
-
     for file in weight_files(folder):
         with safe_open(str(file), framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (not a dict)

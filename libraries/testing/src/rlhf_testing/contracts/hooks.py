@@ -45,7 +45,9 @@ class HooksContract:
         """An installed hook plugin is enabled in every run, a `Component` where it is listed; its errors end the run
         and name it."""
         monkeypatch.chdir(tmp_path)
-        listed = {ref.name: dict(self.options)} if isinstance(import_target(ref), Component) else {}
+        plugin = import_target(ref)
+        is_listed = isinstance(plugin, Component) and not plugin.always_on
+        listed = {ref.name: dict(self.options)} if is_listed else {}
         run: dict[str, Any] = tiny_run({"train": {"episodes": 1}, "hooks": listed})
         result = train(run, output=tmp_path / "run")
         assert result is not None and result.summary["status"] == "done"
