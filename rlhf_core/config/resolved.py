@@ -18,7 +18,7 @@ from .section import Section, commands_of, options_of
 from .sections import DEFAULT_LOGGER, EngineConfig, EvalSetOptions, RewardCallOptions, RunConfig
 
 if TYPE_CHECKING:
-    from .changes import Change
+    from .fitting import Change
 
 ValueT = TypeVar("ValueT")
 OptionsT = TypeVar("OptionsT", bound=BaseModel)

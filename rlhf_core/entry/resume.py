@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.changes import Change, config_changes
+from ..config.fitting import Change, config_changes
 from ..config.resolve import ResolvedRun, without_removed
 from ..errors import UserInputError
 from ..plugins.discovery import SINGULAR, discover

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..config.changes import config_changes
+from ..config.fitting import config_changes
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
 from ..models.kinds import owner_of

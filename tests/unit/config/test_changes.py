@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config.changes import Change, config_changes
+from rlhf_core.config.fitting import Change, config_changes
 from rlhf_core.config.sections import RunConfig
 
 values = st.recursive(

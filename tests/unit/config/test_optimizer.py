@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf_cli.run_schema import run_schema
-from rlhf_core.config.changes import config_changes
+from rlhf_core.config.fitting import config_changes
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rlhf_cli.main import cli, run
 from rlhf_cli.run_schema import run_schema
-from rlhf_core.config.changes import config_changes
+from rlhf_core.config.fitting import config_changes
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.resume import check_owners

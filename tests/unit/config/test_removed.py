@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_core.config.changes import config_changes
+from rlhf_core.config.fitting import config_changes
 from rlhf_core.config.resolve import resolve, without_removed
 from rlhf_core.errors import ConfigError
 from rlhf_testing.runs import tiny_run
