@@ -79,8 +79,7 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Type the weights are loaded in. auto: float32, also on a GPU, where the arithmetic is bf16 "
-        "(strategy.precision); 16 bits only where strategy.master_weights is false. Trained weights of 16 bits have "
-        "float32 masters in the optimizer.",
+        "(strategy.precision). Trained weights of 16 bits have float32 masters in the optimizer.",
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."
