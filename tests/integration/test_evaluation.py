@@ -74,7 +74,7 @@ def test_sets_alone_hold_nothing_out_and_the_first_is_the_score(tmp_path):
         ({"sampled": {"prompts": "sort-digits"}}, "is none of sampled"),
         ({"a": {"prompts": "sort-digits", "score": "lenth"}}, 'eval.sets.a.score: no reward "lenth"'),
         ({"a": {"prompts": "sort-digits", "rewards": ["exact-mach"]}}, "eval.sets.a.rewards.0"),
-        (["a"], "should be a mapping of names to sets"),
+        (["a"], "should be an object"),
     ],
 )
 def test_what_is_wrong_with_a_set_is_said(tmp_path, sets, told):

@@ -6,6 +6,7 @@ run takes them from the coordinator, and sends there (`RunFeed`).
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -31,6 +32,8 @@ from .calls import ANSWER_SECONDS, Call, NamedActors, ask, collect
 from .maker_parts import MakerWorker, build_maker
 from .messages import EvaluationWork, Made, RolloutWork, RunOver, Work
 from .sample_store import store_groups
+
+logger = logging.getLogger("rlhf.ray")
 
 T = TypeVar("T")
 _MAKER_BITS, _STEP_BITS, _ROW_BITS = 22, 24, 16
@@ -75,6 +78,7 @@ class MakerFeed(ABC):
         self.sending = threading.RLock()
         """Held while something is sent: batches may be made side by side."""
         self._under_way: list[Call] = []
+        self._num_under_way = 0
 
     @abstractmethod
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
@@ -105,12 +109,16 @@ class MakerFeed(ABC):
             for taker, part in zip(self._takers.names, dealt, strict=True)
             if part
         ]
+        self._num_under_way = len(made)
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""
         with self.sending, self.timer.phase("send"):
             calls, self._under_way = self._under_way, []
-            collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
+            taken = collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
+        if calls and (late := self._num_under_way - sum(taken)):
+            told = "groups came too late: another maker was first, or the run went back to a checkpoint"
+            logger.info("%d of %d %s", late, self._num_under_way, told)
 
     def _beat(self) -> None:
         for taker in self._takers.names:
