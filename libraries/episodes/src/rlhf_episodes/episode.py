@@ -51,8 +51,12 @@ class Rules:
     def __post_init__(self) -> None:
         """Raises what `chat_format` does."""
         object.__setattr__(self, "encoder", PromptEncoder(self.tokenizer))
-        formats = {"tool_format": self.options.tool_format, "history": self.options.history}
-        chat = chat_format(self.tokenizer, **formats, eos_token_ids=self.eos_token_ids)
+        chat = chat_format(
+            self.tokenizer,
+            tool_format=self.options.tool_format,
+            history=self.options.history,
+            eos_token_ids=self.eos_token_ids,
+        )
         object.__setattr__(self, "chat", chat)
 
 

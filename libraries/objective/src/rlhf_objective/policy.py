@@ -55,7 +55,7 @@ class PolicyObjective(RolloutAlgorithm):
         """
         check_overlong(config, max_new_tokens)
         functions = {key: bind_use(use, where=f"algorithm.{key}") for key, use in config.functions().items()}
-        self.config: Any = config
+        self.config = config
         self.functions: Mapping[str, Callable[..., Any]] = functions
         """Option -> the function it names, bound; those of the section's subclass, too."""
         self.estimator = functions.get("advantage")
@@ -86,7 +86,7 @@ class PolicyObjective(RolloutAlgorithm):
 
     @property
     def needs_trainer_log_probs(self) -> bool:
-        return bool(self.config.corrects_off_policy)
+        return self.config.corrects_off_policy
 
     def policy_log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
         return policy_forward(policy, batch, self._temperature).log_probs

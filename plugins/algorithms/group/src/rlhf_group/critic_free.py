@@ -22,6 +22,8 @@ def build(config: CriticFreeConfig, context: AlgorithmContext) -> CriticFree:
 class CriticFree(PolicyObjective):
     """Learns from sampled answers with a baseline computed from the episode itself."""
 
+    config: CriticFreeConfig
+
     def __init__(self, config: CriticFreeConfig, context: AlgorithmContext) -> None:
         if config.dynamic_sampling and context.samples_per_prompt < 2:
             raise ConfigError(

@@ -38,6 +38,8 @@ def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
 class PPO(PolicyObjective):
     """Clipped policy and value losses on advantages from GAE, or from the estimator that `advantage` names."""
 
+    config: PPOConfig
+
     def __init__(
         self,
         config: PPOConfig,
