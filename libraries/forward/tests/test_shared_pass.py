@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from rlhf_core.batching import collate
 from rlhf_core.components import EngineContext
 from rlhf_core.types import BufferItem, GenerationRequest, Rollout, SamplingParams
-from rlhf_forward.forward import causal_lm_logits, next_token_logits, policy_forward, value_forward
+from rlhf_forward.forward import causal_lm_logits, policy_forward, value_forward
 from rlhf_forward.row_lengths import RowLengths
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_testing.models import tiny_tokenizer
@@ -193,15 +193,6 @@ def test_values_are_of_each_rows_own_prefix() -> None:
         for row, one in enumerate(items):
             own = value_forward(critic, collate([one]))[0]
             torch.testing.assert_close(values[row, : len(own)], own, rtol=1e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("kind", ["llama", "rwkv", "bart", "recurrent_gemma"])
-@torch.no_grad()
-def test_next_tokens_of_prompts_together_are_those_of_prompts_alone(kind: str) -> None:
-    model, prompts = build(kind), [[5, 6, 7, 8, 9], [4], [7, 7, 3]]
-    together = next_token_logits(model, prompts, torch.device("cpu"))
-    alone = torch.stack([model(input_ids=torch.tensor([prompt])).logits[0, -1] for prompt in prompts])
-    torch.testing.assert_close(together, alone, rtol=1e-5, atol=2e-5)
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost
-from .forward import next_token_logits as next_token_logits
 from .forward import policy_forward as policy_forward
 from .forward import value_forward as value_forward
 from .logprobs import entropy as entropy

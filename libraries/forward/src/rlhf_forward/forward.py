@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,16 +116,6 @@ def causal_lm_logits(
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
     inputs |= kind_of(inner).inputs(input_ids, attention_mask, {})
     return _call(model, inner, inputs, logits_to_keep, attention_mask.sum(1, keepdim=True))
-
-
-def next_token_logits(model: nn.Module, prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[B, V]: next-token logits of each prompt; prompts run as one batch, all starting in the first column."""
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    longest = int(lengths.max())
-    ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
-    mask = torch.arange(longest, device=device) < lengths[:, None]
-    logits = causal_lm_logits(model, ids, mask, logits_to_keep=longest - int(lengths.min()) + 1)
-    return logits[torch.arange(len(prompts), device=device), lengths - 1 - (longest - logits.shape[1])]
 
 
 def _call(
