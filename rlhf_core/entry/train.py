@@ -193,7 +193,7 @@ def train_in(
         num_processes = max(prepared.num_processes, prepared.environment.world_size)
         begin_record(folder, prepared.inputs, num_processes, resumed=resumed, origin=origin)
         folder.discard_half_written()
-        CheckpointStore(folder.checkpoints, keep=1).discard_partial()
+        CheckpointStore(folder.checkpoints).discard_partial()
         if prepared.num_processes > 1:
             _launch(folder, prepared, checkpoint)
         else:
