@@ -255,7 +255,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 
     check_model(resolved.run.model)
     for selected in resolved.selected:
-        if selected.unread is None and selected.kind != "sections":
+        if not selected.is_unread and selected.kind != "sections":
             selected.import_build()
     inputs = RunInputs(resolved, checks_records=True, measured=_MEASURED if is_check else None)
     tokenizer = inputs.tokenizer
