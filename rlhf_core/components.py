@@ -62,9 +62,8 @@ class Component:
     max_processes: int | None = None
     """For a strategy: most processes that it trains across; None is any number."""
     launch: str | None = None
-    """For a strategy: the module that starts processes on this machine; None takes that of another installed strategy.
-    It has two functions, `launch(target, num_processes, …)` (see `rlhf_core.launch`) and, for `--num-processes`,
-    `run_in_processes(resolved, run_folder, checkpoint, num_processes, hooks)`."""
+    """For a strategy: `module:function` that starts a run's processes on this machine, for `--num-processes`:
+    `rlhf_strategies.run_processes:run_in_processes`, or one with its arguments."""
     optimizers: tuple[str, ...] | None = None
     """For a strategy: names of the optimizers that it can hold; None is any torch optimizer over its parameters."""
     optimizer_bytes: float = 8.0

@@ -16,10 +16,10 @@ from rlhf_core.runfolder import (
     CheckpointStore,
     MetricsWriter,
     RunState,
-    find_damage,
     load_channel_state,
     load_run_state,
     save_run_state,
+    whole_checkpoint,
 )
 from rlhf_core.training import EpisodeRecord
 from rlhf_core.util import read_lines, stored_dtype
@@ -62,12 +62,11 @@ class TrainerCheckpoints:
 
     def load(self, path: Path | None) -> tuple[RunState, dict[str, Any]]:
         """Restore models, optimizers and schedulers from `path`, or from the newest complete checkpoint. Raises
-        `CheckpointError` when there is none or it is damaged."""
-        chosen = path if path is not None else self._store.newest()
+        `CheckpointError` when there is none, `UserInputError` when `path` is damaged."""
+        chosen = self._store.newest() if path is None else whole_checkpoint(path)
         if chosen is None:
-            raise CheckpointError("holds no checkpoint", where=str(self._folder), hint="is save_interval above 0?")
-        if problem := find_damage(chosen):
-            raise CheckpointError(problem, where=str(chosen), hint="load an older step-N")
+            where = str(path or self._folder)
+            raise CheckpointError("holds no checkpoint", where=where, hint="is save_interval above 0?")
         return load_run_state(chosen, self._trained, self._strategy), load_channel_state(chosen) or {}
 
     def _complete_policy(self, folder: Path) -> None:
