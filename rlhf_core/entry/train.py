@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
-from ..components import LoggerContext
+from ..components import HookContext
 from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
@@ -313,7 +313,7 @@ def run_rank(prepared: PreparedRun, ledger: RunLedger, checkpoint: Path | None) 
             _run(request, interrupted)
             return
         config = resolved.to_mapping()
-        context = LoggerContext(run_folder=folder.path, run=redact_mapping(config))
+        context = HookContext(run_folder=folder.path, run=redact_mapping(config))
         for each in resolved.loggers:
             relay.register(each.build(each.config, context), name=f"logger {each.name}")
         relay.register(ledger, name="ledger")
