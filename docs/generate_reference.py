@@ -77,10 +77,10 @@ CONTEXTS: dict[str, type] = {
     "rewards": components.RewardContext,
     "transports": RunRequest,
     "engines": components.EngineContext,
-    "prompts": components.PromptsContext,
-    "environments": components.EnvironmentContext,
+    "prompts": components.TaskContext,
+    "environments": components.TaskContext,
     "hooks": components.HookContext,
-    "loggers": components.LoggerContext,
+    "loggers": components.HookContext,
     "optimizers": components.OptimizerContext,
     "schedules": components.ScheduleContext,
     "models": ModelConfig,
@@ -138,7 +138,7 @@ def api_page() -> str:
     parts = [
         "# What a plugin may import",
         NOTE,
-        "These names, from these modules, as they stand here: `from rlhf_core.rollout import ModuleReceiver`, never "
+        "These names, from these modules, as they stand here: `from rlhf_core.rollout import named_weights`, never "
         "from a file in the folder `rollout/`. A name that `rlhf_core` itself has is listed there alone. Transports "
         "may import more: [transport-api.md](transport-api.md). The rest of core is private and may move in any "
         "release.",

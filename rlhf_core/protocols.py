@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Rollout, RolloutGroup, SamplingParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .config.resolved import ResolvedRun
     from .prompts.records import RecordRules, Records
     from .wiring.inputs import RunInputs
@@ -87,21 +85,6 @@ class Sampler(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class WeightReceiver(Protocol):
-    """The receiver of a weight sync: whole versions or nothing.
-
-    `begin` opens a version (an incomplete older one is dropped), `stage` holds chunks beside the live weights,
-    `commit` checks keys and shapes and swaps. Raises `SyncError` and keeps the old version when anything
-    does not match.
-    """
-
-    def begin(self, version: int) -> None: ...
-
-    def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None: ...
-
-    def commit(self, version: int) -> None: ...
-
-
 @runtime_checkable
 class RolloutEngine(Protocol):
     """Generates text from the policy.
@@ -130,10 +113,9 @@ class RolloutEngine(Protocol):
         """
 
     def weights_updated(self, version: int) -> None:
-        """Called after the shared module changed in place (mode "shared"): drop everything derived from it."""
-
-    def receiver(self) -> WeightReceiver:
-        """The receiver for another process's weights (modes full, chunked, adapter)."""
+        """Called after the module that the engine was built over changed in place: by training, or by weights that
+        arrived. Drop everything derived from it.
+        """
 
     def close(self) -> None: ...
 
@@ -152,8 +134,8 @@ class InFlightEngine(RolloutEngine, Protocol):
     def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
         """Answer what `between` returns, each as soon as it is done, until all is answered and it returns nothing.
 
-        `between` is called before every decoding step, while nothing is computed. It may change the weights, by the
-        receiver or with `weights_updated`: answers under way then go on from their own keys and values, no other state
+        `between` is called before every decoding step, while nothing is computed. It may change the weights and call
+        `weights_updated`: answers under way then go on from their own keys and values, no other state
         of the old weights is used, and `Completion.policy_versions` says which weights sampled each token. No two open
         requests have one `sample_id` and `branch`.
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel
 
 from ..errors import PluginError
 from ..plugins.discovery import PluginRef, check_clash, discover
@@ -284,4 +284,5 @@ def mixed(model: type[BaseModel], beside: type[Section] | None) -> type[BaseMode
         return model
     if issubclass(beside, model):
         return beside
-    return create_model(model.__name__, __base__=(model, beside), __module__=model.__module__)
+    extra = model.model_config.get("extra", "forbid")  # that of `beside` would win
+    return type(model.__name__, (model, beside), {"__module__": model.__module__, "model_config": {"extra": extra}})

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_core.config.resolved import Configured
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import PlayerContext
@@ -55,7 +55,7 @@ def build_environment_player(
     """
     options = environment.typed(EnvironmentConfig)
     name = environment.name.rpartition(":")[2]  # `./game.py:Game` is called Game
-    made = EnvironmentContext(seed, base_folder or Path.cwd())
+    made = TaskContext(seed, base_folder or Path.cwd())
     environments: Make | IsolatedEnvironments = partial(
         new_environment, partial(environment.build, environment.config, made)
     )

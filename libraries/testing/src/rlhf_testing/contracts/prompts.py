@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import pytest
 from pydantic import BaseModel
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.plugins.selected import Selected
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.protocols import PromptSource
@@ -66,7 +66,7 @@ class PromptsContract(ComponentContract):
 
 
 def _build(selected: Selected, config: BaseModel, folder: Path) -> PromptSource:
-    built: Any = selected.build(config, PromptsContext(0, folder))
+    built: Any = selected.build(config, TaskContext(0, folder))
     return cast(PromptSource, built)
 
 
