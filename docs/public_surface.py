@@ -39,6 +39,7 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
+CheckpointStore
 BatchPlan EpisodeBatches EpisodeEstimates EpisodeLedger EpisodeRecord Estimated EvaluationRow FitResult Group
 HookRelay ItemSummary Lease LocalTransport MadeEpisode MetricsWriter OwnProcesses Passes PhaseTimer PhaseTimes
 PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel
 
 from ..errors import PluginError
 from ..plugins.discovery import PluginRef, check_clash, discover, find
@@ -314,4 +314,5 @@ def _options_model(selected: Selected) -> type[BaseModel]:
 
 @lru_cache
 def _with_options(model: type[BaseModel], core: type[Section]) -> type[BaseModel]:
-    return create_model(model.__name__, __base__=(model, core), __module__=model.__module__)
+    extra = model.model_config.get("extra", "forbid")  # core's would win
+    return type(model.__name__, (model, core), {"__module__": model.__module__, "model_config": {"extra": extra}})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
-from ..components import AlgorithmContext, PromptsContext
+from ..components import AlgorithmContext, TaskContext
 from ..config.fitting import named_code
 from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
@@ -91,7 +91,7 @@ class RunInputs:
         selected = source or resolved.prompts
         limits = selected.typed(PromptsConfig)
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
-        context = PromptsContext(resolved.run.train.seed, has_chat_template=has_template)
+        context = TaskContext(resolved.run.train.seed, has_chat_template=has_template)
         built = selected.build(selected.config, context)
         columns = getattr(built, "columns", {})
         rules = RecordRules(

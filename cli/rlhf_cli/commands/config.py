@@ -24,7 +24,7 @@ Examples:
 def show(request: RunArguments) -> None:
     """Print the run as it will be used: file, flags, --set and every default, as YAML.
 
-    Code files that the run names are read, not run; what cannot be read from them is checked by `train`.
+    Code files that the run names are not run: `train` checks what they define, and its options.
     With no RUN.yaml, the quickstart's second stage.
 
     \b
@@ -42,7 +42,7 @@ def show(request: RunArguments) -> None:
 def check(request: RunArguments) -> None:
     """Check a run file with its flags: every option, every plugin. Exits 2 and lists what is wrong.
 
-    Code files that the run names are read, not run; what cannot be read from them is checked by `train`.
+    Code files that the run names are not run: `train` checks what they define, and its options.
 
     \b
     Examples:

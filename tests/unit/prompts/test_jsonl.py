@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import DataError
 from rlhf_core.plugins.selected import load
 from rlhf_testing.episodes import prompt_stream
@@ -17,7 +17,7 @@ from rlhf_testing.models import tiny_tokenizer
 def build(name, folder=Path(), **options):
     selected = load("prompts", name)
     config = selected.component.config.model_validate(options)
-    return selected.build(config, PromptsContext(seed=0, base_folder=folder))
+    return selected.build(config, TaskContext(seed=0, base_folder=folder))
 
 
 def write(path, *lines):

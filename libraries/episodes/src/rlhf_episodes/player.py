@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import PlayerContext
 from rlhf_core.types import PhaseTimes, SamplingParams
@@ -55,7 +55,7 @@ def build_environment_player(
     the working folder. times: shared with other players of a run.
     """
     return EnvironmentPlayer(
-        _environments(environment, EnvironmentContext(seed, base_folder or Path.cwd())),
+        _environments(environment, TaskContext(seed, base_folder or Path.cwd())),
         Rules(
             options=environment.options,
             tokenizer=tokenizer,
@@ -71,7 +71,7 @@ def build_environment_player(
     )
 
 
-def _environments(environment: SelectedEnvironment, context: EnvironmentContext) -> Make | IsolatedEnvironments:
+def _environments(environment: SelectedEnvironment, context: TaskContext) -> Make | IsolatedEnvironments:
     """Made in this process, or in a separate one."""
     selected = environment.selected
     if not environment.isolate:

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_containment.sandbox import missing
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_core.config.problems import Problems
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_environments import python_tool as module
@@ -23,7 +23,7 @@ def add(a: int, b: int) -> int:
 
 
 def tools(folder, **options):
-    return build(ToolsConfig(**options), EnvironmentContext(seed=0, base_folder=folder)).tools
+    return build(ToolsConfig(**options), TaskContext(seed=0, base_folder=folder)).tools
 
 
 def python(**options):

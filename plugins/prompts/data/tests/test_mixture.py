@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.plugins.selected import load
@@ -227,4 +227,4 @@ class TestAStreamInAMixture:
 def build(folder, entries):
     selected = load("prompts", "mixture")
     config = selected.component.config.model_validate({"sources": entries})
-    return selected.build(config, PromptsContext(seed=0, base_folder=folder))
+    return selected.build(config, TaskContext(seed=0, base_folder=folder))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import pytest
 from pydantic import BaseModel
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.plugins.selected import Selected
 from rlhf_core.protocols import PromptSource
 
@@ -65,7 +65,7 @@ class PromptsContract(ComponentContract):
 
 
 def _build(selected: Selected, config: BaseModel, folder: Path) -> PromptSource:
-    built: Any = selected.build(config, PromptsContext(0, folder))
+    built: Any = selected.build(config, TaskContext(0, folder))
     return cast(PromptSource, built)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import DataError, PluginError, first_line
 from rlhf_core.models import check_answer
 from rlhf_core.plugins import load
@@ -96,7 +96,7 @@ class TableRows:
         return dict(self._table.slice(index, 1).to_pylist()[0])
 
 
-def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | StreamedRows:
+def build(config: HfDatasetConfig, context: TaskContext) -> PromptSource | StreamedRows:
     """Build the prompt source `hf-dataset`."""
     if config.streaming:
         return StreamedRows(_load_hub(config), config.columns, config.path)
@@ -118,7 +118,7 @@ def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | St
 
 def _read_jsonl(path: Path) -> PromptSource:
     jsonl = load("prompts", "jsonl")
-    built: PromptSource = jsonl.build(jsonl.component.config(path=str(path)), PromptsContext(0, Path.cwd()))
+    built: PromptSource = jsonl.build(jsonl.component.config(path=str(path)), TaskContext(0, Path.cwd()))
     return built
 
 

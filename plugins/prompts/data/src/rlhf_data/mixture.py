@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.plugins import load
 from rlhf_core.prompts import PromptStream, RecordRules
@@ -102,14 +102,14 @@ class _LabelledStream:
         return StreamedRecords(self, rules, held_out=held_out)
 
 
-def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | StreamedMixture:
+def build(config: MixtureConfig, context: TaskContext) -> PromptSource | StreamedMixture:
     """Build the prompt source `mixture`."""
     sources = [(entry.known_as, entry.weight, _build(entry, context)) for entry in config.sources]
     lists = [(name, weight, source) for name, weight, source in sources if isinstance(source, PromptSource)]
     return Mixture(lists) if len(lists) == len(sources) else StreamedMixture(sources)
 
 
-def _build(entry: MixtureEntry, context: PromptsContext) -> PromptSource | Iterable[Mapping[str, Any]]:
+def _build(entry: MixtureEntry, context: TaskContext) -> PromptSource | Iterable[Mapping[str, Any]]:
     selected = load("prompts", entry.name)
     model = selected.component.config  # its own options, without core's, which the mixture reads of none
     own = {name: value for name, value in entry.options.items() if name in model.model_fields}
