@@ -15,7 +15,7 @@ from .problems import Problem
 
 if TYPE_CHECKING:
     from ..plugins.selected import Selected
-    from ..prompts.records import Records
+    from ..prompts.stream import PromptStream
     from ..protocols import Sampler
     from ..rollout.player import Player, PlayerContext
     from ..wiring.inputs import RunInputs
@@ -100,7 +100,7 @@ class Section(BaseModel):
         """Return the section with the default for each option that names a file of code, for those who run none."""
         return self
 
-    def sampler(self, records: Records) -> Sampler | None:
+    def sampler(self, records: PromptStream) -> Sampler | None:
         """Return what draws the training `records`; None changes nothing. At most one section of a run may bring one.
 
         Called for the sections of plugins, in the process that owns the prompts and in each one that samples answers.

@@ -271,7 +271,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     check_frozen(getattr(algorithm, "frozen_models", {}), tokenizer)
     stream = inputs.prompts
     passes = planned_passes(algorithm, resolved.algorithm.label, resolved.sampling.temperature)
-    check_columns(resolved, algorithm, passes, stream.columns)
+    check_columns(resolved, algorithm, passes, stream.encoder.columns)
     inputs.eval_prompts  # noqa: B018  # built here, so that what is wrong with them is found
     inputs.sampler()
     if isinstance(algorithm, DatasetAlgorithm):

@@ -124,7 +124,7 @@ class Selected:
             return None if callable(built) else f"cannot be called with {_CALLED[self.kind]}"
         if self.kind == "transports":
             return None if callable(getattr(built, "run", None)) else "has no run(request)"
-        if self.kind != "prompts" or hasattr(built, "__getitem__") or hasattr(built, "make_records"):
+        if self.kind != "prompts" or hasattr(built, "__getitem__") or hasattr(built, "make_stream"):
             return None
         if isinstance(built, Iterator):
             return "can be read only once: return a list, or an object that begins anew"
