@@ -163,7 +163,7 @@ def _code_run(resolved: ResolvedRun) -> FileTrust:
 
 
 def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
-    """Warn of a run that starts again, or has nothing left to do, and of each changed option, with what that means."""
+    """Warn of a run that starts again, or has nothing left to do, and of each changed option."""
     checkpoint = resumed.checkpoint
     if checkpoint is None:
         logger.warning("the run ended before its first checkpoint: it starts again")
@@ -171,18 +171,14 @@ def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
         hint = "only model and report are made; to train on: --set train.episodes=N"
         logger.warning("all %d episodes are trained already: %s", resolved.run.train.episodes, hint)
     for change in resumed.changes:
-        what = change if checkpoint is not None else f"{change.key}: {change.before!r} -> {change.after!r}"
-        logger.warning("resumed with a changed config: %s", what)
+        logger.warning("resumed with a changed config: %s", change)
 
 
 def _tell_recreation(
     folder: RunFolder, origin: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, Any]
 ) -> None:
     earlier = origin.read_json(origin.manifest)
-    options = [
-        f"{change.key}: {change.before!r} -> {change.after!r}"
-        for change in config_changes(redact_mapping(origin.read_config()), redact_mapping(config))
-    ]
+    options = map(str, config_changes(redact_mapping(origin.read_config()), redact_mapping(config)))
     differences = [*options, *_differences(earlier, manifest)]
     for difference in differences:
         logger.warning("differs from %s: %s", origin.path, difference)
