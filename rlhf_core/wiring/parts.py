@@ -97,19 +97,10 @@ class RunParts:
         run = self.resolved.run
         context = RewardContext(str(self.place.device), run.train.seed, run.model.path, cache_folder)
         specs = [
-            reward_spec(
-                r.selected,
-                r.config,
-                context,
-                r.call_options if cache_folder is not None else r.call_options.without_cache(),
-                name=r.name,
-                weight=r.weight,
-            )
-            for r in rewards
+            reward_spec(each.selected, each.config, context, each.call_options, name=each.name, weight=each.weight)
+            for each in rewards
         ]
-        # Whether there have to be some, `resolve` has checked.
-        scorer = RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
-        return self._opened.enter_context(closing(scorer))
+        return self._opened.enter_context(closing(RewardScorer(specs, cache_folder=cache_folder)))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
         """A new player, by which the policy answers prompts."""
