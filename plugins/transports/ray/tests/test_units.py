@@ -37,9 +37,8 @@ def made(position: int, owner: str = "m") -> Made:
         is_empty=False,
         owner=owner,
         summaries=b"",
-        parts=(),
-        text=None,
-        text_place=0,
+        items=(),
+        texts=(),
         token_bytes=100,
         text_bytes=10,
     )
