@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -63,8 +63,6 @@ class HookRelay:
         self._listening: set[str] = set()
         self._failures: list[RlhfError] = []
         self._config: dict[str, Any] = {}
-        self._tap: Callable[[str, dict[str, Any]], None] | None = None
-        self._tapped: frozenset[str] = frozenset()
         self._events = self.events
         self._one_at_a_time = threading.RLock()  # a process may have events on several threads
 
@@ -137,14 +135,8 @@ class HookRelay:
                 relay.register(plugin, name=name)
         return relay
 
-    def tap(self, receive: Callable[[str, dict[str, Any]], None], events: Iterable[str], part: Part) -> None:
-        """Also pass those of these events that `part` has, with all arguments, to `receive`, after the hooks here."""
-        self._tap = receive
-        self._tapped = frozenset(events) & frozenset(events_of(part))
-        self._refresh()
-
     def listens(self, event: str) -> bool:
-        """Whether any hook or tap receives the event; lets callers skip work needed only for it."""
+        """Whether any hook receives the event; lets callers skip work needed only for it."""
         return event in self._listening
 
     def fire(self, event: str, **arguments: Any) -> list[Any]:
@@ -169,8 +161,6 @@ class HookRelay:
                 answers = []
             finally:
                 failures, self._failures = self._failures, outer
-            if self._tap is not None and event in self._tapped:
-                self._tap(event, complete)
         has_error = complete.get("error") is not None
         for failure in failures if has_error else failures[1:]:
             logger.error("%s", failure, exc_info=failure)
@@ -272,7 +262,7 @@ class HookRelay:
 
     def _refresh(self) -> None:
         heard = {event for event, caller in self._callers.items() if caller.get_hookimpls()}
-        self._listening = (heard & self._events) | self._tapped
+        self._listening = heard & self._events
 
     def _hint(self, hooks: _Hooks) -> str:
         known = [PREFIX + event for event in self._callers]
