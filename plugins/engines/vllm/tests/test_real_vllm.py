@@ -12,9 +12,8 @@ from peft import LoraConfig, get_peft_model
 
 from rlhf_core.entry.train import train
 from rlhf_core.errors import RlhfError
-from rlhf_core.rollout.weight_sync import send_weights
+from rlhf_core.rollout import named_weights, replace_weights
 from rlhf_core.types import SamplingParams
-from rlhf_strategies import state_dict_shards_of
 from rlhf_testing.contracts.engine import make_requests
 from rlhf_testing.models import build_llama, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
@@ -98,7 +97,8 @@ def test_new_weights_in_place(in_process, max_shard_bytes, module, engine, colle
     sent = copy.deepcopy(module)
     for version in (1, 2):
         perturb(sent, seed=version)
-        send_weights(made.receiver(), state_dict_shards_of(sent, max_shard_bytes), version)
+        replace_weights(module, named_weights(sent), version)
+        made.weights_updated(version)
         found = collect(made, asked, GREEDY)
         assert tokens(found) == greedy_of(sent, asked)
         assert {each.policy_version for each in found.values()} == {version}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
 from rlhf_core.models import eos_token_ids, is_lora, merged_weights
-from rlhf_core.protocols import Asked, InFlightEngine, WeightReceiver
-from rlhf_core.rollout import ModuleReceiver, named_weights
+from rlhf_core.protocols import Asked, InFlightEngine
+from rlhf_core.rollout import named_weights
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 from rlhf_strategies import group_into_shards
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class VllmEngine:
-    """vLLM's copy of the weights follows the module's: at `weights_updated`, and at each version received for it."""
+    """vLLM's copy of the weights follows the module's at each `weights_updated`."""
 
     def __init__(self, config: VllmEngineConfig, context: EngineContext) -> None:
         """Raises `PluginError` when vLLM is broken, `ConfigError` when it cannot run this model."""
@@ -163,10 +163,6 @@ class VllmEngine:
             raise SyncError(f"vLLM did not take the new weights: {described(error)}", where=WHERE) from error
         self._has_weights = True
         self._loaded.append(version)
-
-    def receiver(self) -> WeightReceiver:
-        """Whole versions for the module, checked and swapped in place at commit, then given to vLLM."""
-        return ModuleReceiver(self._module, on_commit=self.weights_updated)
 
     def close(self) -> None:
         """End vLLM; the module belongs to the caller."""
