@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from rlhf_core.config.resolve import resolve
-from rlhf_core.config.resolved import INVALID, ResolvedRun, SelectedSection
+from rlhf_core.config.resolved import INVALID, Configured, ResolvedRun
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.entry.inference import load_for_inference, open_engine
 from rlhf_core.errors import ConfigError
@@ -27,7 +27,7 @@ from rlhf_core.wiring.players import build_player
 def generate_answers(
     model: str,
     prompts: Sequence[str],
-    sections: Mapping[str, SelectedSection],
+    sections: Mapping[str, Configured],
     *,
     engine: str,
     sampling: SamplingParams,

@@ -16,6 +16,7 @@ from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
+from ..config.section import Section
 from ..config.sections import OptimizerConfig
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
@@ -105,7 +106,7 @@ def train(
             tell_resume(prepared.resolved, _resumed(RunFolder(begun), prepared, resume, restart))
         if environment.rank == 0:
             for section in prepared.resolved.sections.values():
-                section.config.rehearse(prepared.inputs)
+                section.typed(Section).rehearse(prepared.inputs)
         if on_check is not None:
             on_check(prepared.inputs)
         return None
@@ -261,7 +262,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     tokenizer = inputs.tokenizer
     for name, section in resolved.sections.items():
         with named_code(f"checking the section {name}", section.label):
-            section.config.check_inputs(inputs)
+            section.typed(Section).check_inputs(inputs)
         for file in sorted(referenced_files(section.to_mapping())):
             if not file.is_file():
                 raise ConfigError(f"there is no file {file}", where=name, hint="paths start at the current folder")

@@ -11,6 +11,7 @@ from ..components import AlgorithmContext, TaskContext
 from ..config.fitting import named_code
 from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
+from ..config.section import Section
 from ..config.sections import PromptsConfig
 from ..errors import ConfigError
 from ..models.kinds import kind_for
@@ -78,7 +79,7 @@ class RunInputs:
         found: dict[str, Sampler] = {}
         for name, brought in self.resolved.sections.items():
             with named_code(f"sampler of the section {name}", brought.label):
-                if (sampler := brought.config.sampler(self.prompts)) is not None:
+                if (sampler := brought.typed(Section).sampler(self.prompts)) is not None:
                     found[name] = sampler
         if len(found) > 1:
             owners = " and ".join(self.resolved.sections[name].label for name in found)
@@ -98,7 +99,7 @@ class RunInputs:
             PromptEncoder(self.tokenizer, kind=kind_for(resolved.run.model), columns=columns),
             max_prompt_tokens=limits.max_prompt_tokens,
             too_long=limits.too_long,
-            may_be_empty=any(each.config.needs_no_prompts for each in resolved.sections.values()),
+            may_be_empty=any(each.typed(Section).needs_no_prompts for each in resolved.sections.values()),
             skip_duplicates=limits.duplicates == "skip",
             keep=None if limits.filter is None else function_of_file(limits.filter, Path(), "prompts.filter"),
             check=self._record_check() if is_checked and self._checks_records else None,

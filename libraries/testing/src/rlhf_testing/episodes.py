@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util.rng import derive_seed
-from rlhf_episodes.selected import SelectedEnvironment
 
 from .engine import EOS, FakeEngine
 from .models import tiny_tokenizer
@@ -19,6 +18,7 @@ from .models import tiny_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rlhf_core.config.resolved import Configured
     from rlhf_core.prompts import PromptStream
     from rlhf_core.rollout.row import Played
 
@@ -89,7 +89,7 @@ def prompt_stream(
 
 
 def play_episodes(
-    environment: SelectedEnvironment,
+    environment: Configured,
     tokenizer: PreTrainedTokenizerBase,
     *,
     records: Sequence[Mapping[str, Any]] = (),

@@ -84,7 +84,7 @@ def test_the_policy_runs_python_in_an_episode():
     records = [{"prompt": "6 * 7?", "answer": "42"}]
     done = play_episodes(environment, episode_tokenizer(chat=True), records=records, replies=[call], num_prompts=2)
     said = [turn.text for each in done.played for turn in each.rows[0].turns if turn.role == "environment"]
-    assert environment.isolate and "42" in said
+    assert environment.config.isolate and "42" in said
 
 
 @in_the_sandbox
