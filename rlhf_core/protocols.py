@@ -14,7 +14,6 @@ from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Rollo
 
 if TYPE_CHECKING:
     from .config.resolved import ResolvedRun
-    from .prompts.records import RecordRules, Records
     from .wiring.inputs import RunInputs
 
 
@@ -38,24 +37,12 @@ class PromptSource(Protocol):
 
     A record has `prompt` (text, or a list of chat messages), optionally `answer`, and any other keys,
     which reach the reward as metadata. Offline algorithms read `completion`, or `chosen` and `rejected`.
-    Shuffling, repetition and holding out are core's.
+    Shuffling, repetition and holding out are core's, unless the source has a method `make_stream` for them.
     """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
-
-
-@runtime_checkable
-class OrderedPromptSource(Protocol):
-    """A source that decides which of its records is at which position, such as a mixture or a stream without an end."""
-
-    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
-        """Return the records that `rules` allow, `held_out` of them for evaluation. Raises `DataError` on wrong ones.
-
-        Each process calls this and must find the same record at the same position.
-        """
-        ...
 
 
 class Sampler(Protocol):

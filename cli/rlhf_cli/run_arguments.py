@@ -101,7 +101,7 @@ class RunArguments:
         tell_dropped(dropped)
         run = resolve(mapping, where=self.where, trust=NO_FILE)
         named = [("algorithm", run.algorithm), ("prompts", run.prompts)]
-        named += [(f"rewards.{index}", reward.selected) for index, reward in enumerate(run.rewards)]
+        named += [(f"rewards.{index}", reward) for index, reward in enumerate(run.rewards)]
         named += [("hooks", hook) for hook in run.hooks]
         for place, selected in named:
             if selected.is_unread:

@@ -162,7 +162,7 @@ def plan_resume(
     if not is_again:
         problems = [f"{each.key}: {each.before!r} -> {each.after!r}" for each in changes if _is_fixed(each.key)]
         digest = manifest.get("data_digest")
-        if not problems and digest and str(digest).removeprefix("sha256:") != prompts.records.digest:
+        if not problems and digest and str(digest).removeprefix("sha256:") != prompts.digest:
             problems = ["prompts: its records are not those that the run was trained on"]
         if problems:
             raise UserInputError(

@@ -11,11 +11,12 @@ from pkgutil import resolve_name
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
-from ..components import LoggerContext
+from ..components import HookContext
 from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
+from ..config.section import Section
 from ..config.sections import OptimizerConfig
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
@@ -105,7 +106,7 @@ def train(
             tell_resume(prepared.resolved, _resumed(RunFolder(begun), prepared, resume, restart))
         if environment.rank == 0:
             for section in prepared.resolved.sections.values():
-                section.config.rehearse(prepared.inputs)
+                section.typed(Section).rehearse(prepared.inputs)
         if on_check is not None:
             on_check(prepared.inputs)
         return None
@@ -260,7 +261,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     tokenizer = inputs.tokenizer
     for name, section in resolved.sections.items():
         with named_code(f"checking the section {name}", section.label):
-            section.config.check_inputs(inputs)
+            section.typed(Section).check_inputs(inputs)
         for file in sorted(referenced_files(section.to_mapping())):
             if not file.is_file():
                 raise ConfigError(f"there is no file {file}", where=name, hint="paths start at the current folder")
@@ -269,7 +270,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     check_frozen(getattr(algorithm, "frozen_models", {}), tokenizer)
     stream = inputs.prompts
     passes = planned_passes(algorithm, resolved.algorithm.label, resolved.sampling.temperature)
-    check_columns(resolved, algorithm, passes, stream.columns)
+    check_columns(resolved, algorithm, passes, stream.encoder.columns)
     inputs.eval_prompts  # noqa: B018  # built here, so that what is wrong with them is found
     inputs.sampler()
     if isinstance(algorithm, DatasetAlgorithm):
@@ -312,7 +313,7 @@ def run_rank(prepared: PreparedRun, ledger: RunLedger, checkpoint: Path | None) 
             _run(request, interrupted)
             return
         config = resolved.to_mapping()
-        context = LoggerContext(run_folder=folder.path, run=redact_mapping(config))
+        context = HookContext(run_folder=folder.path, run=redact_mapping(config))
         for each in resolved.loggers:
             relay.register(each.build(each.config, context), name=f"logger {each.name}")
         relay.register(ledger, name="ledger")

@@ -109,7 +109,11 @@ class Selected:
 
     def recipe(self, config: BaseModel, context: object) -> Recipe:
         """How another process builds it; `context` is picklable."""
-        return Recipe(self.kind, self.name, config.model_dump(), context)
+        return Recipe(self.kind, self.name, self.own_options(config), context)
+
+    def own_options(self, config: BaseModel, mode: str = "python") -> dict[str, Any]:
+        """Those of its options that are its own, without the ones that stand beside them."""
+        return config.model_dump(mode=mode, include=set(self.component.config.model_fields))
 
     def misses(self, built: object) -> str | None:
         """What keeps a result of `build` from being of its kind, as the end of a sentence."""
@@ -120,7 +124,7 @@ class Selected:
             return None if callable(built) else f"cannot be called with {_CALLED[self.kind]}"
         if self.kind == "transports":
             return None if callable(getattr(built, "run", None)) else "has no run(request)"
-        if self.kind != "prompts" or hasattr(built, "__getitem__") or hasattr(built, "make_records"):
+        if self.kind != "prompts" or hasattr(built, "__getitem__") or hasattr(built, "make_stream"):
             return None
         if isinstance(built, Iterator):
             return "can be read only once: return a list, or an object that begins anew"

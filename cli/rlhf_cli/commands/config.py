@@ -49,8 +49,10 @@ def check(request: RunArguments) -> None:
       rlhf config check run.yaml
       rlhf config check run.yaml --transport ray --set transport.num_makers=2
     """
+    from rlhf_core.config.resolved import weights_of
+
     run = request.resolved()
-    rewards = ", ".join(reward.name for reward in run.rewards) or "none"
+    rewards = ", ".join(weights_of(run.rewards)) or "none"
     echo(
         f"ok: {request.where}: algorithm {run.algorithm.name}, strategy {run.strategy.name}, "
         f"engine {run.engine.name}, transport {run.transport.name}, rewards {rewards}"

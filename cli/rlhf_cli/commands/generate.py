@@ -11,7 +11,7 @@ from ..output import echo, heading, print_json
 from .sampling import SamplingRequest, sampling_options
 
 if TYPE_CHECKING:
-    from rlhf_core.config.resolved import SelectedSection
+    from rlhf_core.config.resolved import Configured
 
 
 @click.command("generate")
@@ -68,7 +68,7 @@ def generate(
             echo(line["completion"])
 
 
-def _sections(name: str | None, overrides: tuple[str, ...]) -> dict[str, SelectedSection]:
+def _sections(name: str | None, overrides: tuple[str, ...]) -> dict[str, Configured]:
     """The environment with its options; nothing where none was requested. Raises `ConfigError`."""
     from rlhf_core.config.load import load_run
     from rlhf_core.config.problems import Problems

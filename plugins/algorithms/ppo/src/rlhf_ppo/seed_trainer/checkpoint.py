@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import is_lora, write_model_config
@@ -90,7 +90,7 @@ def open_record(
         return EpisodeRecord()
     folder = _folder(Path(log_dir), step)
     folder.mkdir(parents=True, exist_ok=True)
-    context = LoggerContext(run_folder=folder, run={})
+    context = HookContext(run_folder=folder, run={})
     for name, options in {"tensorboard": {"folder": "."}, **({"wandb": {}} if use_wandb else {})}.items():
         selected = load("loggers", name)
         logger = selected.build(selected.component.config.model_validate(options), context)
