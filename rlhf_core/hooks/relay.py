@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from traceback import walk_tb
@@ -78,8 +78,6 @@ class HookRelay:
         """Of the end that is being fired."""
         self._config: dict[str, Any] = {}
         """The run file as the hooks that were called left it."""
-        self._tap: Callable[[str, dict[str, Any]], None] | None = None
-        self._tapped: frozenset[str] = frozenset()
         self._events = self.events
         self._one_at_a_time = threading.RLock()  # a process may have events on several threads
 
@@ -142,14 +140,9 @@ class HookRelay:
                 relay.register(each.plugin, name=name)
         return relay
 
-    def tap(self, receive: Callable[[str, dict[str, Any]], None], events: Iterable[str], part: Part) -> None:
-        """Also pass those of these events that `part` has, with all arguments, to `receive`, after the hooks here."""
-        self._tap = receive
-        self._tapped = frozenset(events) & frozenset(events_of(part))
-
     def listens(self, event: str) -> bool:
-        """Whether any hook or tap receives the event; lets callers skip work needed only for it."""
-        return event in self._tapped or (event in self._events and bool(self._callers[event].get_hookimpls()))
+        """Whether any hook receives the event; lets callers skip work needed only for it."""
+        return event in self._events and bool(self._callers[event].get_hookimpls())
 
     def fire(self, event: str, **arguments: Any) -> list[Any]:
         """Call the hooks of a single event, all arguments by keyword. Returns the results that are not None.
@@ -173,8 +166,6 @@ class HookRelay:
                 answers = []
             finally:
                 failures, self._failures = self._failures, outer
-            if self._tap is not None and event in self._tapped:
-                self._tap(event, complete)
         has_error = complete.get("error") is not None
         for each in failures if has_error else failures[1:]:
             logger.error("%s", each, exc_info=each)
