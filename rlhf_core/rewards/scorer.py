@@ -56,7 +56,7 @@ def reward_spec(
         recipe=selected.recipe(config, context),
         plugin=f"{selected.distribution} {selected.version}",
         source=_source_digest(selected),
-        options=config.model_dump(mode="json"),
+        options=selected.own_options(config, "json"),
     )
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import RolloutAlgorithm
 from ..components import EngineContext, RewardContext
-from ..config.resolved import SelectedReward
+from ..config.resolved import Configured
+from ..config.sections import RewardEntry
 from ..hooks.relay import HookRelay
 from ..models.frozen import place_frozen
 from ..models.loading import is_lora
@@ -93,13 +94,13 @@ class RunParts:
         """All rewards of the run."""
         return self._scorer_of(self.resolved.rewards, self._cache_folder)
 
-    def _scorer_of(self, rewards: Sequence[SelectedReward], cache_folder: Path | None = None) -> RewardScorer:
+    def _scorer_of(self, rewards: Sequence[Configured], cache_folder: Path | None = None) -> RewardScorer:
         run = self.resolved.run
         context = RewardContext(str(self.place.device), run.train.seed, run.model.path, cache_folder)
-        specs = [
-            reward_spec(each.selected, each.config, context, each.call_options, name=each.name, weight=each.weight)
-            for each in rewards
-        ]
+        specs = []
+        for reward in rewards:
+            entry = reward.typed(RewardEntry)
+            specs.append(reward_spec(reward, entry, context, entry, name=entry.label, weight=entry.weight))
         return self._opened.enter_context(closing(RewardScorer(specs, cache_folder=cache_folder)))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
