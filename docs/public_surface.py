@@ -41,7 +41,7 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 _FOR_TRANSPORTS = """
 CheckpointStore
 BatchPlan EpisodeBatches EpisodeEstimates EpisodeLedger EpisodeRecord Estimated EvaluationRow FitResult Group
-HookRelay ItemSummary Lease LocalTransport MadeEpisode MetricsWriter OwnProcesses Passes PhaseTimer PhaseTimes
+HookRelay ItemSummary Lease LocalTransport MadeEpisode OwnProcesses Passes PhaseTimer PhaseTimes
 PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
 RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer
 TrainerParts TrainerSession Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics

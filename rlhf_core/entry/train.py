@@ -196,7 +196,6 @@ def train_in(
             tell_resume(resolved, resumed)
         num_processes = max(prepared.num_processes, prepared.environment.world_size)
         begin_record(folder, prepared.inputs, num_processes, resumed=resumed, origin=origin)
-        folder.discard_half_written()
         CheckpointStore(folder.checkpoints).discard_partial()
         if prepared.num_processes > 1:
             _launch(folder, prepared, checkpoint)

@@ -87,11 +87,10 @@ def test_log_probs_are_those_of_a_plain_forward(sampling, module, engine, collec
         assert answer.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("in_process", [False, True])
 @pytest.mark.parametrize("max_shard_bytes", [4096, 1024**3], ids=["chunked", "full"])
-def test_new_weights_in_place(in_process, max_shard_bytes, module, engine, collect):
+def test_new_weights_in_place(max_shard_bytes, module, engine, collect):
     """The same prompts before and after, so that a prefix cached under the old weights would show."""
-    made = engine(module, in_process=in_process, max_shard_bytes=max_shard_bytes)
+    made = engine(module, max_shard_bytes=max_shard_bytes)
     asked = make_requests(12)
     assert tokens(collect(made, asked, GREEDY)) == greedy_of(module, asked)
     sent = copy.deepcopy(module)
@@ -124,14 +123,13 @@ def test_an_adapter_is_followed_and_does_not_pile_up(engine, collect):
         assert tokens(collect(made, asked, GREEDY)) == expected
 
 
-@pytest.mark.parametrize("in_process", [False, True])
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
-def test_ppo_trains_with_it(in_process, lora, tmp_path):
+def test_ppo_trains_with_it(lora, tmp_path):
     """Three episodes of a whole run; the trainer's log-probs agree with vLLM's at each."""
     folder = tmp_path / "model"
     build_llama(tiny_tokenizer(), hidden_size=64, num_layers=2, num_heads=2, seed=0).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
-    options = {"kv_cache_bytes": 64 * 1024**2, "in_process": in_process, "max_new_tokens": 6}
+    options = {"kv_cache_bytes": 64 * 1024**2, "max_new_tokens": 6}
     run = tiny_run(
         {
             "model": {"path": str(folder), "device": "cpu", "lora": lora},
@@ -145,8 +143,7 @@ def test_ppo_trains_with_it(in_process, lora, tmp_path):
     assert len(gaps) >= 3 and max(gaps) < 1e-4
 
 
-@pytest.mark.parametrize("in_process", [False, True])
-def test_episodes_of_several_turns_and_branches(in_process, tmp_path):
+def test_episodes_of_several_turns_and_branches(tmp_path):
     """A run in an environment: the trainer's log-probs agree with vLLM's, and the same seeds give the same episodes."""
     (tmp_path / "game.py").write_text(GAME)
     folder = tmp_path / "model"
@@ -157,7 +154,7 @@ def test_episodes_of_several_turns_and_branches(in_process, tmp_path):
             "model": {"path": str(folder), "device": "cpu"},
             "algorithm": {"name": "grpo"},
             "environment": {"name": f"{tmp_path}/game.py:Branches", "max_turns": 5},
-            "engine": {"name": "vllm", "kv_cache_bytes": 64 * 1024**2, "in_process": in_process, "max_new_tokens": 6},
+            "engine": {"name": "vllm", "kv_cache_bytes": 64 * 1024**2, "max_new_tokens": 6},
             "train": {"episodes": 2, "samples_per_prompt": 2},
             "logging": {"samples": "all"},
         }
