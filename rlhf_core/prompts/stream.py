@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..columns import Column
 from ..errors import DataError, PluginError
-from ..models.pretrained import ModelKind
+from ..models.kinds import ModelKind
 from ..protocols import OrderedPromptSource, PromptSource
 from ..types import Prompt
 from .encoder import PromptEncoder as PromptEncoder

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import PromptsContext
 from rlhf_core.errors import DataError, PluginError, first_line
-from rlhf_core.models import check_answer
 from rlhf_core.plugins import load
 from rlhf_core.prompts import RecordRules, Records
 from rlhf_core.protocols import OrderedPromptSource, PromptSource
 from rlhf_core.util import suggestion
+from rlhf_models import check_answer
 
 from .config import HfDatasetConfig
 from .streamed import StreamedRecords
