@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from rlhf_core import Column
-from rlhf_core.config import ModelConfig
-from rlhf_models import CausalLM, load_tokenizer, quiet_progress
+from rlhf_models import CausalLM, quiet_progress
 
 from .config import VARIED_PATH, VARIED_TYPE
 
@@ -63,9 +62,8 @@ class Varied(CausalLM):
             super().check()
 
     def load_tokenizer(self) -> Any:
-        if not self.is_new:
-            return super().load_tokenizer()
-        return load_tokenizer(ModelConfig(path="builtin:tiny-digits", chat=self.model.chat))
+        path = "builtin:tiny-digits" if self.is_new else self.model.path
+        return CausalLM(model=self.model.model_copy(update={"path": path})).load_tokenizer()
 
     def load(self, *, dtype: torch.dtype, seed: int, tokenizer: Any) -> VariedLM:
         if not self.is_new:
