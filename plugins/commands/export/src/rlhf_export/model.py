@@ -16,7 +16,7 @@ from rlhf_core.models import kind_of
 from rlhf_core.rollout import named_weights
 from rlhf_core.runfolder import whole_checkpoint
 from rlhf_core.util import read_weights, replacing_folder
-from rlhf_models import stored_dtype
+from rlhf_models import is_lora, load_policy, load_tokenizer, merged_weights, save_adapter, stored_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
