@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import nsmallest
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import RewardError, RlhfError
@@ -92,9 +92,8 @@ class RolloutCoordinator(Generic[GroupT]):
         self._open: dict[int, EpisodeLedger[GroupT]] = {}
         self._episode_of: dict[int, int] = {}
         """Position -> episode, of the groups that have not arrived."""
-        self._unheld: list[tuple[int, int]] = []
-        """Heap of (episode, position); may name some that are leased or have arrived."""
-        self._leased: set[int] = set()
+        self._waiting: set[tuple[int, int]] = set()
+        """(episode, position) of the groups that nobody makes."""
         self.refused_prompts = 0
         """Prompts of the last taken episode that were replaced by others."""
 
@@ -110,24 +109,20 @@ class RolloutCoordinator(Generic[GroupT]):
 
     def lease(self, count: int) -> list[Lease]:
         """Lease up to `count` positions, lowest first; none when staleness or the run's end forbids more."""
+        while len(self._waiting) < count and self._open_next():
+            pass
         leases: list[Lease] = []
-        while len(leases) < count and (self.can_lease or self._open_next()):
-            index, position = heappop(self._unheld)
+        for index, position in nsmallest(count, self._waiting):
             episode = self._open[index]
             episode.outstanding[position] += 1
-            self._leased.add(position)
             leases.append(Lease(position, index, episode.outstanding[position], episode.records.get(position)))
+        self._waiting -= {(lease.episode, lease.position) for lease in leases}
         return leases
 
     @property
     def can_lease(self) -> bool:
         """Whether a position of an open episode waits for a maker."""
-        while self._unheld:
-            position = self._unheld[0][1]
-            if position in self._episode_of and position not in self._leased:
-                return True
-            heappop(self._unheld)
-        return False
+        return bool(self._waiting)
 
     def submit(self, group: GroupT, *, keep: bool = True, success: float | None = None) -> bool:
         """Accept a finished group. False: it is refused (made twice, or its episode has ended).
@@ -140,7 +135,7 @@ class RolloutCoordinator(Generic[GroupT]):
             return False
         episode = self._open[found]
         del episode.outstanding[group.position]
-        self._leased.discard(group.position)
+        self._waiting.discard((found, group.position))
         if keep:
             episode.accepted[group.position] = group
         else:
@@ -225,9 +220,8 @@ class RolloutCoordinator(Generic[GroupT]):
         self._cursor = state["cursor"]
         self._next_episode = state["next_episode"]
         self._taken = state["taken"]
-        self._leased.clear()
         self._episode_of.clear()
-        self._unheld.clear()
+        self._waiting.clear()
         records = {int(position): record for position, record in state.get("records", {}).items()}
         if self._sampler is not None and state.get("sampler") is not None:
             self._sampler.load_state_dict(state["sampler"])
@@ -270,7 +264,7 @@ class RolloutCoordinator(Generic[GroupT]):
     def _want(self, index: int, positions: Iterable[int]) -> None:
         for position in positions:
             self._episode_of[position] = index
-            heappush(self._unheld, (index, position))
+            self._waiting.add((index, position))
 
     def _learn(self, episode: EpisodeLedger[GroupT]) -> None:
         """Hand the outcomes of a wave to the sampler, in an order that does not depend on timing."""

@@ -87,7 +87,7 @@ def test_a_wrapper_that_returns_no_list_of_answers_is_named(event: str, returned
 
     relay = HookRelay()
     relay.register(type("Wraps", (), {f"rlhf_{event}": hookimpl(wrapper=True)(hook)})())
-    with pytest.raises(HookError, match=rf"wrapper of rlhf_{event} in Wraps: it returned {type(returned).__name__}"):
+    with pytest.raises(HookError, match=rf"Wraps.*: rlhf_{event} returned {type(returned).__name__}"):
         fire(relay, event)
 
 
@@ -256,7 +256,7 @@ def test_a_wrapper_that_does_not_yield_once_is_named(style: str, yields: int):
 
     relay = HookRelay()
     relay.register(Wrong(), distribution="rlhf-wrong 2.1")
-    with pytest.raises(HookError, match="wrapper of rlhf_metrics in Wrong: it did not yield exactly once"):
+    with pytest.raises(HookError, match=r"Wrong.*rlhf-wrong 2\.1.*: rlhf_metrics raised RuntimeError: .*yield"):
         relay.fire("metrics", line={})
 
 

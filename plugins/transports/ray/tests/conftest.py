@@ -86,18 +86,18 @@ def rlhf_fit_start(info):
     import ray
     from rlhf_ray import sample_store
 
-    plain = sample_store.fetch_items
+    plain = sample_store.fetch
 
-    def fetch_items(groups, rows, *, timeout_seconds):
+    def fetch(places, *, timeout_seconds):
         if is_struck("maker-dies-when-taken"):
             (maker,) = [each for each in ray.util.list_named_actors(all_namespaces=True) if each["name"] == "maker-0"]
             ray.kill(ray.get_actor(**maker))
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline and not plain(groups, rows, timeout_seconds=timeout_seconds)[1]:
+            deadline, wanted = time.monotonic() + 60, set(places)
+            while time.monotonic() < deadline and plain(places, timeout_seconds=timeout_seconds).keys() >= wanted:
                 time.sleep(0.1)
-        return plain(groups, rows, timeout_seconds=timeout_seconds)
+        return plain(places, timeout_seconds=timeout_seconds)
 
-    sample_store.fetch_items = fetch_items
+    sample_store.fetch = fetch
 
 
 def wait_for_weights_in_flight():

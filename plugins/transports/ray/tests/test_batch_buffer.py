@@ -1,7 +1,6 @@
-"""Whole batches, back-pressure, deadlines and closing."""
+"""Whole batches, back-pressure and deadlines."""
 
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -34,10 +33,10 @@ def test_entries_come_out_in_order_in_whole_batches(size, puts):
     for entries in puts:
         buffer.put(entries, timeout_seconds=0)
     everything = [entry for entries in puts for entry in entries]
-    assert len(buffer) == len(everything) // size
-    batches = [buffer.get(timeout_seconds=0) for _ in range(len(buffer))]
+    assert buffer.num_batches() == len(everything) // size
+    batches = [buffer.get(timeout_seconds=0) for _ in range(buffer.num_batches())]
     assert all(len(batch) == size for batch in batches)
-    rest = buffer.drain("done")
+    rest = list(buffer._entries)
     assert [e for batch in batches for e in batch] + rest == everything
     assert len(rest) == len(everything) % size
 
@@ -55,7 +54,7 @@ def test_a_full_buffer_says_what_the_producer_waited_for():
     buffer = BatchBuffer(2, limit=1)
     with pytest.raises(DeadlineError, match=r"room in the replay buffer \(1 of 1 batches wait\)"):
         buffer.put(range(3), timeout_seconds=0.01)
-    assert buffer.drain("done") == [0, 1]
+    assert list(buffer._entries) == [0, 1]
 
 
 def test_a_short_buffer_says_what_the_consumer_waited_for():
@@ -63,18 +62,7 @@ def test_a_short_buffer_says_what_the_consumer_waited_for():
     buffer.put([1], timeout_seconds=0)
     with pytest.raises(DeadlineError, match=r"a batch \(1 of 3 entries"):
         buffer.get(timeout_seconds=0.01)
-    assert buffer.drain("done") == [1]
-
-
-def test_draining_ends_waits_with_the_reason():
-    buffer = BatchBuffer(2, limit=1)
-    consumer, errors = in_thread(lambda: buffer.get(timeout_seconds=SOON))
-    assert buffer.drain("it moves") == []
-    consumer.join(SOON)
-    assert "closed: it moves" in str(errors[0])
-    for call in (lambda: buffer.put([1], timeout_seconds=0), lambda: buffer.get(timeout_seconds=0)):
-        with pytest.raises(RlhfError, match="closed: it moves"):
-            call()
+    assert list(buffer._entries) == [1]
 
 
 def test_clear_empties_and_lets_producers_go_on():
@@ -84,7 +72,7 @@ def test_clear_empties_and_lets_producers_go_on():
     buffer.clear()
     producer.join(SOON)
     assert not errors
-    assert buffer.drain("done") == [2]
+    assert list(buffer._entries) == [2]
 
 
 def test_many_producers_and_consumers_lose_and_double_nothing():
@@ -108,25 +96,16 @@ def test_many_producers_and_consumers_lose_and_double_nothing():
 def test_a_negative_limit_is_none():
     buffer = BatchBuffer(1, limit=-1)
     buffer.put(range(100), timeout_seconds=0)
-    assert len(buffer) == 100
+    assert buffer.num_batches() == 100
 
 
-def test_what_is_drained_leaves_the_buffer_closed_and_may_start_another_above_its_limit():
+def test_what_is_given_back_comes_first_and_may_exceed_the_limit():
     buffer = BatchBuffer(2, limit=1)
-    producer, errors = in_thread(lambda: buffer.put(range(5), timeout_seconds=SOON))
-    while len(buffer) < 1:
-        time.sleep(0.01)
-    moved = buffer.drain("it moves")
-    producer.join(SOON)
-    assert moved == [0, 1]
-    assert [str(error) for error in errors] == ["replay buffer: the replay buffer is closed: it moves"]
-    assert len(buffer) == 0
-    other = BatchBuffer(1, limit=1, entries=moved)
-    assert len(other) == 2
+    buffer.put([0, 1], timeout_seconds=0)
+    taken = buffer.get(timeout_seconds=0)
+    buffer.put([2, 3], timeout_seconds=0)
+    buffer.give_back(taken)
+    assert buffer.num_batches() == 2
     with pytest.raises(DeadlineError, match="2 of 1"):
-        other.put([2], timeout_seconds=0)
-
-
-def test_sizes_are_checked():
-    with pytest.raises(ValueError, match="batch_size must be"):
-        BatchBuffer(0)
+        buffer.put([4], timeout_seconds=0)
+    assert buffer.get(timeout_seconds=0) == [0, 1]

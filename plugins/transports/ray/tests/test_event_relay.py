@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from running import PATIENCE_SECONDS
 
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
-from rlhf_ray.event_relay import EventSender
-from rlhf_ray.messages import LogLine
+from rlhf_ray.event_relay import ActorHooks, EventSender
+from rlhf_ray.messages import Event, LogLine
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -31,3 +32,23 @@ def test_what_an_actor_sends_arrives_in_that_order() -> None:
         assert [line.text for line in view.events] == [str(number) for number in range(300)]
     finally:
         ray.kill(coordinator)
+
+
+def test_events_that_the_driver_listens_to_are_sent_after_the_hooks_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Plugin:
+        def rlhf_episode_end(self, episode: int) -> None:
+            seen.append(episode)
+
+    def sent(self: EventSender, event: Event) -> None:
+        seen.append((event.name, pickle.loads(event.arguments)))
+
+    monkeypatch.setattr(EventSender, "send", sent)
+    relay = ActorHooks(EventSender("m", None), {"episode_end", "metrics"})
+    relay.register(Plugin())
+    assert relay.listens("metrics") and not relay.listens("epoch_end")
+    relay.fire("episode_end", episode=3, metrics={"a": 1}, error=ValueError("it broke"))
+    first, (name, arguments) = seen
+    assert (first, name, arguments["episode"], arguments["metrics"]) == (3, "episode_end", 3, {"a": 1})
+    assert "ValueError: it broke" in str(arguments["error"])

@@ -23,9 +23,8 @@ from rlhf_ray.calls import wait_until
 from rlhf_ray.groups import group_to_tree
 from rlhf_ray.sample_store import (
     StoredEpisode,
+    fetch,
     fetch_groups,
-    fetch_items,
-    fetch_rollouts,
     store_groups,
     summaries,
     without_collections,
@@ -124,14 +123,13 @@ def test_a_rank_gets_only_the_rows_it_asks_for(monkeypatch: pytest.MonkeyPatch) 
     stored = store_groups(sent, "maker-0", texts=False)
     asked: list[Any] = []
     get = ray.get
-    monkeypatch.setattr(sample_store.ray, "get", lambda refs, timeout: asked.extend(refs) or get(refs, timeout=timeout))
-    rows = [(3, 2), (0, 0)]
-    items, lost = fetch_items(stored, rows, timeout_seconds=WAIT)
-    assert not lost
+    monkeypatch.setattr(sample_store.ray, "get", lambda ref, timeout: asked.append(ref) or get(ref, timeout=timeout))
+    episode = StoredEpisode(stored, Two(), give_back=lambda _: None, timeout_seconds=WAIT)  # type: ignore[arg-type]
+    items, _ = episode.load([6, 0], [])
     assert len(asked) == 2
-    assert_same(vars_of(items[3, 2]), vars_of(sent[3].items[2]))
-    assert_same(vars_of(items[0, 0]), vars_of(sent[0].items[0]))
-    assert fetch_rollouts(stored, [0], timeout_seconds=WAIT) == ({0: []}, set())
+    assert_same(vars_of(items[0]), vars_of(sent[3].items[2]))
+    assert_same(vars_of(items[1]), vars_of(sent[0].items[0]))
+    assert not any(each.texts for each in stored)
 
 
 @given(columns_of(), st.integers(1, 400))
@@ -147,9 +145,8 @@ def test_columns_are_the_same_from_the_object_store(items: list[BufferItem], obj
     assert not lost and [group.position for group in found] == [0, 1, 2]
     for one, other in zip(items, [item for group in found for item in group.items], strict=True):
         assert_same_columns(one, other)
-    one_row, lost_groups = fetch_items(stored, [(1, 1)], timeout_seconds=WAIT)
-    assert not lost_groups
-    assert_same_columns(items[3], one_row[1, 1])
+    place = stored[1].items[1]
+    assert_same_columns(items[3], fetch([place], timeout_seconds=WAIT)[place])
 
 
 def vars_of(item: BufferItem) -> dict[str, Any]:
@@ -161,7 +158,7 @@ def test_what_a_coordinator_handles_is_small() -> None:
     big = [replace(item, sample_id=k, response_ids=torch.zeros(20_000)) for k, item in enumerate(items)]
     (stored,) = store_groups([RolloutGroup(position=7, rollouts=(), items=tuple(big))], "maker-0", texts=False)
     assert stored.token_bytes > 16 * 80_000
-    assert len(pickle.dumps(replace(stored, parts=()))) < 16 * 128
+    assert len(pickle.dumps(replace(stored, items=()))) < 16 * 128
 
 
 def test_collections_are_off_while_objects_are_made_and_then_as_they_were() -> None:
@@ -204,8 +201,7 @@ def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
     ray.kill(owner)
     items, _ = episode.load([3, 4], [3])
     assert [item.sample_id for item in items] == [20, 30]
-    gone = wait_until(lambda: fetch_items(stored, [(0, 0)], timeout_seconds=WAIT)[1], WAIT)  # Ray has to notice
-    assert gone == {0}
+    assert wait_until(lambda: not fetch(stored[0].items[:1], timeout_seconds=WAIT), WAIT)  # Ray has to notice
     with pytest.raises(SamplesLost, match="1 prompts went with the process that made them"):
         episode.load([0, 3], [])
     with pytest.raises(SamplesLost):
@@ -219,9 +215,8 @@ def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
 def test_a_row_brings_no_neighbour_into_the_ranks_memory() -> None:
     """Three rows of a group lie in one object; a rank that wants one of them holds that one."""
     (stored,) = store_groups(groups()[3:], "m", texts=False)
-    assert len({part.ref for part in stored.parts}) == 1
-    items, lost = fetch_items([stored], [(0, 0)], timeout_seconds=WAIT)
-    assert not lost
-    tensors = [value for value in vars_of(items[0, 0]).values() if isinstance(value, torch.Tensor)]
+    assert len({ref for ref, _ in stored.items}) == 1
+    (item,) = fetch(stored.items[:1], timeout_seconds=WAIT).values()
+    tensors = [value for value in vars_of(item).values() if isinstance(value, torch.Tensor)]
     assert len(tensors) >= 5
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)

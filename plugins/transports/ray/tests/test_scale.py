@@ -20,10 +20,10 @@ from running import PATIENCE_SECONDS, wait_until
 from rlhf_control.control_box import ControlBox, parse_command
 from rlhf_core import train
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, UserInputError
+from rlhf_core.runfolder import RunFolder
 from rlhf_core.util import write_json
 from rlhf_ray.commands import ray as command
-from rlhf_ray.scale_request import ScaleRequests
-from rlhf_ray.status_file import Status, read_status, start_time
+from rlhf_ray.driver_files import Request, Status, read_status, take_request
 
 RunFile = Callable[..., dict[str, Any]]
 CheckSamples = Callable[[Path], None]
@@ -53,8 +53,7 @@ def while_it_runs(*steps: Callable[[], object]) -> Iterator[list[BaseException]]
 
 
 def status(folder: Path) -> Status | None:
-    found = read_status(folder) if folder.is_dir() else None
-    return None if found is None else found.values
+    return read_status(folder) if folder.is_dir() else None
 
 
 def until(folder: Path, holds: Callable[[Status], bool], what: str) -> None:
@@ -67,7 +66,7 @@ def until(folder: Path, holds: Callable[[Status], bool], what: str) -> None:
 
 def write_status(folder: Path, **changes: Any) -> None:
     """As a driver that is this process."""
-    about = {"driver_pid": os.getpid(), "driver_start": start_time(os.getpid()), "host": socket.gethostname()}
+    about = {"driver_pid": os.getpid(), "host": socket.gethostname()}
     place = {"address": "127.0.0.1:1", "namespace": "rlhf", "updated": 1.0}
     state = {"version": 0, "progress": "episode 1", "trainers": [], "makers": []}
     write_json(folder / "ray.json", {**about, **place, **state, **changes})
@@ -140,7 +139,8 @@ class TestRuns:
             kill("maker-1")
             wait_until(lambda: ended(folder, "maker-1 is started anew"), "another in its place")
             until(folder, lambda values: any(each.name == "maker-1.1" and each.pid for each in values.makers), "it")
-            asked = ScaleRequests(folder).send(3, 600.0)
+            asked = Request(do="scale", makers=3)
+            asked.send(folder)
             until(folder, lambda values: len(values.makers) == 3, "a third")
             kill("maker-2")
             until(folder, lambda values: getattr(values.scaling, "id", "") == asked.id, "an answer")
@@ -194,7 +194,13 @@ class TestCommand:
     """What it says; a thread is the driver."""
 
     @pytest.fixture
-    def answers(self, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    def held(self, tmp_path: Path) -> Iterator[None]:
+        """The folder is a running driver's."""
+        with RunFolder.create(tmp_path):
+            yield
+
+    @pytest.fixture
+    def answers(self, tmp_path: Path, held: None) -> Iterator[Callable[..., None]]:
         """`answers(problem)`: what the driver answers to the next request."""
         stop, threads = threading.Event(), []
         write_status(tmp_path)
@@ -202,7 +208,7 @@ class TestCommand:
         def answer(problem: str, **changes: Any) -> None:
             def drive() -> None:
                 while not stop.wait(0.02):
-                    if (request := ScaleRequests(tmp_path).take()) is not None:
+                    if (request := take_request(tmp_path)) is not None:
                         told = {"id": request.id, "problem": problem, **changes}
                         write_json(tmp_path / "ray.json", {**shown, "scaling": told})
                         return
@@ -230,12 +236,12 @@ class TestCommand:
         answers("", id="9")
         assert "a later request" in str(scaled(tmp_path, 3).exception)
 
-    def test_a_driver_that_does_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_driver_that_does_nothing(self, tmp_path: Path, held: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("rlhf_ray.commands._TAKE_SECONDS", 0.1)
         write_status(tmp_path)
         error = scaled(tmp_path, 3, "--timeout", "0.1").exception
         assert isinstance(error, DeadlineError)
-        assert not (tmp_path / "ray-scale.json").exists()
+        assert not (tmp_path / "ray-request.json").exists()
 
     def test_no_run_goes_on(self, tmp_path: Path) -> None:
         error = scaled(tmp_path, 3).exception
@@ -243,7 +249,7 @@ class TestCommand:
         assert "--resume auto --set transport.num_makers=3" in str(error)
         write_status(tmp_path, host="elsewhere")  # not heard of for long
         assert isinstance(scaled(tmp_path, 3).exception, UserInputError)
-        assert not (tmp_path / "ray-scale.json").exists()
+        assert not (tmp_path / "ray-request.json").exists()
 
     @pytest.mark.parametrize("makers", ["0", "-1", "1025", "two"])
     def test_no_such_number(self, tmp_path: Path, makers: str) -> None:
@@ -256,37 +262,38 @@ class TestRequests:
     """The folder may be anyone's."""
 
     def test_a_request_is_taken_once(self, tmp_path: Path) -> None:
-        requests = ScaleRequests(tmp_path)
-        sent = requests.send(3, 5.0)
-        assert requests.take() == sent
-        assert requests.take() is None
+        sent = Request(do="scale", makers=3, timeout_seconds=5.0)
+        sent.send(tmp_path)
+        assert take_request(tmp_path) == sent
+        assert take_request(tmp_path) is None
 
     @pytest.mark.parametrize(
         "text",
         [
             *("", "{}", "[" * 4000, "3", " " * 5000 + "{}", "\udcff"),
-            '{"id": "a", "makers": 0, "timeout_seconds": 5}',
-            '{"id": "a", "makers": true, "timeout_seconds": 5}',
-            '{"id": "a", "makers": 3, "timeout_seconds": NaN}',
-            '{"id": "a", "makers": 3, "timeout_seconds": 5, "run": "code"}',
+            '{"do": "scale", "id": "a", "makers": 0, "timeout_seconds": 5}',
+            '{"do": "scale", "id": "a", "makers": true, "timeout_seconds": 5}',
+            '{"do": "scale", "id": "a", "makers": 3, "timeout_seconds": NaN}',
+            '{"do": "scale", "id": "a", "makers": 3, "timeout_seconds": 5, "run": "code"}',
+            '{"do": "delete", "id": "a"}',
         ],
     )
     def test_what_is_no_request_is_removed(self, tmp_path: Path, text: str) -> None:
-        (tmp_path / "ray-scale.json").write_text(text, errors="surrogateescape")
-        assert ScaleRequests(tmp_path).take() is None
-        assert not (tmp_path / "ray-scale.json").exists()
+        (tmp_path / "ray-request.json").write_text(text, errors="surrogateescape")
+        assert take_request(tmp_path) is None
+        assert not (tmp_path / "ray-request.json").exists()
 
     def test_a_link_a_pipe_and_anothers_file_are_left_alone(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = tmp_path / "ray-scale.json"
-        ScaleRequests(tmp_path).send(3, 5.0)
+        path = tmp_path / "ray-request.json"
+        Request(do="stop").send(tmp_path)
         with monkeypatch.context() as other_user:
             other_user.setattr(os, "geteuid", lambda: os.getuid() + 1)
-            assert ScaleRequests(tmp_path).take() is None
+            assert take_request(tmp_path) is None
         path.rename(tmp_path / "other")
         path.symlink_to(tmp_path / "other")
-        assert ScaleRequests(tmp_path).take() is None
+        assert take_request(tmp_path) is None
         path.unlink()
         os.mkfifo(path)
-        assert ScaleRequests(tmp_path).take() is None
+        assert take_request(tmp_path) is None

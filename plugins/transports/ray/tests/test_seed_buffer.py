@@ -4,7 +4,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -159,20 +158,6 @@ def test_workers_share_the_buffer_they_are_handed(workers: list[Any]) -> None:
     assert buffer.get_length() == 0
 
 
-def test_a_wait_goes_on_while_the_buffer_is_handed_over(workers: list[Any]) -> None:
-    buffer = DetachedReplayBuffer(2, limit=1, timeout_seconds=WAIT)
-    with ThreadPoolExecutor(2) as pool:
-        extending = pool.submit(buffer.extend, [item(n) for n in range(6)])
-        while buffer.get_length() < 1:
-            time.sleep(0.01)
-        seen = [get(workers[0].call.remote(buffer, "sample")).sample_ids.tolist() for _ in range(3)]
-        extending.result(WAIT)
-        assert seen == [[0, 1], [2, 3], [4, 5]]
-        sampling = pool.submit(buffer.sample)
-        get(workers[0].call.remote(buffer, "extend", [item(6), item(7)]))
-        assert sampling.result(WAIT).sample_ids.tolist() == [6, 7]
-
-
 def test_a_shared_buffer_gets_back_what_cannot_be_moved(workers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(*_: object) -> None:
         raise torch.OutOfMemoryError("the device is full")
@@ -222,10 +207,14 @@ def test_no_batch_is_taken_for_one_that_died_waiting(workers: list[Any]) -> None
     assert buffer.sample(timeout_seconds=10.0).sample_ids.tolist() == [1]
 
 
-def test_without_ray_there_is_nobody_to_hand_it_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    buffer = DetachedReplayBuffer(1)
+def test_one_that_was_made_without_ray_is_handed_to_nobody() -> None:
+    buffer = DetachedReplayBuffer(1, is_shared=False)
     with pytest.raises(UserInputError, match=r"ray\.init"):
         ray.cloudpickle.dumps(buffer)
     buffer.extend([item(0)])
     assert buffer.get_length() == 1
+
+
+def test_sizes_are_checked() -> None:
+    with pytest.raises(ValueError, match="sample_batch_size must be"):
+        DetachedReplayBuffer(0)

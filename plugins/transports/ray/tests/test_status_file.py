@@ -1,41 +1,26 @@
-"""`ray.json` may be anyone's: what it says is checked before a process is sent a signal."""
+"""`ray.json` may be anyone's: what it says is checked. What the commands ask of a driver."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from rlhf_core.errors import UserInputError
+from rlhf_core.errors import DeadlineError, UserInputError
+from rlhf_core.runfolder import RunFolder
 from rlhf_ray.commands import ray
-from rlhf_ray.status_file import read_status, start_time
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    """Someone's process, which no run drives."""
-    sleeper = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"],
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
-    yield sleeper
-    sleeper.kill()
-    sleeper.wait()
+from rlhf_ray.driver_files import read_status, take_request
 
 
 def write(folder: Path, **changes: Any) -> Path:
     values = {
         "driver_pid": os.getpid(),
-        "driver_start": start_time(os.getpid()),
         "host": socket.gethostname(),
         "address": "127.0.0.1:1",
         "namespace": "rlhf",
@@ -49,13 +34,6 @@ def write(folder: Path, **changes: Any) -> Path:
     path = folder / "ray.json"
     path.write_text(json.dumps(values))
     return path
-
-
-@pytest.mark.parametrize("pid", [-1, 0, 1, "3", 1.5, None])
-def test_an_id_that_means_many_processes_or_none_is_an_error(tmp_path: Path, pid: Any) -> None:
-    write(tmp_path, driver_pid=pid)
-    with pytest.raises(UserInputError, match="driver_pid"):
-        read_status(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "", "{", "[" * 10**5, '{"driver_pid": ' + "9" * 5000 + "}", "\udcff"])
@@ -79,40 +57,50 @@ def test_a_link_or_pipe_is_an_error(tmp_path: Path) -> None:
 def test_a_maker_that_has_no_weights_yet_is_shown(tmp_path: Path) -> None:
     maker = {"name": "maker-0", "pid": 6, "node": "n", "doing": "waits", "for_s": 0, "version": None, "restarts": 0}
     write(tmp_path, makers=[maker])
-    shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
+    with RunFolder.create(tmp_path):
+        shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0
     assert "maker-0  pid 6  waits since 0 s  no weights yet" in shown.output
 
 
-@pytest.mark.parametrize("start", [None, "1", "not a time"])
-def test_a_process_of_that_id_that_started_at_another_time_gets_no_signal(
-    tmp_path: Path, process: subprocess.Popen[bytes], start: str | None
+def test_stop_sends_no_process_a_signal_but_asks_the_driver_which_is_gone_when_the_folder_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, driver_pid=process.pid, driver_start=start)
-    found = read_status(tmp_path)
-    assert found is not None
-    with pytest.raises(UserInputError, match="is not this run's driver"):
-        found.interrupt()
-    CliRunner().invoke(ray, ["stop", str(tmp_path)])
-    assert process.poll() is None
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal"))
+    folder = RunFolder.create(tmp_path / "run")
+    write(folder.path)
+    asked: list[Any] = []
+
+    def drive() -> None:
+        while not asked or asked[-1] is None:
+            asked.append(take_request(folder.path))
+        folder.close()
+
+    driver = threading.Thread(target=drive, daemon=True)
+    driver.start()
+    stopped = CliRunner().invoke(ray, ["stop", str(folder.path), "--now", "--timeout", "60"])
+    driver.join()
+    assert (stopped.exit_code, stopped.output) == (0, f"{folder.path}: stopped\n")
+    assert asked[-1].do == "stop-now"
 
 
-def test_another_users_process_gets_no_signal(
-    tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, driver_pid=process.pid, driver_start=start_time(process.pid))
-    found = read_status(tmp_path)
-    assert found is not None
-    with monkeypatch.context() as other_user:
-        other_user.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        with pytest.raises(UserInputError, match="another user's"):
-            found.interrupt()
-    found.interrupt()
-    assert process.wait(20) == -signal.SIGINT or process.returncode == 1
+def test_a_driver_that_goes_on_is_waited_for_with_a_deadline(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        write(folder.path)
+        error = CliRunner().invoke(ray, ["stop", str(folder.path), "--timeout", "0.1"]).exception
+    assert isinstance(error, DeadlineError)
+
+
+def test_what_a_killed_driver_left_is_removed(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    stopped = CliRunner().invoke(ray, ["stop", str(tmp_path)])
+    assert stopped.exit_code == 0 and "was killed" in stopped.output
+    assert not path.exists()
 
 
 def test_status_shows_what_a_driver_wrote(tmp_path: Path) -> None:
     write(tmp_path)
-    shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
+    with RunFolder.create(tmp_path):
+        shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     assert "waits since 1.5 s  version 0  started anew 1 times" in shown.output

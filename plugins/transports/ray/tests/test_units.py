@@ -17,9 +17,9 @@ from rlhf_ray.calls import ActorLostError, explain, first_cause
 from rlhf_ray.cluster import cluster_address
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
+from rlhf_ray.driver_files import read_status
 from rlhf_ray.messages import LogLine, Made, RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredGroup
-from rlhf_ray.status_file import read_status
 
 
 def run(scenario: Callable[[Coordinator], Any], *, num_makers: int = 1, **changes: Any) -> None:
@@ -37,9 +37,8 @@ def made(position: int, owner: str = "m") -> Made:
         is_empty=False,
         owner=owner,
         summaries=b"",
-        parts=(),
-        text=None,
-        text_place=0,
+        items=(),
+        texts=(),
         token_bytes=100,
         text_bytes=10,
     )

@@ -87,7 +87,7 @@ class ChunkWeights:
         like = self._optimizer.param_to_chunk16[fake]
         dtype = torch.float32 if like.paired_chunk is not None else like.dtype
         self._optimizer.optim.state[fake] = {
-            key: int(value)
+            key: torch.tensor(float(value), device=fake.device)
             if key == "step"
             else value.flatten()[offset : offset + size].to(device=fake.device, dtype=dtype, copy=True)
             for key, value in values.items()

@@ -152,7 +152,9 @@ class LowLevelZeroStrategy(ZeroStrategy):
         optimizer: LowLevelZeroOptimizer = prepared.trained.optimizer
         master = optimizer.working_to_master_param[id(prepared.parameters[name])]
         optimizer.optim.state[master] = {
-            key: int(value) if key == "step" else self._own_shard(value).to(master.device, master.dtype).clone()
+            key: torch.tensor(float(value), device=master.device)
+            if key == "step"
+            else self._own_shard(value).to(master.device, master.dtype).clone()
             for key, value in values.items()
         }
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rlhf_core.config import resolve
 from rlhf_core.hooks import HookRelay, register_all
@@ -18,7 +18,7 @@ from rlhf_core.util import PrintableFormatter, set_up_host_memory
 
 from .calls import own_name
 from .config import RayConfig
-from .event_relay import ActorLogHandler, EventSender
+from .event_relay import ActorHooks, ActorLogHandler, EventSender
 
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID")
 
@@ -76,11 +76,10 @@ class ActorContext:
         host = socket.gethostname()
         return folder if host == self.spec.host else folder / host
 
-    def hooks(self, part: Literal["trainer", "maker"]) -> HookRelay:
-        """The run's hook plugins; events of `part` that the driver subscribes to are also sent to it."""
-        relay = HookRelay()
+    def hooks(self) -> HookRelay:
+        """The run's hook plugins; events that the driver subscribes to are also sent to it."""
+        relay = ActorHooks(self.sender, self.spec.listened)
         register_all(relay, self.resolved, Path(self.spec.folder))
-        relay.tap(self.sender.event, self.spec.listened, part)
         return relay
 
     def _forward_log(self) -> None:

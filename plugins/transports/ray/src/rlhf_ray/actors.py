@@ -22,9 +22,9 @@ from .calls import ask, collect
 from .cluster import cluster_address
 from .config import RayConfig
 from .coordinator_actor import Coordinator
+from .driver_files import ActorRow
 from .experience_maker_holder import ExperienceMakerHolder
 from .messages import Overview
-from .status_file import ActorRow
 from .trainer_actor import TrainerActor
 
 logger = logging.getLogger("rlhf.ray")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.errors import DeadlineError
 
 T = TypeVar("T")
 
@@ -20,17 +20,14 @@ class BatchBuffer(Generic[T]):
     Entries that do not fill a batch yet wait for the next ones.
     """
 
-    def __init__(self, batch_size: int, limit: int = 0, entries: Iterable[T] = ()) -> None:
-        """`limit` of 0 or less means no limit. `entries` are the initial content, in any number."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+    def __init__(self, batch_size: int, limit: int = 0) -> None:
+        """`limit` of 0 or less means no limit."""
         self._batch_size = batch_size
         self._limit = limit
-        self._entries: deque[T] = deque(entries)
+        self._entries: deque[T] = deque()
         self._changed = threading.Condition()
-        self._drained: str | None = None
 
-    def __len__(self) -> int:
+    def num_batches(self) -> int:
         """Whole batches waiting."""
         return len(self._entries) // self._batch_size
 
@@ -39,17 +36,16 @@ class BatchBuffer(Generic[T]):
         deadline = time.monotonic() + timeout_seconds
         for entry in entries:
             with self._changed:
-                while 0 < self._limit <= len(self):
-                    self._wait(deadline, f"room in the replay buffer ({len(self)} of {self._limit} batches wait)")
-                self._check()
+                while 0 < self._limit <= (waiting := self.num_batches()):
+                    self._wait(deadline, f"room in the replay buffer ({waiting} of {self._limit} batches wait)")
                 self._entries.append(entry)
                 self._changed.notify_all()
 
     def get(self, *, timeout_seconds: float) -> list[T]:
-        """Remove and return one whole batch. Raises `DeadlineError`, or `RlhfError` once drained."""
+        """Remove and return one whole batch. Raises `DeadlineError`."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
-            while len(self) == 0:
+            while not self.num_batches():
                 self._wait(deadline, f"a batch ({len(self._entries)} of {self._batch_size} entries are there)")
             batch = [self._entries.popleft() for _ in range(self._batch_size)]
             self._changed.notify_all()
@@ -61,26 +57,12 @@ class BatchBuffer(Generic[T]):
             self._entries.extendleft(reversed(entries))
             self._changed.notify_all()
 
-    def drain(self, reason: str) -> list[T]:
-        """Remove and return all entries, to continue with them elsewhere; other calls fail from now on."""
-        with self._changed:
-            self._drained = reason
-            entries = list(self._entries)
-            self._entries.clear()
-            self._changed.notify_all()
-            return entries
-
     def clear(self) -> None:
         with self._changed:
             self._entries.clear()
             self._changed.notify_all()
 
     def _wait(self, deadline: float, what: str) -> None:
-        self._check()
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not self._changed.wait(remaining):
             raise DeadlineError(f"waited for {what}", where="replay buffer")
-
-    def _check(self) -> None:
-        if self._drained is not None:
-            raise RlhfError(f"the replay buffer is closed: {self._drained}", where="replay buffer")

@@ -10,8 +10,7 @@ import click
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.util import printable
 
-from .scale_request import MOST_MAKERS, ScaleRequests
-from .status_file import RunningJob, read_status
+from .driver_files import MOST_MAKERS, STATUS, Request, Status, clear_request, read_status
 
 _TAKE_SECONDS = 60.0
 """Longest time for the driver to take a request, and to end what it began."""
@@ -31,15 +30,14 @@ def status(run: Path) -> None:
     found = _going_on(run)
     if found is None:
         return
-    values = found.values
-    age = time.time() - values.updated
-    state = "running" if found.is_running else "not heard of"
-    _say(f"{run}: {state}, driver pid {found.driver_pid} on {values.host}, {age:.0f} s ago")
-    _say(f"  Ray {values.address}, namespace {values.namespace}")
-    _say(f"  policy version {values.version}; {values.progress}; {values.queue} finished prompts wait")
-    for trainer in values.trainers:
+    age = time.time() - found.updated
+    state = "running" if found.is_running(run) else "not heard of"
+    _say(f"{run}: {state}, driver pid {found.driver_pid} on {found.host}, {age:.0f} s ago")
+    _say(f"  Ray {found.address}, namespace {found.namespace}")
+    _say(f"  policy version {found.version}; {found.progress}; {found.queue} finished prompts wait")
+    for trainer in found.trainers:
         _say(f"  {trainer.name}  pid {trainer.pid}  {trainer.doing} since {trainer.for_s:g} s{_busy(trainer.busy)}")
-    for maker in values.makers:
+    for maker in found.makers:
         restarts = f"  started anew {maker.restarts} times" if maker.restarts else ""
         weights = "no weights yet" if maker.version is None else f"version {maker.version}"
         made = f"  {maker.groups} prompts made, {maker.waiting} wait" if maker.groups else ""
@@ -61,17 +59,17 @@ def status(run: Path) -> None:
 def scale(run: Path, makers: int, timeout_seconds: float) -> None:
     """Ask the driver, by a file in the run folder, and follow what it says."""
     found = _going_on(run)
-    if found is None or not found.is_running:
+    if found is None or not found.is_running(run):
         raise UserInputError(
             "no detached run is going on here, so nothing is changed",
             where=str(run),
             hint=f"rlhf train --output {run} --resume auto --set transport.num_makers={makers}",
         )
-    requests = ScaleRequests(run)
-    asked = requests.send(makers, timeout_seconds)
+    asked = Request(do="scale", makers=makers, timeout_seconds=timeout_seconds)
+    asked.send(run)
     deadline = time.monotonic() + timeout_seconds + _TAKE_SECONDS
-    while (found := read_status(run)) is not None and found.is_running:
-        answer = found.values.scaling
+    while (found := read_status(run)) is not None and found.is_running(run):
+        answer = found.scaling
         if answer is not None and answer.id > asked.id:
             raise RlhfError("a later request took the place of this one", where=str(run))
         if answer is not None and answer.id == asked.id:
@@ -84,14 +82,14 @@ def scale(run: Path, makers: int, timeout_seconds: float) -> None:
             _say(f"{run}: {makers} makers")
             return
         if time.monotonic() > deadline:
-            requests.clear()
+            clear_request(run)
             raise DeadlineError(
                 f"waited {timeout_seconds + _TAKE_SECONDS:g} s for the driver (pid {found.driver_pid}) to do it",
                 where="rlhf ray scale",
                 hint=f"rlhf ray status {run} says what it does",
             )
         time.sleep(0.2)
-    requests.clear()
+    clear_request(run)
     raise RlhfError("the run ended before it had so many makers", where=str(run))
 
 
@@ -104,21 +102,13 @@ def _busy(share: float | None) -> str:
 @click.option("--now", is_flag=True, help="Do not wait for the episode and a checkpoint.")
 @click.option("--timeout", "timeout_seconds", type=float, default=600.0, show_default=True, help="Seconds to wait.")
 def stop(run: Path, now: bool, timeout_seconds: float) -> None:
-    """Interrupt the driver, as Ctrl-C does, and wait until it has ended."""
+    """Ask the driver, by a file in the run folder, to do what Ctrl-C does, and wait until it has ended."""
     found = _going_on(run)
     if found is None:
         return
-    if not found.is_here:
-        raise UserInputError(
-            f"its driver runs on {found.values.host}", where=str(run), hint="run this command on that machine"
-        )
-    found.interrupt()
-    if now:
-        time.sleep(1.0)
-        if found.is_running:
-            found.interrupt()
+    Request(do="stop-now" if now else "stop").send(run)
     deadline = time.monotonic() + timeout_seconds
-    while found.is_running:
+    while found is not None and found.is_running(run):
         if time.monotonic() > deadline:
             raise DeadlineError(
                 f"waited {timeout_seconds:g} s for the driver (pid {found.driver_pid}) to end",
@@ -126,18 +116,21 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
                 hint="an episode may take longer; --now does not wait for it",
             )
         time.sleep(0.2)
+        found = found if found.is_here else read_status(run)
+    clear_request(run)
     _say(f"{run}: stopped")
 
 
-def _going_on(run: Path) -> RunningJob | None:
+def _going_on(run: Path) -> Status | None:
     """The run's state; prints a message and returns None where none is running. Removes a killed driver's file."""
     found = read_status(run)
     if found is None:
         _say(f"{run}: no detached run is going on")
-    elif found.clear():
+    elif found.is_here and not found.is_running(run):
+        (run / STATUS).unlink(missing_ok=True)
         _say(
             f"{run}: no detached run is going on; its driver (pid {found.driver_pid}) was killed, and the "
-            f"{found.path.name} that it left is removed. rlhf train --output {run} --resume auto continues it"
+            f"{STATUS} that it left is removed. rlhf train --output {run} --resume auto continues it"
         )
         return None
     return found

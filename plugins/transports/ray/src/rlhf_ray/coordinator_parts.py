@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 
 from rlhf_core.rollout import EvaluationRow
 
+from .driver_files import ActorRow
 from .messages import EvaluationWork
-from .status_file import ActorRow
 
 T = TypeVar("T")
 Topic = Literal["work", "samples", "makers", "evaluation", "events"]

@@ -69,7 +69,7 @@ class DetachedTrainer(ABC):
         """
         self.train_batch_size = train_batch_size
         self.detached_replay_buffer = DetachedReplayBuffer(
-            train_batch_size, limit=buffer_limit, timeout_seconds=batch_timeout_seconds
+            train_batch_size, limit=buffer_limit, timeout_seconds=batch_timeout_seconds, is_shared=False
         )
         self.dataloader_pin_memory = dataloader_pin_memory
         self.makers = NamedActors(experience_maker_holder_name_list, timeout_seconds=actor_timeout_seconds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import ray
@@ -46,10 +46,25 @@ class EventSender:
         if last is not None:
             ray.get(last, timeout=_FLUSH_SECONDS)
 
-    def event(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Send a hook's event (see `HookRelay.tap`)."""
-        portable = {key: _portable(value) for key, value in arguments.items()}
-        self.send(Event(name, pickle.dumps(portable)))
+
+class ActorHooks(HookRelay):
+    """The hooks of an actor's process; what those of the driver listen to is sent there afterwards."""
+
+    def __init__(self, sender: EventSender, sent: Collection[str]) -> None:
+        super().__init__()
+        self._sender = sender
+        self._sent = sent
+
+    def listens(self, event: str) -> bool:
+        return event in self._sent or super().listens(event)
+
+    def fire(self, event: str, **arguments: Any) -> list[Any]:
+        try:
+            return super().fire(event, **arguments)
+        finally:
+            if event in self._sent:
+                portable = {key: _portable(value) for key, value in arguments.items()}
+                self._sender.send(Event(event, pickle.dumps(portable)))
 
 
 class ActorLogHandler(logging.Handler):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import ray
 
@@ -18,8 +17,8 @@ from rlhf_core.util import printable
 
 from .actors import Actors, Maker, room
 from .calls import ActorLostError, ask, error_of, explain, is_lost
+from .driver_files import Request, ScaleAnswer
 from .messages import Overview
-from .scale_request import ScaleAnswer, ScaleRequest, ScaleRequests
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -27,13 +26,11 @@ logger = logging.getLogger("rlhf.ray")
 class Fleet:
     """Keeps the makers of a running job."""
 
-    def __init__(self, actors: Actors, folder: Path) -> None:
+    def __init__(self, actors: Actors) -> None:
         self._actors = actors
-        self._requests = ScaleRequests(folder)
-        self._requests.clear()
         self.answer: ScaleAnswer | None = None
         """To the newest request."""
-        self._request: ScaleRequest | None = None
+        self._request: Request | None = None
         """That is not done."""
         self._deadline = 0.0
         self._joined: set[str] = set()
@@ -43,13 +40,12 @@ class Fleet:
         """Look once at all of them. Raises what ends the run."""
         there = {row.name for row in view.makers}
         self._joined |= {maker.name for maker in self._actors.makers if maker.id in there}
-        if (request := self._requests.take()) is not None:
-            self._begin(request)
         self._watch(view)
         if self._request is not None:
             self._go_on(self._request)
 
-    def _begin(self, request: ScaleRequest) -> None:
+    def scale(self, request: Request) -> None:
+        """Begin to do what is asked for; `step` goes on with it."""
         makers = self._actors.makers
         logger.warning("asked for %d makers; there are %d", request.makers, len(makers))
         self._request, self._deadline = request, time.monotonic() + request.timeout_seconds
@@ -66,7 +62,7 @@ class Fleet:
                 logger.warning("%s is ended; %d of its prompts will be made again", maker.name, lost)
             ask(self._actors.coordinator, "scale", len(makers))
 
-    def _go_on(self, request: ScaleRequest) -> None:
+    def _go_on(self, request: Request) -> None:
         late = [maker for maker in self._actors.makers if maker.is_added and maker.name not in self._joined]
         if not late:
             logger.warning("the run has %d makers now", len(self._actors.makers))

@@ -1,4 +1,4 @@
-"""Converts groups to trees of plain values and tensors, for checkpoints (`util.save_tree`) and the object store."""
+"""Converts groups to trees of plain values and tensors, for checkpoints (`util.save_tree`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
     """A group as nested dicts, lists and tensors. Metadata must be JSON values."""
     return {
         "position": group.position,
-        "rollouts": [rollout_to_tree(rollout) for rollout in group.rollouts],
-        "items": [item_to_tree(item) for item in group.items],
+        "rollouts": [_rollout_to_tree(rollout) for rollout in group.rollouts],
+        "items": [_item_to_tree(item) for item in group.items],
     }
 
 
@@ -23,8 +23,8 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
     """The group that `group_to_tree` wrote."""
     return RolloutGroup(
         position=tree["position"],
-        rollouts=tuple(rollout_from_tree(each) for each in tree["rollouts"]),
-        items=tuple(item_from_tree(item) for item in tree["items"]),
+        rollouts=tuple(_rollout_from_tree(each) for each in tree["rollouts"]),
+        items=tuple(_item_from_tree(item) for item in tree["items"]),
     )
 
 
@@ -37,18 +37,15 @@ def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
     return {**state, "open": opened}
 
 
-def rollout_to_tree(rollout: Rollout) -> dict[str, Any]:
-    """See `group_to_tree`."""
+def _rollout_to_tree(rollout: Rollout) -> dict[str, Any]:
     return {**_shallow(rollout), "turns": [turn.to_mapping() for turn in rollout.turns]}
 
 
-def rollout_from_tree(tree: Mapping[str, Any]) -> Rollout:
-    """See `group_from_tree`."""
+def _rollout_from_tree(tree: Mapping[str, Any]) -> Rollout:
     return Rollout(**{**tree, "turns": tuple(Turn.from_mapping(turn) for turn in tree["turns"])})
 
 
-def item_to_tree(item: BufferItem) -> dict[str, Any]:
-    """See `group_to_tree`."""
+def _item_to_tree(item: BufferItem) -> dict[str, Any]:
     kinds = item.columns.kinds
     return {
         **_shallow(item),
@@ -56,20 +53,16 @@ def item_to_tree(item: BufferItem) -> dict[str, Any]:
     }
 
 
-def item_from_tree(tree: Mapping[str, Any]) -> BufferItem:
-    """See `group_from_tree`."""
+def _item_from_tree(tree: Mapping[str, Any]) -> BufferItem:
     saved = {name: dict(column) for name, column in tree["columns"].items()}
     values = {name: column.pop("value") for name, column in saved.items()}
     kinds = {name: Column(**column) for name, column in saved.items()}
     return BufferItem(**{**tree, "columns": Columns(values, kinds)})
 
 
-def plain(value: Any, change: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """A tree with its mappings as plain dicts, and everything else changed."""
-    if isinstance(value, Mapping):
-        return {key: plain(inner, change) for key, inner in value.items()}
-    return change(value)
-
-
 def _shallow(value: Rollout | BufferItem) -> dict[str, Any]:
-    return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+
+
+def _plain(value: Any) -> Any:
+    return {key: _plain(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from heapq import heappush
 from typing import Any, TypeVar
 
 from rlhf_core.rollout import EpisodeLedger, Group, Lease, RolloutCoordinator
@@ -61,8 +60,7 @@ class LeasedCoordinator(RolloutCoordinator[GroupT]):
         lost = [position for position, holder in self._held.items() if holder == maker]
         for position in lost:
             del self._held[position]
-            self._leased.discard(position)
-            heappush(self._unheld, (self._episode_of[position], position))
+            self._want(self._episode_of[position], [position])
         return len(lost)
 
     def progress(self, episode: int) -> str:

@@ -221,7 +221,7 @@ class RunFeed(MakerFeed):
     def opened(cls, context: ActorContext) -> Iterator[RunFeed]:
         """The feed, with everything loaded."""
         settle(None, num_threads=context.spec.num_threads)
-        config, hooks = context.config, context.hooks("maker")
+        config, hooks = context.config, context.hooks()
         worker, run = build_maker(
             context.resolved,
             hooks,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rlhf_core.types import PhaseTimes
 
+from .driver_files import ActorRow
 from .sample_store import StoredGroup
-from .status_file import ActorRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from rlhf_core.batching import collate, split
 from rlhf_core.batching import to_device as moved
-from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
+from rlhf_core.errors import DeadlineError, UserInputError
 from rlhf_core.types import BufferItem, Experience
 
 from .batch_buffer import BatchBuffer
@@ -27,11 +24,11 @@ _ANSWER_SECONDS = 120.0
 """Longest wait for a shared buffer's answer beyond what it waits for itself, since its process may have to start."""
 _CALL_SECONDS = 5.0
 """Longest wait for a batch in one call; a call goes on when its caller is dead, and takes a batch for nobody."""
-_CALLS_AT_A_TIME = 32
-"""Calls that may wait inside the actor, for room and for a batch each."""
+_CALLS_AT_A_TIME = {"put": 32, "get": 32, "num_batches": 1, "give_back": 1, "clear": 1}
+"""Calls of each method that may be open in the actor."""
 
 _SharedBatches: Any = ray.remote(  # type: ignore[call-overload]  # Ray's types leave `concurrency_groups` out
-    num_cpus=0, concurrency_groups={"put": _CALLS_AT_A_TIME, "get": _CALLS_AT_A_TIME}
+    num_cpus=0, concurrency_groups=_CALLS_AT_A_TIME
 )(BatchBuffer)
 
 
@@ -41,23 +38,31 @@ class DetachedReplayBuffer:
     Makers append from other actors, the trainer samples in its own. With `limit` > 0 an append blocks while `limit`
     whole batches wait; nothing is dropped. Experience is kept in CPU memory.
 
-    It lives in the process that made it until it is passed to another one (as an argument of a Ray task or actor, or
-    in an object): then an actor of that process holds the entries, and all processes share it. A copy is the same
-    buffer.
+    Where Ray is running, an actor holds the entries, and all processes share it that are given the buffer (as an
+    argument of a Ray task or actor, or in an object). A copy is the same buffer. The actor ends with the process that
+    made the buffer.
     """
 
-    def __init__(self, sample_batch_size: int, limit: int = 0, *, timeout_seconds: float = 1800.0) -> None:
+    def __init__(
+        self,
+        sample_batch_size: int,
+        limit: int = 0,
+        *,
+        timeout_seconds: float = 1800.0,
+        is_shared: bool | None = None,
+    ) -> None:
         """`limit` of 0 or less means no limit. `timeout_seconds`: longest wait of `append` and `extend` for room and of
-        `sample` for a batch.
+        `sample` for a batch. `is_shared`: False keeps the entries in this process; None shares them where Ray is
+        running.
         """
+        if sample_batch_size < 1:
+            raise ValueError(f"sample_batch_size must be >= 1, got {sample_batch_size}")
         self.sample_batch_size = sample_batch_size
         self.limit = limit
         self._timeout_seconds = timeout_seconds
-        self._own: BatchBuffer[BufferItem] = BatchBuffer(sample_batch_size, limit)
-        self._shared: Any = None
-        """The actor, once another process has the buffer, too."""
-        self._lock = threading.Lock()
-        """Held while it moves there."""
+        holder = _SharedBatches.remote if (ray.is_initialized() if is_shared is None else is_shared) else BatchBuffer
+        self._batches: Any = holder(sample_batch_size, limit)
+        """An actor where it is shared."""
 
     def append(self, experience: Experience) -> None:
         """Add every sample of a batch of any size. Raises `DeadlineError` when the buffer stays full."""
@@ -65,17 +70,11 @@ class DetachedReplayBuffer:
 
     def extend(self, items: Sequence[BufferItem]) -> None:
         """Add samples. Raises `DeadlineError` when the buffer stays full."""
-        deadline = time.monotonic() + self._timeout_seconds
-        left = list(items)
-        while left:
-            # One by one, as long as it may move to an actor between two.
-            part = left[:1] if self._shared is None else left
-            self._wait("put", deadline, part)
-            del left[: len(part)]
+        self._call("put", list(items), timeout_seconds=self._timeout_seconds)
 
     def clear(self) -> None:
         """Drop all samples, including those that do not fill a batch."""
-        self._at_once(BatchBuffer.clear)
+        self._call("clear")
 
     def sample(
         self, worker_rank: int = 0, to_device: str | torch.device = "cpu", *, timeout_seconds: float | None = None
@@ -92,7 +91,7 @@ class DetachedReplayBuffer:
         deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
         while True:
             try:
-                batch = self._wait("get", min(deadline, time.monotonic() + _CALL_SECONDS))
+                batch = self._call("get", timeout_seconds=min(_CALL_SECONDS, deadline - time.monotonic()))
                 break
             except DeadlineError:
                 if time.monotonic() >= deadline:
@@ -100,60 +99,35 @@ class DetachedReplayBuffer:
         try:
             return moved(collate(batch), device)
         except BaseException:
-            self._at_once(partial(BatchBuffer.give_back, entries=batch))
+            self._call("give_back", batch)
             raise
 
     def get_length(self) -> int:
         """Number of whole batches in the buffer."""
-        length: int = self._at_once(len)
+        length: int = self._call("num_batches")
         return length
 
     def __reduce__(self) -> tuple[Callable[..., DetachedReplayBuffer], tuple[Any, ...]]:
-        """Pass the buffer to another process. Raises `UserInputError` where Ray is not running."""
-        return _attached, (self.sample_batch_size, self.limit, self._timeout_seconds, self._share())
+        """Pass the buffer to another process. Raises `UserInputError` where it is in this process only."""
+        if isinstance(self._batches, BatchBuffer):
+            raise UserInputError(
+                "it lies in this process and cannot be handed to another",
+                where=_WHERE,
+                hint="call ray.init() before you make it",
+            )
+        return _attached, (self.sample_batch_size, self.limit, self._timeout_seconds, self._batches)
 
-    def _share(self) -> Any:
-        """Move the batches into an actor and return it; calls waiting here continue there."""
-        with self._lock:
-            if self._shared is None:
-                if not ray.is_initialized():
-                    raise UserInputError(
-                        "it cannot be handed to another process without Ray", where=_WHERE, hint="call ray.init() first"
-                    )
-                entries = self._own.drain("it moves to an actor")
-                # This may run while Ray serialises an argument, and Ray records that argument's references by thread.
-                with ThreadPoolExecutor(1) as pool:
-                    start = pool.submit(_SharedBatches.remote, self.sample_batch_size, self.limit, entries)
-                    self._shared = start.result()
-            return self._shared
-
-    def _wait(self, method: str, deadline: float, *arguments: Any) -> Any:
-        """Call a method that waits until the deadline, here or in the actor; again there if it moves meanwhile."""
-        if self._shared is None:
-            try:
-                return getattr(self._own, method)(*arguments, timeout_seconds=max(0.0, deadline - time.monotonic()))
-            except RlhfError:
-                with self._lock:  # held while it moves
-                    if self._shared is None:
-                        raise
-        seconds = max(0.0, deadline - time.monotonic())
-        waiting = getattr(self._shared, method).options(concurrency_group=method)
-        return _answer(waiting.remote(*arguments, timeout_seconds=seconds), seconds)
-
-    def _at_once(self, call: Callable[[BatchBuffer[BufferItem]], Any]) -> Any:
-        with self._lock:
-            if self._shared is None:
-                return call(self._own)
-        return _answer(self._shared.__ray_call__.remote(call))
+    def _call(self, method: str, *arguments: Any, **timeout: float) -> Any:
+        """Call a method of the batches. Raises `ActorLostError` when the process that made the buffer is gone."""
+        if isinstance(self._batches, BatchBuffer):
+            return getattr(self._batches, method)(*arguments, **timeout)
+        call = getattr(self._batches, method).options(concurrency_group=method).remote(*arguments, **timeout)
+        wait = timeout.get("timeout_seconds", 0.0) + _ANSWER_SECONDS
+        return collect([(_WHERE, call)], timeout_seconds=wait, doing="to answer")[0]
 
 
-def _attached(sample_batch_size: int, limit: int, timeout_seconds: float, shared: Any) -> DetachedReplayBuffer:
+def _attached(sample_batch_size: int, limit: int, timeout_seconds: float, batches: Any) -> DetachedReplayBuffer:
     """The same buffer in the process that received it."""
-    buffer = DetachedReplayBuffer(sample_batch_size, limit, timeout_seconds=timeout_seconds)
-    buffer._shared = shared
+    buffer = DetachedReplayBuffer(sample_batch_size, limit, timeout_seconds=timeout_seconds, is_shared=False)
+    buffer._batches = batches
     return buffer
-
-
-def _answer(reference: Any, waits_seconds: float = 0.0) -> Any:
-    """The actor's answer. Raises `ActorLostError` when the process that made the buffer is gone."""
-    return collect([(_WHERE, reference)], timeout_seconds=waits_seconds + _ANSWER_SECONDS, doing="to answer")[0]

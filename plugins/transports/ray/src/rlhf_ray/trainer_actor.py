@@ -63,7 +63,7 @@ class TrainerActor:
             if strategy.is_main:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
-            hooks = self._context.hooks("trainer") if strategy.is_main else HookRelay()
+            hooks = self._context.hooks() if strategy.is_main else HookRelay()
             folder = RunFolder(Path(self._context.spec.folder))
             channel: RayChannel | None = None
             sync = self._sync(run) if resolved.generates else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import Any
 
 import ray
 
-from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
+from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.training import FitResult, RunRequest, Transport
 from rlhf_core.util import write_json
@@ -21,11 +22,10 @@ from .actors import Actors, check
 from .calls import ANSWER_SECONDS, ActorLostError, ask, error_of, explain, first_cause
 from .cluster import Connection, connected
 from .config import RayConfig
+from .driver_files import STATUS, ScaleAnswer, Status, clear_request, take_request
 from .event_relay import replay
 from .fleet import Fleet
 from .messages import Overview
-from .scale_request import ScaleAnswer
-from .status_file import STATUS, Status, read_status, start_time
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -69,15 +69,11 @@ class StatusFile:
 
     def __init__(self, folder: Path, address: str, namespace: str) -> None:
         self._path = folder / STATUS
-        try:
-            if (left := read_status(folder)) is not None:
-                logger.warning("the run's driver before this one (pid %d) was killed", left.driver_pid)
-        except UserInputError as error:
-            logger.warning("what an earlier driver left is replaced: %s", error)
+        if self._path.exists():
+            logger.warning("the run's driver before this one was killed")
         self.remove()
         self._fixed: dict[str, Any] = {
             "driver_pid": os.getpid(),
-            "driver_start": start_time(os.getpid()),
             "host": socket.gethostname(),
             "address": address,
             "namespace": namespace,
@@ -122,7 +118,8 @@ class Supervisor:
         self._status = status
         self._connection = connection
         self._told_to_stop = False
-        self._fleet = Fleet(actors, request.folder.path)
+        self._fleet = Fleet(actors)
+        clear_request(request.folder.path)
 
     def run(self) -> FitResult:
         """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
@@ -130,6 +127,7 @@ class Supervisor:
             fits = self._actors.fit()
             while (result := self._outcome(fits)) is None:
                 view = self._look(_POLL_SECONDS)
+                self._do_what_is_asked()
                 self._pass_interrupt_on()
                 self._watch_ray()
                 self._fleet.step(view)
@@ -148,6 +146,17 @@ class Supervisor:
         replay(view.events, self._hooks)
         self._status.write(view, actors, self._fleet.answer)
         return view
+
+    def _do_what_is_asked(self) -> None:
+        """Do what a command has asked for: `rlhf ray scale`, or `stop`, which is a Ctrl-C, or two."""
+        request = take_request(self._request.folder.path)
+        if request is None:
+            return
+        if request.do == "scale":
+            self._fleet.scale(request)
+            return
+        for _ in range(2 if request.do == "stop-now" else 1):
+            signal.raise_signal(signal.SIGINT)
 
     def _pass_interrupt_on(self) -> None:
         if self._request.interrupted() and not self._told_to_stop:
