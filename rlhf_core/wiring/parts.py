@@ -100,12 +100,8 @@ class RunParts:
         specs = []
         for reward in rewards:
             entry = reward.typed(RewardEntry)
-            options = entry if cache_folder is not None else entry.without_cache()
-            made = reward_spec(reward, entry, context, options, name=entry.label, weight=entry.weight)
-            specs.append(made)
-        # Whether there have to be some, `resolve` has checked.
-        scorer = RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
-        return self._opened.enter_context(closing(scorer))
+            specs.append(reward_spec(reward, entry, context, entry, name=entry.label, weight=entry.weight))
+        return self._opened.enter_context(closing(RewardScorer(specs, cache_folder=cache_folder)))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
         """A new player, by which the policy answers prompts."""
