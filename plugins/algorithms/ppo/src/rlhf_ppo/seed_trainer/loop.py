@@ -6,32 +6,18 @@ Each collect step, pass and batch calls the trainer's own methods.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from typing import Any, Protocol
 
 import torch
 
 from rlhf_core.batching import collate
 from rlhf_core.rollout import made_episode
-from rlhf_core.training import BatchPlan, EpisodeBatches, EpisodeEstimates, TrainBatch, Trainer
+from rlhf_core.training import EpisodeBatches, EpisodeEstimates, EpisodeRecord, TrainBatch, Trainer
 from rlhf_core.types import BufferItem, Experience
-from rlhf_core.util import permutation
 
-if TYPE_CHECKING:
-    from .trainer import PPOTrainer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomBatches(BatchPlan):
-    """`sample_buffer`: an update step draws one batch from the buffer instead of going over all of it."""
-
-    seed: int
-
-    def passes(self, samples: Sequence[Sequence[Any]]) -> Iterator[list[Sequence[int]]]:
-        for step in range(self.epochs_per_episode):
-            # Sample ids are unique in a run, so the first one identifies the episode.
-            order = permutation(len(samples), self.seed, "sample-buffer", samples[0][0].sample_id, step)
-            yield [order[: self.train_batch_size]]
+from .base import SampleBuffer
+from .parts import SeedMaker, TrainerContext
 
 
 def to_device(item: BufferItem, device: torch.device) -> BufferItem:
@@ -45,6 +31,29 @@ def to_device(item: BufferItem, device: torch.device) -> BufferItem:
     return replace(item, columns=columns, **moved)
 
 
+class LoopOwner(Protocol):
+    """The attributes and methods of `PPOTrainer` that its loop uses."""
+
+    device: torch.device
+    data_buffer: SampleBuffer
+    accumulation_steps: int
+    num_train_step: int
+    experience_maker: SeedMaker
+    _context: TrainerContext
+    _record: EpisodeRecord
+    _version: int
+
+    def _make_experience(self, collect_step: int) -> Experience: ...
+
+    def _learn(self, update_step: int) -> None: ...
+
+    def _training_step(self, experience: Experience) -> None: ...
+
+    def _after_update(self, episode: int) -> None: ...
+
+    def _finish_episode(self, episode: int) -> Mapping[str, float]: ...
+
+
 class TrainerLoop(Trainer[Experience]):
     """Calls the trainer's `_make_experience`, its `_learn` for each pass and its `_training_step` for each batch.
 
@@ -54,7 +63,7 @@ class TrainerLoop(Trainer[Experience]):
     """
 
     def __init__(
-        self, owner: PPOTrainer, estimates: EpisodeEstimates, *, num_collect_steps: int, num_passes: int
+        self, owner: LoopOwner, estimates: EpisodeEstimates, *, num_collect_steps: int, num_passes: int
     ) -> None:
         context = owner._context
         super().__init__(context.hooks, owner.num_train_step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.training import BatchPlan, EpisodeEstimates, Updater
+from rlhf_core.util import permutation
 from rlhf_seed import NeuralReward, seed_reward
 
 from ..algorithm import PPO
-from .loop import RandomBatches
 from .setup import Batching, Models, Rollouts
 
 
@@ -94,6 +94,19 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     maker.tokenizer = context.tokenizer
     neural_reward = reward.function if isinstance(reward.function, NeuralReward) else None
     return Generation(maker, publish, scorer, neural_reward)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomBatches(BatchPlan):
+    """`sample_buffer`: an update step draws one batch from the buffer instead of going over all of it."""
+
+    seed: int
+
+    def passes(self, samples: Sequence[Sequence[Any]]) -> Iterator[list[Sequence[int]]]:
+        for step in range(self.epochs_per_episode):
+            # Sample ids are unique in a run, so the first one identifies the episode.
+            order = permutation(len(samples), self.seed, "sample-buffer", samples[0][0].sample_id, step)
+            yield [order[: self.train_batch_size]]
 
 
 def build_estimates(context: TrainerContext, generation: Generation, num_update_steps: int) -> EpisodeEstimates:
