@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
@@ -105,7 +104,7 @@ class EpisodeEstimates:
         whole, metrics = self._whole(made.rows, held)
         filler = self.algorithm.masked(loaded[0])
         given = self._rows([items[row] for row in held], filler, whole, timer or PhaseTimer())
-        with self._errors_of("advantages"):
+        with errors_of(self._plugin, "advantages"):
             output = self.algorithm.advantages(given)
         computed = _computed(given, output)
         stand_in = self.algorithm.masked(_with(items[held[0]] if held else loaded[0], computed[0]))
@@ -175,7 +174,7 @@ class EpisodeEstimates:
 
         def log_probs(rows: Sequence[BufferItem]) -> Tensor:
             batch = to_device(collate(rows), self._place.device)
-            with self._errors_of("policy_log_probs"):
+            with errors_of(self._plugin, "policy_log_probs"):
                 return algorithm.policy_log_probs(policy, batch)
 
         tokens, shared = self._batch_tokens, algorithm.needs_all_rows
@@ -185,9 +184,6 @@ class EpisodeEstimates:
             replace(row, trainer_log_probs=values[: row.num_response_tokens])
             for row, values in zip(mine, found, strict=True)
         ]
-
-    def _errors_of(self, call: str) -> AbstractContextManager[None]:
-        return errors_of(self._plugin, call, module=type(self.algorithm).__module__)
 
     def _users(self, samples: Sequence[Rows]) -> list[set[int]]:
         """The rows that each rank trains on."""

@@ -11,11 +11,11 @@ import torch
 from rlhf_core.components import EngineContext, RewardContext
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import load_policy, load_tokenizer
 from rlhf_core.plugins import load
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_models import load_policy, load_tokenizer
 
 from .config import JudgeConfig
 from .remote import JudgeError, Reply
@@ -40,7 +40,7 @@ class LocalJudge:
         selected = load("engines", config.engine)
         options = selected.component.config.model_validate(config.engine_options)
         place = EngineContext(
-            model=model.to(device).eval().requires_grad_(False),  # type: ignore[arg-type]
+            model=model.to(device).eval().requires_grad_(False),
             tokenizer=self._tokenizer,
             device=device,
             seed=context.seed,
