@@ -208,10 +208,6 @@ class RewardCallOptions(Section):
         None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
     )
 
-    def without_cache(self) -> RewardCallOptions:
-        """The options without a cache, for a run that has no folder for one."""
-        return self.model_copy(update={"cache": False})
-
     def fitted_to(self, reward: Component) -> Self:
         """The options with the reward's own default of `isolate`, if that is not set."""
         return self if self.isolate is not None else self.model_copy(update={"isolate": reward.isolate})

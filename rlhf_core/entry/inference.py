@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..components import EngineContext
 from ..config.sections import ModelConfig
-from ..models.loading import check_model, load_policy, load_tokenizer
+from ..models.kinds import kind_for
 from ..place import resolve_device
 from ..plugins.selected import load
 from ..protocols import RolloutEngine
@@ -54,11 +54,12 @@ def load_for_inference(
     """A model that only answers, in float32 on a CPU and bfloat16 on a GPU, its tokenizer, and where it is."""
     import torch
 
-    check_model(config)
-    tokenizer = load_tokenizer(config)
+    kind = kind_for(config)
+    kind.check()
+    tokenizer = kind.load_tokenizer()
     place = resolve_device(config.device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
-    policy = load_policy(config, dtype=dtype, seed=seed, tokenizer=tokenizer)
+    policy = kind.load_policy(dtype=dtype, seed=seed, tokenizer=tokenizer)
     if weights is not None:
         load_weights(policy, weights)
-    return policy.to(place).eval(), tokenizer, place  # type: ignore[arg-type]
+    return policy.to(place).eval(), tokenizer, place

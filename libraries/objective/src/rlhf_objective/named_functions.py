@@ -127,7 +127,7 @@ def bind_function(
 
     @wraps(function)  # with what the function declares as its attributes
     def called(*args: Any, **options: Any) -> Any:
-        with errors_of(label, function.__name__, module=function.__module__):
+        with errors_of(label, function.__name__, caller=__name__):
             return function(*args, **options)
 
     bound = partial(called, **{name: getattr(checked, name) for name in schema.model_fields})
