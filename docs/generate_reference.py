@@ -200,7 +200,7 @@ def page(kind: str) -> str:
     if kind == "environments":
         parts += tools_part()
     shared = shared_options(kind)
-    if shared is not None:
+    if shared is not None and shared.model_fields:
         parts += ["## Options that core reads in every section", *options_table(shared)]
     parts.append("## The plugins of this repository")
     for selected in installed(kind):
