@@ -164,7 +164,7 @@ def _code_run(resolved: ResolvedRun) -> FileTrust:
 
 
 def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
-    """Warn of a run that starts again, or has nothing left to do, and of each changed option, with what that means."""
+    """Warn of a run that starts again, or has nothing left to do, and of each changed option."""
     checkpoint = resumed.checkpoint
     if checkpoint is None:
         logger.warning("the run ended before its first checkpoint: it starts again")
@@ -172,8 +172,7 @@ def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
         hint = "only model and report are made; to train on: --set train.episodes=N"
         logger.warning("all %d episodes are trained already: %s", resolved.run.train.episodes, hint)
     for change in resumed.changes:
-        what = change if checkpoint is not None else f"{change.key}: {change.before!r} -> {change.after!r}"
-        logger.warning("resumed with a changed config: %s", what)
+        logger.warning("resumed with a changed config: %s", change)
 
 
 def _tell_recreation(
@@ -184,9 +183,7 @@ def _tell_recreation(
     shared = (earlier.keys() & manifest.keys()) - _EXPECTED_TO_DIFFER
     before, after = ({key: each[key] for key in manifest if key in shared} for each in (earlier, manifest))
     options = config_changes(redact_mapping(origin.read_config()), redact_mapping(config))
-    differences = [
-        f"{change.key}: {change.before!r} -> {change.after!r}" for change in [*options, *option_changes(before, after)]
-    ]
+    differences = list(map(str, [*options, *option_changes(before, after)]))
     for difference in differences:
         logger.warning("differs from %s: %s", origin.path, difference)
     folder.add_event(RECREATE, {"run": str(origin.path), "differences": differences})

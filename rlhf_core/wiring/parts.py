@@ -13,8 +13,7 @@ from ..components import EngineContext, RewardContext
 from ..config.resolved import Configured
 from ..config.sections import RewardEntry
 from ..hooks.relay import HookRelay
-from ..models.frozen import place_frozen
-from ..models.loading import is_lora
+from ..models.kinds import kind_of
 from ..models.passes import GroupPasses, PassModels
 from ..place import Place
 from ..protocols import RolloutEngine
@@ -27,7 +26,7 @@ from ..rollout.weight_sync import build_engine_beside
 from ..strategy import Strategy
 from ..types import Role, SamplingParams
 from .inputs import RunInputs
-from .models import load_models, load_start_policy, model_dtype, prepare
+from .models import load_models, load_start_policy, model_dtype, place_frozen, prepare
 from .players import build_player
 
 if TYPE_CHECKING:
@@ -121,8 +120,8 @@ class RunParts:
         around: dict[Role, Any] = {}
         if "reference" in algorithm.roles:
             inner = place.unwrap(policy := self.models["policy"])
-            if is_lora(inner):
-                models["reference"], around["reference"] = policy, inner.disable_adapter
+            if (adapter_off := kind_of(inner).adapter_off(inner)) is not None:
+                models["reference"], around["reference"] = policy, adapter_off
             else:
                 with place.model_init_context():
                     model = load_start_policy(resolved, place)
