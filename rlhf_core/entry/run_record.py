@@ -28,8 +28,8 @@ from ..training.decisions import finished_by, keys_of
 from ..util.did_you_mean import fold
 from ..util.redact import redact_command, redact_mapping
 from ..wiring.inputs import RunInputs
+from .allowed_code import note_allowed
 from .resume import Resumed
-from .seal import seal
 
 logger = logging.getLogger("rlhf")
 
@@ -37,7 +37,7 @@ RESUME = "resume"
 RECREATE = "recreate"
 """Kinds of the manifest's events."""
 
-_EXPECTED_TO_DIFFER = {"command", "events", "seed", "trusted_files"}
+_EXPECTED_TO_DIFFER = {"command", "events", "seed"}
 """`seed` is an option, and reported as one."""
 
 
@@ -80,8 +80,9 @@ def begin_record(
     manifest |= {"num_processes": num_processes, "data_digest": f"sha256:{records.digest}"}
     manifest["data_counts"] = dict(records.counts)
     events = [] if resumed is None else folder.read_json(folder.manifest).get("events", [])
-    folder.write_manifest({**manifest, **seal(folder.path, _code_run(resolved)), "events": events})
-    folder.write_config(config)  # behind it: a config that is there can be gone on with, and its code is trusted
+    folder.write_manifest({**manifest, "events": events})
+    note_allowed(folder.path, _code_run(resolved))
+    folder.write_config(config)  # last: a config that is there can be gone on with, and its code is allowed
     if resumed is not None:
         name = None if resumed.checkpoint is None else resumed.checkpoint.name
         folder.add_event(RESUME, {"checkpoint": name, "changes": [change.to_json() for change in resumed.changes]})
@@ -163,7 +164,7 @@ def _code_run(resolved: ResolvedRun) -> FileTrust:
 
 
 def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
-    """Warn of a run that starts again, or has nothing left to do, and of each changed option, with what that means."""
+    """Warn of a run that starts again, or has nothing left to do, and of each changed option."""
     checkpoint = resumed.checkpoint
     if checkpoint is None:
         logger.warning("the run ended before its first checkpoint: it starts again")
@@ -171,8 +172,7 @@ def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
         hint = "only model and report are made; to train on: --set train.episodes=N"
         logger.warning("all %d episodes are trained already: %s", resolved.run.train.episodes, hint)
     for change in resumed.changes:
-        what = change if checkpoint is not None else f"{change.key}: {change.before!r} -> {change.after!r}"
-        logger.warning("resumed with a changed config: %s", what)
+        logger.warning("resumed with a changed config: %s", change)
 
 
 def _tell_recreation(
@@ -183,9 +183,7 @@ def _tell_recreation(
     shared = (earlier.keys() & manifest.keys()) - _EXPECTED_TO_DIFFER
     before, after = ({key: each[key] for key in manifest if key in shared} for each in (earlier, manifest))
     options = config_changes(redact_mapping(origin.read_config()), redact_mapping(config))
-    differences = [
-        f"{change.key}: {change.before!r} -> {change.after!r}" for change in [*options, *option_changes(before, after)]
-    ]
+    differences = list(map(str, [*options, *option_changes(before, after)]))
     for difference in differences:
         logger.warning("differs from %s: %s", origin.path, difference)
     folder.add_event(RECREATE, {"run": str(origin.path), "differences": differences})

@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rlhf_core.errors import CheckpointError
-from rlhf_core.models.pretrained import loaded_by
 from rlhf_core.util.tensor_files import weight_files
+from rlhf_models.causal_lm import loaded_by
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.algorithm import Algorithm, DatasetAlgorithm, EpisodeOutput, LossOutput, RolloutAlgorithm
+from rlhf_core.algorithm import Algorithm, DatasetAlgorithm, LossOutput, RolloutAlgorithm
 from rlhf_core.place import LocalPlace
 from rlhf_core.types import BufferItem, Experience, RolloutGroup
 
@@ -115,13 +115,13 @@ class RolloutBench(LossBench):
     algorithm: RolloutAlgorithm
     episode: Experience
 
-    def advantages(self) -> EpisodeOutput:
+    def advantages(self) -> Experience:
         return self.algorithm.advantages(self.episode)
 
     def items(self) -> list[BufferItem]:
         from rlhf_core.batching import split
 
-        return split(self.advantages().experience)
+        return split(self.advantages())
 
     def log_probs(self) -> Tensor:
         """[B] log-prob of each whole answer under the current policy."""
@@ -233,7 +233,7 @@ def _random_items(per_prompt: int) -> list[BufferItem]:
 
 def _policy(algorithm: DatasetAlgorithm[Any, Any]) -> nn.Module:
     """The tiny model in the kind that the algorithm trains: a language model or a score model."""
-    from rlhf_core.models.pretrained import as_score_model
+    from rlhf_models.classifier import as_score_model
 
     model = contract_policy()
     return model if algorithm.model_kind == "causal-lm" else as_score_model(model, contract_tokenizer())

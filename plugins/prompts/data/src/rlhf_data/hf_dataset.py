@@ -10,10 +10,10 @@ from typing import Any
 
 from rlhf_core.components import TaskContext
 from rlhf_core.errors import DataError, PluginError, first_line
-from rlhf_core.models import check_answer
 from rlhf_core.prompts import PromptStream, RecordRules
 from rlhf_core.protocols import PromptSource
 from rlhf_core.util import suggestion
+from rlhf_models import check_answer
 
 from .config import HfDatasetConfig
 from .streamed import StreamedRecords

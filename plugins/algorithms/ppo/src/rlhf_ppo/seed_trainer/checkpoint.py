@@ -10,7 +10,6 @@ from typing import Any
 from rlhf_core.components import HookContext
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import is_lora, write_model_config
 from rlhf_core.plugins import load
 from rlhf_core.runfolder import (
     CheckpointStore,
@@ -21,7 +20,8 @@ from rlhf_core.runfolder import (
     whole_checkpoint,
 )
 from rlhf_core.training import EpisodeRecord
-from rlhf_core.util import read_lines, stored_dtype
+from rlhf_core.util import read_lines
+from rlhf_models import is_lora, stored_dtype, write_model_config
 
 from .parts import TrainerContext
 from .saving import save_actor
