@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config.fitting import named_code
 from ..errors import PluginError
+from ..plugins.errors_of import errors_of
 from ..protocols import RolloutEngine
 from ..types import PhaseTimes, Prompt, SamplingParams
 from ..util.kept_state import load_state_of, state_of
@@ -91,7 +91,7 @@ class RunPlayer(TimedPlayer):
             for name, section, owner in context.run.player_sections:
                 journal = Journal(None if journals is None else journals / name / context.purpose)
                 stack.callback(journal.close)
-                with named_code(f"player of the section {name}", owner):
+                with errors_of(owner, f"player of the section {name}", kind=PluginError):
                     player = section.player(replace(context, default=self._outermost, journal=journal))
                 if player is not None:
                     stack.callback(getattr(player, "close", lambda: None))
