@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config.fitting import named_code
 from ..errors import PluginError
+from ..plugins.errors_of import errors_of
 from ..protocols import RolloutEngine
 from ..types import GenerationRequest, PhaseTimes, Prompt, SamplingParams
 from ..util.kept_state import load_state_of, state_of
@@ -137,7 +137,7 @@ class RunPlayer(TimedPlayer):
                 context = PlayerContext(
                     self._outermost, engine, tokenizer, sampling, seed, purpose, self.times, journal, run
                 )
-                with named_code(f"player of the section {name}", owner):
+                with errors_of(owner, f"player of the section {name}", kind=PluginError):
                     player = section.player(context)
                 if player is not None:
                     stack.callback(getattr(player, "close", lambda: None))
