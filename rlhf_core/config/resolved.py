@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
-class ReadsInvalid(Exception):
-    """A check reads a section that has problems of its own."""
+class ReadsInvalid(BaseException):
+    """A check reads a section that has problems of its own. No `Exception`, so that no check catches it."""
 
 
 class _Invalid:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..components import EngineContext
 from ..config.sections import ModelConfig
@@ -20,11 +21,18 @@ if TYPE_CHECKING:
 
 
 def open_engine(
-    config: ModelConfig, engine: str, seed: int, *, weights: Path | None = None, in_flight: bool = False
+    config: ModelConfig,
+    engine: str,
+    seed: int,
+    *,
+    options: Mapping[str, Any] | None = None,
+    weights: Path | None = None,
+    in_flight: bool = False,
 ) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
     """An engine over a model that is loaded for it.
 
-    weights: of a checkpoint, in place of the model's own. in_flight: call `generate_in_flight` if the engine has it.
+    options: the engine's. weights: of a checkpoint, in place of the model's own. in_flight: call `generate_in_flight`
+    if the engine has it.
     """
     selected = load("engines", engine)
     policy, tokenizer, place = load_for_inference(config, seed, weights=weights)
@@ -36,7 +44,7 @@ def open_engine(
         model_path=config.path,
         in_flight=in_flight and selected.component.in_flight,
     )
-    built = selected.build(selected.component.config(), context)
+    built = selected.build(selected.component.config.model_validate(dict(options or {})), context)
     return cast(RolloutEngine, built), tokenizer
 
 
