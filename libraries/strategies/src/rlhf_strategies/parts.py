@@ -63,7 +63,7 @@ def make_adamw(
     if not trainable:
         raise UserInputError("the model has no parameter to train", where="optimizer", hint="is everything frozen?")
     if any(is_16_bit(param) for param in trainable):
-        return MasterAdamW(trainable, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        return MasterAdamW(trainable, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
     return torch.optim.AdamW(trainable, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
 
 
