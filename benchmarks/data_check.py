@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlhf_core.prompts.jsonl import JsonlSource
-from rlhf_core.prompts.stream import PromptStream
+from rlhf_testing.episodes import prompt_stream
 from rlhf_testing.models import tiny_tokenizer
 
 REPEATS = 5
@@ -33,7 +33,7 @@ def main() -> None:
                 file.writelines(json.dumps(make(draw)) + "\n" for _ in range(count))
             tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
             parse = best(lambda path=path: parse_lines(path))
-            check = best(lambda path=path: PromptStream(JsonlSource(path), tokenizer, seed=0, measured=MEASURED))
+            check = best(lambda path=path: prompt_stream(JsonlSource(path), tokenizer, seed=0, measured=MEASURED))
             size = path.stat().st_size / count
             print(
                 f"{name:>6}: {count:,} lines of {size:.0f} bytes: json {parse:.2f} s, check {check:.2f} s, "

@@ -17,6 +17,7 @@ from dataclasses import replace
 from rlhf_core.config.problems import Problems
 from rlhf_core.types import SamplingParams
 from rlhf_episodes.player import build_environment_player
+from rlhf_episodes.section import EnvironmentConfig
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.episodes import episode_tokenizer
@@ -63,7 +64,7 @@ def measure(isolate: bool, episodes: int, repeat: int) -> tuple[float, float]:
             started = time.perf_counter()
             played = list(player.play(samples))
             times.append(time.perf_counter() - started)
-            assert all(len(each.rows[0].own_turns) == environment.options.max_turns for each in played)
+            assert all(len(each.rows[0].own_turns) == environment.typed(EnvironmentConfig).max_turns for each in played)
     return times[0], statistics.median(times[1:])
 
 

@@ -135,7 +135,7 @@ class RealMaker:
         model.generation_config.eos_token_id = None
         context = EngineContext(model=model, tokenizer=tokenizer, device=torch.device("cpu"), seed=0)
         self._engine = HfEngine(HfEngineConfig(max_batch_size=case.slots), context)
-        self._receiver = self._engine.receiver()
+        self._model = model
         self._weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         self._case = case
         self._coordinator = case.coordinator()
@@ -178,9 +178,8 @@ class RealMaker:
         """The newest version, where the engine has an older one."""
         if (version := self._trained) > self._engine.policy_version:
             self._weights["lm_head.weight"] = self._weights["lm_head.weight"] * 1.0001
-            self._receiver.begin(version)
-            self._receiver.stage(version, self._weights)
-            self._receiver.commit(version)
+            self._model.load_state_dict(self._weights)
+            self._engine.weights_updated(version)
 
     def _lease(self, lanes: int) -> list[GenerationRequest]:
         if len(+self._leases) >= lanes or not (leases := self._coordinator.lease(self._case.prompts)):

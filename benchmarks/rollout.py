@@ -54,7 +54,6 @@ APART = "different prompts"
 ENGINES: dict[str, tuple[str, dict[str, object]]] = {
     "hf": ("hf", {}),
     "vllm": ("vllm", {}),
-    "vllm-in-process": ("vllm", {"in_process": True}),
 }
 """Column -> engine and options."""
 

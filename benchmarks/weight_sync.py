@@ -21,7 +21,6 @@ import ray
 import torch
 from torch import nn
 
-from rlhf_core.rollout.weight_sync import ModuleReceiver
 from rlhf_core.strategy import Trained
 from rlhf_ray.calls import node_address
 from rlhf_ray.cluster import connected
@@ -55,7 +54,7 @@ class Receiver:
     def __init__(self, name: str, coordinator: Any, megabytes: int) -> None:
         torch.set_num_threads(1)
         model = make_model(megabytes).requires_grad_(False)
-        target = WeightTarget(ModuleReceiver(model, on_commit=lambda version: None), model, adapter_of(model))
+        target = WeightTarget(model, adapter_of(model))
         self._weights = StagedWeights({"policy": target})
         self._link = MakerEnd()
         actor = ray.get_runtime_context().current_actor

@@ -33,7 +33,7 @@ from rlhf_core.hookspecs import Action, MakerHooks, Moment, SetupHooks, TrainerH
 from rlhf_core.models.pretrained import ModelKind
 from rlhf_core.plugins.discovery import discover
 from rlhf_core.plugins.selected import Selected, has_options, load_ref
-from rlhf_core.protocols import Logger, OrderedPromptSource, PromptSource, Reward, RolloutEngine
+from rlhf_core.protocols import Logger, PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.request import RunRequest, Transport
 from rlhf_episodes import (
@@ -77,10 +77,10 @@ CONTEXTS: dict[str, type] = {
     "rewards": components.RewardContext,
     "transports": RunRequest,
     "engines": components.EngineContext,
-    "prompts": components.PromptsContext,
-    "environments": components.EnvironmentContext,
+    "prompts": components.TaskContext,
+    "environments": components.TaskContext,
     "hooks": components.HookContext,
-    "loggers": components.LoggerContext,
+    "loggers": components.HookContext,
     "optimizers": components.OptimizerContext,
     "schedules": components.ScheduleContext,
     "models": ModelConfig,
@@ -91,7 +91,7 @@ RESULTS: dict[str, tuple[type, ...]] = {
     "rewards": (Reward,),
     "transports": (Transport,),
     "engines": (RolloutEngine,),
-    "prompts": (PromptSource, OrderedPromptSource),
+    "prompts": (PromptSource,),
     "environments": (Environment, Task, Policy, Endpoint, Reply, Outcome),
     "hooks": (SetupHooks, TrainerHooks, MakerHooks, Moment, Action),
     "loggers": (Logger,),
@@ -138,7 +138,7 @@ def api_page() -> str:
     parts = [
         "# What a plugin may import",
         NOTE,
-        "These names, from these modules, as they stand here: `from rlhf_core.rollout import ModuleReceiver`, never "
+        "These names, from these modules, as they stand here: `from rlhf_core.rollout import named_weights`, never "
         "from a file in the folder `rollout/`. A name that `rlhf_core` itself has is listed there alone. Transports "
         "may import more: [transport-api.md](transport-api.md). The rest of core is private and may move in any "
         "release.",

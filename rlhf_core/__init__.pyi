@@ -9,7 +9,6 @@ from .columns import Columns as Columns
 from .components import API_VERSION as API_VERSION
 from .components import Component as Component
 from .config.section import Section as Section
-from .entry.launch import launch as launch
 from .entry.train import TrainResult as TrainResult
 from .entry.train import train as train
 from .errors import CheckpointError as CheckpointError

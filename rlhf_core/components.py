@@ -62,9 +62,8 @@ class Component:
     max_processes: int | None = None
     """For a strategy: most processes that it trains across; None is any number."""
     launch: str | None = None
-    """For a strategy: the module that starts processes on this machine; None takes that of another installed strategy.
-    It has two functions, `launch(target, num_processes, …)` (see `rlhf_core.launch`) and, for `--num-processes`,
-    `run_in_processes(resolved, run_folder, checkpoint, num_processes, hooks)`."""
+    """For a strategy: `module:function` that starts a run's processes on this machine, for `--num-processes`:
+    `rlhf_strategies.run_processes:run_in_processes`, or one with its arguments."""
     optimizers: tuple[str, ...] | None = None
     """For a strategy: names of the optimizers that it can hold; None is any torch optimizer over its parameters."""
     optimizer_bytes: float = 8.0
@@ -172,25 +171,15 @@ class EngineContext:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptsContext:
-    """For `rlhf.prompts`: build returns a `PromptSource`."""
+class TaskContext:
+    """For `rlhf.prompts` and `rlhf.environments`: build returns a `PromptSource`, or an environment for one episode."""
 
     seed: int
-    """The run's seed."""
+    """The run's seed; an episode should depend on its task's `seed` and `sample_seed` instead."""
     base_folder: Path = field(default_factory=Path.cwd)
     """Relative paths in the options start here."""
     has_chat_template: bool = False
-    """Whether the model's tokenizer has one: a source may then give chat messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentContext:
-    """For `rlhf.environments`: build returns one environment, for one episode; it is called anew for each."""
-
-    seed: int
-    """Seed of the run; an episode should depend on its task's `seed` and `sample_seed` instead."""
-    base_folder: Path = field(default_factory=Path.cwd)
-    """Relative paths in the options start here."""
+    """For a source: whether the model's tokenizer has one, so that it may give chat messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,17 +188,11 @@ class HookContext:
 
     It may also have `state_dict()`, of JSON values, and `load_state_dict(state)`: checkpoints keep the state of the
     object on rank 0 of the trainer, and a resume gives it back before the first episode.
+
+    For `rlhf.loggers`: build returns a `Logger`, in the process that was started.
     """
 
     run_folder: Path
-    """The run folder, which exists; relative paths in the options start here."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoggerContext:
-    """For `rlhf.loggers`: build returns a `Logger`, in the process that was started."""
-
-    run_folder: Path
-    """The run folder; relative paths in the options start here, and its name is the run's."""
-    run: Mapping[str, Any]
+    """The run folder, which exists; relative paths in the options start here, and its name is the run's."""
+    run: Mapping[str, Any] = field(default_factory=dict)
     """The resolved run file, without its secrets."""

@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Rollout, RolloutGroup, SamplingParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .config.resolved import ResolvedRun
-    from .prompts.records import RecordRules, Records
     from .wiring.inputs import RunInputs
 
 
@@ -40,24 +37,12 @@ class PromptSource(Protocol):
 
     A record has `prompt` (text, or a list of chat messages), optionally `answer`, and any other keys,
     which reach the reward as metadata. Offline algorithms read `completion`, or `chosen` and `rejected`.
-    Shuffling, repetition and holding out are core's.
+    Shuffling, repetition and holding out are core's, unless the source has a method `make_stream` for them.
     """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
-
-
-@runtime_checkable
-class OrderedPromptSource(Protocol):
-    """A source that decides which of its records is at which position, such as a mixture or a stream without an end."""
-
-    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
-        """Return the records that `rules` allow, `held_out` of them for evaluation. Raises `DataError` on wrong ones.
-
-        Each process calls this and must find the same record at the same position.
-        """
-        ...
 
 
 class Sampler(Protocol):
@@ -85,21 +70,6 @@ class Sampler(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class WeightReceiver(Protocol):
-    """The receiver of a weight sync: whole versions or nothing.
-
-    `begin` opens a version (an incomplete older one is dropped), `stage` holds chunks beside the live weights,
-    `commit` checks keys and shapes and swaps. Raises `SyncError` and keeps the old version when anything
-    does not match.
-    """
-
-    def begin(self, version: int) -> None: ...
-
-    def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None: ...
-
-    def commit(self, version: int) -> None: ...
 
 
 @runtime_checkable
@@ -130,10 +100,9 @@ class RolloutEngine(Protocol):
         """
 
     def weights_updated(self, version: int) -> None:
-        """Called after the shared module changed in place (mode "shared"): drop everything derived from it."""
-
-    def receiver(self) -> WeightReceiver:
-        """The receiver for another process's weights (modes full, chunked, adapter)."""
+        """Called after the module that the engine was built over changed in place: by training, or by weights that
+        arrived. Drop everything derived from it.
+        """
 
     def close(self) -> None: ...
 
@@ -152,8 +121,8 @@ class InFlightEngine(RolloutEngine, Protocol):
     def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
         """Answer what `between` returns, each as soon as it is done, until all is answered and it returns nothing.
 
-        `between` is called before every decoding step, while nothing is computed. It may change the weights, by the
-        receiver or with `weights_updated`: answers under way then go on from their own keys and values, no other state
+        `between` is called before every decoding step, while nothing is computed. It may change the weights and call
+        `weights_updated`: answers under way then go on from their own keys and values, no other state
         of the old weights is used, and `Completion.policy_versions` says which weights sampled each token. No two open
         requests have one `sample_id` and `branch`.
         """

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from rlhf_core.config.resolve import resolve
-from rlhf_core.config.resolved import INVALID, ResolvedRun, SelectedSection
+from rlhf_core.config.resolved import INVALID, Configured, ResolvedRun
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.entry.inference import load_for_inference, open_engine
 from rlhf_core.errors import ConfigError
@@ -27,7 +27,7 @@ from rlhf_core.wiring.players import build_player
 def generate_answers(
     model: str,
     prompts: Sequence[str],
-    sections: Mapping[str, SelectedSection],
+    sections: Mapping[str, Configured],
     *,
     engine: str,
     sampling: SamplingParams,
@@ -42,11 +42,12 @@ def generate_answers(
     """
     config = ModelConfig(path=model, device=device)
     answering, tokenizer = open_engine(config, engine, seed)
-    encoder = PromptEncoder(tokenizer, text_as_chat=bool(prompts and tokenizer.chat_template), kind=kind_for(config))
+    encoder, is_chat = PromptEncoder(tokenizer, kind=kind_for(config)), bool(prompts and tokenizer.chat_template)
+    records = [{"prompt": [{"role": "user", "content": text}] if is_chat else text} for text in prompts or [""]]
     with closing(answering):
         parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
         run = ResolvedRun(**parts, sections=sections)  # of which these sections read no other part
-        encoded = [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts or [""])]
+        encoded = [encoder.prompt(record, i, f"prompt {i + 1}") for i, record in enumerate(records)]
         with closing(build_player(run, answering, tokenizer, sampling, seed=seed)) as player:
             played = player.play([(prompt, prompt.position) for prompt in encoded])
             samples = sorted(played, key=lambda each: each.sample_id)

@@ -49,7 +49,7 @@ class DescribedRun:
     """The command's name, for errors."""
 
     def check(self, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
-        """Check the run without running code from files, and report on stderr what was not read."""
+        """Check the run without running code from files, and report on stderr what was not run."""
         from rlhf_core.config.processes import check_groups, check_processes
         from rlhf_core.config.section import Section
         from rlhf_core.entry.train import check_run

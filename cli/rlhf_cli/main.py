@@ -34,7 +34,6 @@ COMMANDS = {
     "config": LazyCommand("rlhf_cli.commands.config:config", "Show and check run files, and their schema."),
     "generate": LazyCommand("rlhf_cli.commands.generate:generate", "Let a trained model answer prompts."),
     "eval": LazyCommand("rlhf_cli.commands.evaluate:evaluate", "Score a model's answers to a file of prompts."),
-    "completion": LazyCommand("rlhf_cli.commands.completion:completion", "Print the script for completion in a shell."),
     "version": LazyCommand("rlhf_cli.commands.version:version", "Print the versions of the parts."),
 }
 

@@ -93,7 +93,7 @@ class RunArguments:
         return load_run(run, [*own, *flags, *self.overrides]), dropped
 
     def resolved(self) -> ResolvedRun:
-        """The run, checked without running code from files; says on stderr what was dropped, and what was not read."""
+        """The run, checked without running code from files; says on stderr what was dropped, and what was not run."""
         from rlhf_core.config.resolve import resolve
         from rlhf_core.plugins.trust import NO_FILE
 
@@ -101,12 +101,11 @@ class RunArguments:
         tell_dropped(dropped)
         run = resolve(mapping, where=self.where, trust=NO_FILE)
         named = [("algorithm", run.algorithm), ("prompts", run.prompts)]
-        named += [(f"rewards.{index}", reward.selected) for index, reward in enumerate(run.rewards)]
+        named += [(f"rewards.{index}", reward) for index, reward in enumerate(run.rewards)]
         named += [("hooks", hook) for hook in run.hooks]
         for place, selected in named:
-            if selected.unread:
-                told = ", ".join(selected.unread)
-                echo(f"note: {place}: {selected.name} was not run; checked at train: {told}", err=True)
+            if selected.is_unread:
+                echo(f"note: {place}: {selected.name} is not run here; train checks it and its options", err=True)
         return run
 
     def trust(self, *, everything: bool = False) -> FileTrust:
@@ -174,7 +173,7 @@ def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[
 
 
 def option_names(kind: str, name: str) -> list[str]:
-    """Options of a plugin, with those core reads beside them; a file is read, not run. Raises `PluginError`."""
+    """Options of a plugin, with those core reads beside them; no file is run. Raises `PluginError`."""
     from rlhf_core.config.select import shared_options
     from rlhf_core.plugins.selected import load
     from rlhf_core.plugins.trust import NO_FILE

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, create_model
 
 from rlhf_core.config.load import PLUGIN_SECTIONS
 from rlhf_core.config.sections import EvalConfig, EvalSetOptions, HooksConfig, LoggingConfig, RunConfig, Section
-from rlhf_core.config.select import DEFAULT_PLUGINS, shared_options
+from rlhf_core.config.select import DEFAULT_PLUGINS, mixed, shared_options
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins.discovery import check_clash, discover
 from rlhf_core.plugins.functions import PLAIN
@@ -40,7 +40,7 @@ def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
                 left_out[ref.label] = PluginError(error.message, where=error.where or ref.label)
         return found
 
-    def named(kind: str, default: str | None = None, beside: type[BaseModel] | None = None, **fields: Any) -> Any:
+    def named(kind: str, default: str | None = None, beside: type[Section] | None = None, **fields: Any) -> Any:
         """The type of a plugin by its name alone, or with its options and those `beside` them."""
         others = beside or shared_options(kind) or Section
         models = [_with_name(each, others, default, dict(fields)) for each in installed(kind)]
@@ -89,15 +89,11 @@ def _switch(plugin: Selected) -> tuple[Any, Any]:
     return _union(plugin.component.config, bool), Field(False, description=plugin.component.summary)
 
 
-def _with_name(
-    plugin: Selected, others: type[BaseModel], default: str | None, fields: dict[str, Any]
-) -> type[BaseModel]:
-    own = plugin.component.config
-    bases = (own,) if issubclass(own, others) else (own, others)
+def _with_name(plugin: Selected, others: type[Section], default: str | None, fields: dict[str, Any]) -> type[BaseModel]:
     told = plugin.component.summary
     name = Field(plugin.name, description=told) if plugin.name == default else Field(description=told)
     fields["name"] = (Literal[plugin.name], name)
-    return create_model(plugin.name, __base__=bases, **fields)
+    return create_model(plugin.name, __base__=mixed(plugin.component.config, others), **fields)
 
 
 def _extended(kind: Any, fields: dict[str, Any]) -> Any:

@@ -49,20 +49,11 @@ TEMPLATES: Mapping[str, Template] = {
 """By kind, as in the entry-point group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scaffold:
-    """The files written for a new plugin."""
-
-    folder: Path
-    distribution: str
-    files: tuple[Path, ...]
-    """Relative to the folder."""
-
-
-def new_plugin(kind: str, name: str, output: Path | None = None) -> Scaffold:
+def new_plugin(kind: str, name: str, output: Path | None = None) -> tuple[Path, list[Path]]:
     """Write the distribution of a new plugin; `kind` as in the entry-point group.
 
-    Raises `UserInputError`: no template for the kind, an unfit or taken name, or a folder that is not empty.
+    Returns its folder, and the files in it, relative to the folder. Raises `UserInputError`: no template for the kind,
+    an unfit or taken name, or a folder that is not empty.
     """
     if (template := TEMPLATES.get(kind)) is None:
         known = ", ".join(each.singular for each in TEMPLATES.values())
@@ -82,7 +73,7 @@ def new_plugin(kind: str, name: str, output: Path | None = None) -> Scaffold:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(_fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
                 written.append(relative)
-    return Scaffold(folder, distribution, tuple(sorted(written)))
+    return folder, sorted(written)
 
 
 def _check_name(kind: str, name: str) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, RlhfError
+from ..plugins.functions import UnreadOptions
 from ..plugins.names import KNOWN
 from ..util.did_you_mean import suggestion
 from ..util.redact import names_secret, redact_text
@@ -73,7 +74,8 @@ class Problems:
         `--set` as it was typed.
         """
         try:
-            return model.model_validate_json(json.dumps(data), strict=True, extra="forbid")
+            extra: Literal["allow", "forbid"] = "allow" if issubclass(model, UnreadOptions) else "forbid"
+            return model.model_validate_json(json.dumps(data), strict=True, extra=extra)
         except ValidationError as error:
             details = [each for each in error.errors(include_url=False) if each["type"] != _UNCALLED]
         if (retyped := self._retyped(details, data, path)) is not None:

@@ -17,8 +17,9 @@ from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections
 from .load import PLUGIN_SECTIONS, LoadedRun, expand
 from .problems import Problems
-from .resolved import INVALID, Configured, SelectedEvalSet, SelectedReward, SelectedSection
+from .resolved import INVALID, Configured, SelectedEvalSet
 from .resolved import ResolvedRun as ResolvedRun
+from .section import Section
 from .sections import (
     DEFAULT_LOGGER,
     EvalConfig,
@@ -67,7 +68,7 @@ def resolve(
     select = Selector(problems, trust)
     sections = _take_sections(given, select)
     # Of a section with problems it is not known: what follows from it is not reported.
-    valid = {name: each.config for name, each in sections.items() if each is not INVALID}
+    valid = {name: each.typed(Section) for name, each in sections.items() if each is not INVALID}
     graders = [name for name, section in valid.items() if section.reward_weight() is not None]
     for name in graders[1:]:
         problems.add(name, f"its player and that of {graders[0]} both give the reward environment: remove one section")
@@ -84,7 +85,7 @@ def resolve(
     held_out = evaluation.prompts
     eval_prompts = None if held_out is None else _held_out_source(held_out, "eval.prompts", prompts, select)
     before = len(problems)
-    rewards = tuple(_rewards(given, algorithm, select, functions, plays))
+    rewards = _rewards(given, algorithm, select, functions, plays)
     has_rewards = len(problems) == before
     hooks = select.listed("hooks", "hooks", given.get("hooks"), HooksConfig)
     loggers = select.listed("loggers", "logging", _with_default_logger(given.get("logging")), LoggingConfig)
@@ -119,16 +120,16 @@ def without_removed(run: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def resolve_reward(entry: Mapping[str, Any], where: str) -> SelectedReward:
+def resolve_reward(entry: Mapping[str, Any], where: str) -> Configured:
     """One entry of `rewards`, checked. Raises `ConfigError`, as `where`, with all that is wrong."""
     problems = Problems()
-    reward = Selector(problems).reward(entry, str(entry["name"]))
+    reward = Selector(problems).plugin("rewards", str(entry["name"]), entry)
     problems.raise_if_any(where)
     assert reward is not None
     return reward
 
 
-def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> SelectedSection | None:
+def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> Configured | None:
     """A section that a plugin brings, checked; None, and problems noted, where it is wrong.
 
     Raises `PluginError` if no installed plugin brings it.
@@ -149,14 +150,14 @@ def check_sections_kept(before: Iterable[str], changed: Mapping[str, Any], hook:
         )
 
 
-def _take_sections(given: dict[str, Any], select: Selector) -> dict[str, SelectedSection]:
+def _take_sections(given: dict[str, Any], select: Selector) -> dict[str, Configured]:
     """Take the sections of plugins out of the run file `given`, and check their options.
 
     A section with problems is `INVALID`. A nested section may be in another one of a plugin.
     """
     refs = sorted(discover("sections").values(), key=lambda ref: ref.name.count("."))
     values = {ref.name: _pop(given, ref.name) for ref in reversed(refs)}
-    found: dict[str, SelectedSection] = {}
+    found: dict[str, Configured] = {}
     for ref in refs:
         value = values[ref.name]
         if value is None and not _is_active_when_absent(ref):
@@ -206,7 +207,7 @@ def _rewards(
     select: Selector,
     functions: Sequence[Callable[..., Any]],
     plays: bool,
-) -> list[SelectedReward]:
+) -> tuple[Configured, ...]:
     component = None if algorithm is None or plays else algorithm.component
     needs_some = component is not None and component.feeds == "rollouts" and component.learns_from_rewards
     entries = given.get("rewards", DEFAULT_REWARDS if needs_some and not functions else [])
@@ -247,5 +248,5 @@ def _eval_sets(
         source = _held_out_source(data.get("prompts", {}), f"{path}.prompts", prompts, select)
         chosen = None if own is None else select.rewards(own, f"{path}.rewards", plays=plays)
         if options is not None and source is not None and len(problems) == before:
-            found.append(SelectedEvalSet(name, options, source, None if chosen is None else tuple(chosen)))
+            found.append(SelectedEvalSet(name, options, source, chosen))
     return tuple(found)

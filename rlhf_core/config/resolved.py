@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -15,7 +15,7 @@ from ..types import SamplingParams
 from .load import OWN_REWARD, PLUGIN_SECTIONS
 from .processes import OwnProcesses, TransportConfig
 from .section import Section, commands_of, options_of
-from .sections import DEFAULT_LOGGER, EngineConfig, EvalSetOptions, RewardCallOptions, RunConfig
+from .sections import DEFAULT_LOGGER, EngineConfig, EvalSetOptions, RewardEntry, RunConfig
 
 if TYPE_CHECKING:
     from .fitting import Change
@@ -49,6 +49,9 @@ class Configured(Selected):
     """A selected plugin with its checked options."""
 
     config: BaseModel = field(kw_only=True)
+    """Its own options, with those of core or of a section that stand beside them."""
+    section: Selected | None = field(default=None, kw_only=True)
+    """The section of a plugin that selects it (`Section.selects`)."""
 
     @classmethod
     def of(cls, selected: Selected, config: BaseModel) -> Self:
@@ -63,50 +66,12 @@ class Configured(Selected):
     @property
     def columns(self) -> Mapping[str, Column]:
         """Those that its config class declares, or, for a class without a component, that class."""
-        return columns_of(self.function or type(self.config))
+        return columns_of(self.function or self.component.config)
 
     def to_mapping(self) -> dict[str, Any]:
         """Its section of the run file."""
-        return {"name": self.name, **options_of(self.config)}
-
-
-METRICS_OF_SCORE = ("mean", "std", "clip_fraction", "score_mean", "score_std", "normaliser_mean", "normaliser_std")
-"""Names in `reward/…` that `rewards/combiner.py` logs of the weighted score: no label of a reward."""
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedReward:
-    """One entry of `rewards`."""
-
-    name: str
-    """Its label: the name in metrics and samples, unique in the run."""
-    weight: float
-    call_options: RewardCallOptions
-    selected: Configured
-
-    @property
-    def config(self) -> BaseModel:
-        """Its own options."""
-        return self.selected.config
-
-    def to_mapping(self) -> dict[str, Any]:
-        core = {"weight": self.weight, "label": self.name, **self.call_options.model_dump(mode="json")}
-        return {"name": self.selected.name, **core, **options_of(self.config)}
-
-
-@dataclass(frozen=True)
-class SelectedSection(Configured):
-    """A section that a plugin brings."""
-
-    config: Section = field(kw_only=True)
-    plugin: Configured | None = None
-    """The plugin that it names, if it is a section that names one (`Section.selects`)."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        if self.plugin is None:
-            return options_of(self.config)
-        own = self.plugin.to_mapping()
-        return {"name": own.pop("name"), **options_of(self.config), **own}
+        options = options_of(self.config)
+        return options if self.kind == "sections" else {"name": self.name, **options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +81,7 @@ class SelectedEvalSet:
     name: str
     options: EvalSetOptions
     prompts: Configured
-    rewards: tuple[SelectedReward, ...] | None
+    rewards: tuple[Configured, ...] | None
     """None: those of the run."""
 
     def to_mapping(self) -> dict[str, Any]:
@@ -139,15 +104,15 @@ class ResolvedRun:
     """Of the learning rate: `optimizer.schedule`."""
     eval_prompts: Configured | None
     """Another source for evaluation; None holds prompts of `prompts` out."""
-    rewards: tuple[SelectedReward, ...]
+    rewards: tuple[Configured, ...]
     eval_sets: tuple[SelectedEvalSet, ...] = ()
     """Sets beside that of the section `eval` itself."""
     hooks: tuple[Configured, ...] = ()
     """Hook plugins with options that the run lists."""
     loggers: tuple[Configured, ...] = ()
     """Where the metrics go, beside `metrics.jsonl`."""
-    sections: Mapping[str, SelectedSection] = field(default_factory=dict)
-    """Dotted name -> each active section that a plugin brings."""
+    sections: Mapping[str, Configured] = field(default_factory=dict)
+    """Dotted name -> each active section that a plugin brings, or the plugin that it selects."""
     trust: FileTrust = field(default=EVERY_FILE, compare=False)
     """Which files and programs that the run names may be run."""
     adapted: Sequence[Change] = field(default_factory=list, compare=False)
@@ -159,15 +124,14 @@ class ResolvedRun:
         return None if found is None else found.config
 
     @property
-    def selected(self) -> Iterator[Configured]:
+    def selected(self) -> Iterator[Selected]:
         """Every plugin that the run names and every section of a plugin, not those that options of these name."""
         yield from (self.algorithm, self.strategy, self.engine, self.transport, self.prompts, self.optimizer)
         yield self.schedule
-        rewards = [*self.rewards, *(reward for each in self.eval_sets for reward in each.rewards or ())]
-        yield from (each.selected for each in rewards)
+        yield from (*self.rewards, *(reward for each in self.eval_sets for reward in each.rewards or ()))
         yield from (each for each in (self.eval_prompts, *(own.prompts for own in self.eval_sets)) if each is not None)
         yield from (*self.hooks, *self.loggers, *self.sections.values())
-        yield from (each.plugin for each in self.sections.values() if each.plugin is not None)
+        yield from (each.section for each in self.sections.values() if each.section is not None)
 
     @property
     def player_sections(self) -> Iterator[tuple[str, Section, str]]:
@@ -176,25 +140,24 @@ class ResolvedRun:
         One whose player gives a reward plays by itself, so it is the innermost.
         """
         for name in sorted(self.sections, key=lambda each: (self._weight_of(each) is None, each)):
-            brought = self.sections[name]
-            yield name, brought.config, (brought.plugin or brought).label
+            yield name, self.section(name), self.sections[name].label
 
     def _weight_of(self, section: str) -> float | None:
-        return self.sections[section].config.reward_weight()
+        return self.sections[section].typed(Section).reward_weight()
 
     @property
     def row_columns(self) -> Iterator[tuple[str, Mapping[str, Column]]]:
         """Owner and columns of what adds columns to the rows of answers: sections, and the plugins they select."""
         for brought in self.sections.values():
             yield brought.label, brought.columns
-            if brought.plugin is not None:
-                yield brought.plugin.label, brought.plugin.columns
+            if brought.section is not None:
+                yield brought.section.label, columns_of(brought.section.component.config)
 
     @property
     def reward_weights(self) -> dict[str, float]:
         """Name of each reward -> its weight in the combined score; that of a section's player comes first."""
         own = [weight for name in self.sections if (weight := self._weight_of(name)) is not None]
-        return ({OWN_REWARD: own[0]} if own else {}) | {reward.name: reward.weight for reward in self.rewards}
+        return ({OWN_REWARD: own[0]} if own else {}) | weights_of(self.rewards)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -270,6 +233,12 @@ class ResolvedRun:
         return ordered
 
 
+def weights_of(rewards: Iterable[Configured]) -> dict[str, float]:
+    """Label of each reward -> its weight."""
+    entries = [each.typed(RewardEntry) for each in rewards]
+    return {str(entry.label): entry.weight for entry in entries}
+
+
 def _put(run: dict[str, Any], name: str, options: Mapping[str, Any]) -> None:
     """Add a section to a resolved run file, unless the section around it is off."""
     *parents, last = name.split(".")
@@ -280,7 +249,7 @@ def _put(run: dict[str, Any], name: str, options: Mapping[str, Any]) -> None:
         place[last] = options
 
 
-_PLACES = {"run": "", "sections": "", "options": "", "call_options": "", "selected": ""} | {
+_PLACES = {"run": "", "sections": "", "options": ""} | {
     "eval_prompts": "eval.prompts",
     "eval_sets": "eval.sets",
     "loggers": "logging",
@@ -301,18 +270,18 @@ def map_options(value: ValueT, change: Callable[[str, BaseModel, str], BaseModel
     mapped: Any = value
     if isinstance(value, Configured):
         mapped = replace(value, config=change(place, value.config, value.label))
-        if isinstance(value, SelectedSection) and value.plugin is not None:
-            mapped = replace(mapped, plugin=map_options(value.plugin, change, place))
     elif isinstance(value, RunConfig):
         mapped = value.model_copy(update={name: inner(name, each) for name, each in value})
     elif isinstance(value, BaseModel):
         mapped = change(place, value, "rlhf-core")
     elif isinstance(value, tuple):
-        keys = [str(index) if isinstance(each, SelectedReward) else each.name for index, each in enumerate(value)]
+        keys = [
+            str(index) if getattr(each, "kind", None) == "rewards" else each.name for index, each in enumerate(value)
+        ]
         mapped = tuple(map(inner, keys, value))
     elif isinstance(value, dict):
         mapped = {name: inner(name, each) for name, each in value.items()}
-    elif isinstance(value, ResolvedRun | SelectedReward | SelectedEvalSet):
+    elif isinstance(value, ResolvedRun | SelectedEvalSet):
         parts = {each.name: getattr(value, each.name) for each in fields(value)}
         mapped = replace(value, **{name: inner(_PLACES.get(name, name), part) for name, part in parts.items()})
     return mapped  # type: ignore[no-any-return]

@@ -14,11 +14,12 @@ from ..util.redact import ENVIRONMENT, learn_secret
 from .problems import Problem
 
 if TYPE_CHECKING:
-    from ..prompts.records import Records
+    from ..plugins.selected import Selected
+    from ..prompts.stream import PromptStream
     from ..protocols import Sampler
     from ..rollout.player import Player, PlayerContext
     from ..wiring.inputs import RunInputs
-    from .resolved import Configured, ResolvedRun
+    from .resolved import ResolvedRun
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -40,7 +41,7 @@ class Section(BaseModel):
     """For a section of a plugin: whether a run file without the section has it with its defaults."""
     selects: ClassVar[str | None] = None
     """For a section of a plugin: a kind of plugin, such as "environments". The section's `name` then chooses one, whose
-    options stand beside the section's own. The section's entry in `ResolvedRun.sections` has it as `plugin`.
+    options stand beside the section's own: the section's entry in `ResolvedRun.sections` is that plugin, with both.
     """
     needs_no_prompts: ClassVar[bool] = False
     """For a section of a plugin: whether a run with it may leave out `prompts`; its tasks are then empty prompts."""
@@ -82,8 +83,11 @@ class Section(BaseModel):
         """
         return None
 
-    def with_plugin(self, plugin: Configured) -> Self:
-        """Return the section as the plugin that it `selects` needs it. Raises `PluginError` if that cannot be used."""
+    def with_plugin(self, plugin: Selected) -> Self:
+        """Return the options as the plugin that they are of needs them. Raises `PluginError` if it cannot be used.
+
+        Of a section that `selects` a plugin, the options stand beside those of that plugin.
+        """
         return self
 
     def check_inputs(self, inputs: RunInputs) -> None:
@@ -96,7 +100,7 @@ class Section(BaseModel):
         """Return the section with the default for each option that names a file of code, for those who run none."""
         return self
 
-    def sampler(self, records: Records) -> Sampler | None:
+    def sampler(self, records: PromptStream) -> Sampler | None:
         """Return what draws the training `records`; None changes nothing. At most one section of a run may bring one.
 
         Called for the sections of plugins, in the process that owns the prompts and in each one that samples answers.

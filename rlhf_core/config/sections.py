@@ -8,11 +8,12 @@ The plugins of the other sections (`algorithm`, `strategy`, `engine`, `transport
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, StrictInt, model_validator
 
 from ..columns import Column
+from ..plugins.discovery import PluginRef, discover, find
 from ..types import SamplingParams
 from .evaluation import EvalConfig as EvalConfig
 from .evaluation import EvalSetOptions as EvalSetOptions
@@ -24,6 +25,7 @@ from .section import Section as Section
 
 if TYPE_CHECKING:
     from ..components import Component
+    from ..plugins.selected import Selected
     from .resolved import ResolvedRun
 
 
@@ -210,23 +212,36 @@ class RewardCallOptions(Section):
         """The options without a cache, for a run that has no folder for one."""
         return self.model_copy(update={"cache": False})
 
-    def fitted_to(self, reward: Component) -> RewardCallOptions:
+    def fitted_to(self, reward: Component) -> Self:
         """The options with the reward's own default of `isolate`, if that is not set."""
         return self if self.isolate is not None else self.model_copy(update={"isolate": reward.isolate})
 
+    def callers(self) -> list[PluginRef]:
+        """The callers of a reward with these options, outermost first. Raises `PluginError` if one is not installed.
+
+        Those for every reward come first, by name, then those for rewards that set the option of their name.
+        """
+        switches = {"cache": self.cache, "isolate": self.isolate}
+        always = sorted(discover("reward_callers").keys() - switches)
+        return [find("reward_callers", name) for name in (*always, *(name for name, on in switches.items() if on))]
+
+
+METRICS_OF_SCORE = ("mean", "std", "clip_fraction", "score_mean", "score_std", "normaliser_mean", "normaliser_std")
+"""Names in `reward/…` that `rewards/combiner.py` logs of the weighted score: no label of a reward."""
+
 
 class RewardEntry(RewardCallOptions):
-    """The keys that core reads in one entry of `rewards`; the rest are options of the reward."""
+    """The options that stand beside a reward's own in its entry of `rewards`."""
 
-    name: str = Field(min_length=1, description="An installed reward, or FILE.py:FUNCTION.")
     weight: float = Field(1.0, description="Factor of this reward in the combined score.")
     label: str | None = Field(
         None, min_length=1, description="Name in metrics and samples; null takes the reward's own name."
     )
 
-    def call_options(self) -> RewardCallOptions:
-        """The part that says how the reward is run."""
-        return RewardCallOptions(**{key: getattr(self, key) for key in RewardCallOptions.model_fields})
+    def with_plugin(self, plugin: Selected) -> Self:
+        self.fitted_to(plugin.component).callers()
+        label = self.label or plugin.name.rpartition(":")[2]  # `./my_reward.py:brevity` is called brevity
+        return self.model_copy(update={"label": label})
 
 
 class RewardScaling(Section):

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel
 
 from ..errors import PluginError
-from ..plugins.discovery import PluginRef, check_clash, discover, find
+from ..plugins.discovery import PluginRef, check_clash, discover
 from ..plugins.functions import component_of
 from ..plugins.selected import Selected, load, load_ref
-from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, referenced_files
+from ..plugins.trust import EVERY_FILE, FileTrust, referenced_files
 from ..util.did_you_mean import suggestion
 from .load import OWN_REWARD, PLUGIN_SECTIONS
-from .problems import ModelT, Problems
+from .problems import Problems
 from .processes import TransportConfig
-from .resolved import METRICS_OF_SCORE, Configured, SelectedReward, SelectedSection
+from .resolved import Configured
 from .section import Section, commands_of
 from .sections import (
+    METRICS_OF_SCORE,
     EngineConfig,
     OptimizerConfig,
     PromptsConfig,
-    RewardCallOptions,
     RewardEntry,
     RunConfig,
 )
@@ -43,26 +43,15 @@ CORE_OPTIONS: Mapping[str, type[Section]] = {
     "engines": EngineConfig,
     "optimizers": OptimizerConfig,
     "prompts": PromptsConfig,
+    "rewards": RewardEntry,
 }
-"""Kind -> options that the config of each of its plugins has."""
+"""Kind -> options of core that stand beside those of each of its plugins."""
 
 
 def shared_options(kind: str) -> type[Section] | None:
     """The options of core, or of the section that `selects` the kind, that stand in a plugin's section with its own."""
-    if kind == "rewards":
-        return RewardEntry
     selecting = (model for model in section_models().values() if model.selects == kind)
     return CORE_OPTIONS.get(kind) or next(selecting, None)
-
-
-def reward_callers(options: RewardCallOptions) -> list[PluginRef]:
-    """The callers of a reward with these options, outermost first. Raises `PluginError` if an option lacks its caller.
-
-    Those for every reward come first, by name, then those for rewards that set the option of their name.
-    """
-    switches = {"cache": options.cache, "isolate": options.isolate}
-    names = [*sorted(discover("reward_callers").keys() - switches), *(name for name, on in switches.items() if on)]
-    return [find("reward_callers", name) for name in names]
 
 
 def section_models() -> dict[str, type[Section]]:
@@ -99,11 +88,12 @@ class Selector:
     """Which files of code and programs that the run names are run."""
 
     def plugin(
-        self, kind: str, path: str, data: Any, *, name_path: str | None = None, beside: Iterable[str] = ()
+        self, kind: str, path: str, data: Any, *, name_path: str | None = None, section: Selected | None = None
     ) -> Configured | None:
-        """The plugin that a section names, with the options that are its own.
+        """The plugin that a section names, with its own options and those that stand beside them.
 
-        name_path: where its name stands. beside: further keys of the section, which are not the plugin's.
+        name_path: where its name stands. section: the section of a plugin that selects it, and whose options stand
+        beside its own; None: core's options of its kind do.
         """
         problems = self.problems
         if not isinstance(data, dict):
@@ -114,30 +104,43 @@ class Selector:
             told = "is required: the name of a plugin" if name is None else f"is no name: {name!r}"
             problems.add(f"{path}.name", told)
             return None
+        name_path = name_path or f"{path}.name"
+        beside = CORE_OPTIONS.get(kind) if section is None else cast("type[Section]", section.component.config)
         try:
             selected = load(kind, name, trust=self.trust)
-            check_options(selected)
+            check_options(selected, beside)
         except PluginError as error:
-            problems.add_error(name_path or f"{path}.name", error)
+            problems.add_error(name_path, error)
             return None
-        elsewhere = {"name", *beside}
-        self._check_files({key: data[key] for key in beside if key in data}, path)
-        options = {key: value for key, value in data.items() if key not in elsewhere}
-        return self.options(selected, options, path, sorted({*elsewhere, *section_names(path)}))
+        options = {key: value for key, value in data.items() if key != "name"}
+        found = self.options(selected, options, path, beside, ["name", *section_names(path)], name_path)
+        return found if found is None else replace(found, section=section)
 
     def options(
-        self, selected: Selected, given: Mapping[str, Any], path: str, also_known: Sequence[str] = ()
+        self,
+        selected: Selected,
+        given: Mapping[str, Any],
+        path: str,
+        beside: type[Section] | None = None,
+        also_known: Sequence[str] = (),
+        name_path: str | None = None,
     ) -> Configured | None:
-        """A plugin with the options that are its own, checked; `also_known`: other keys of the section `path`."""
+        """A plugin with its own options and those `beside` them, checked; `also_known`: other keys of its section."""
         self._check_files(given, path)
-        config = self.problems.validate(_options_model(selected), given, path, also_known)
+        config = self.problems.validate(mixed(selected.component.config, beside), given, path, also_known)
         if config is None:
             return None
         self._check_commands(config, path)
-        if isinstance(config, Section) and (selections := tuple(config.selections())):
-            found = [self.plugin(of, f"{path}.{at}", section) for of, at, section in selections]
-            checked = [each.to_mapping() for each in found if each is not None]
-            config = config.with_selections(checked) if len(checked) == len(found) else config
+        if isinstance(config, Section):
+            try:
+                config = config.with_plugin(selected)
+            except PluginError as error:
+                self.problems.add_error(name_path or path, error)
+                return None
+            if selections := tuple(config.selections()):
+                found = [self.plugin(of, f"{path}.{at}", section) for of, at, section in selections]
+                checked = [each.to_mapping() for each in found if each is not None]
+                config = config.with_selections(checked) if len(checked) == len(found) else config
         return Configured.of(selected, config)
 
     def listed(self, kind: str, section: str, given: Any, core: type[BaseModel]) -> tuple[Configured, ...]:
@@ -169,23 +172,7 @@ class Selector:
                 found.append(configured)
         return tuple(found)
 
-    def reward(self, entry: Any, path: str) -> SelectedReward | None:
-        """One entry of `rewards`, with core's options and its own."""
-        selected = self.plugin("rewards", path, entry, beside=RewardEntry.model_fields.keys() - {"name"})
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            return None
-        core = self._core_part(RewardEntry, entry, path)
-        if selected is None or core is None:
-            return None
-        options = core.call_options()
-        try:
-            reward_callers(options.fitted_to(selected.component))
-        except PluginError as error:
-            self.problems.add_error(path, error)
-        label = core.label or (selected.name.rpartition(":")[2] if is_file_reference(core.name) else selected.name)
-        return SelectedReward(label, core.weight, options, selected)
-
-    def _function(self, function: Callable[..., Any], path: str) -> SelectedReward | None:
+    def _function(self, function: Callable[..., Any], path: str) -> Configured | None:
         """A reward given as an object of this process."""
         name = getattr(function, "__name__", type(function).__name__)
         module = getattr(function, "__module__", type(function).__module__)
@@ -195,30 +182,33 @@ class Selector:
             self.problems.add_error(path, error)
             return None
         selected = Selected("rewards", f"{module}:{name}", component, module, "function", function)
-        return SelectedReward(name, 1.0, RewardCallOptions(), Configured.of(selected, component.config()))
+        return self.options(selected, {}, path, RewardEntry)
 
-    def rewards(self, entries: Any, path: str, *, plays: bool) -> list[SelectedReward]:
+    def rewards(self, entries: Any, path: str, *, plays: bool) -> tuple[Configured, ...]:
         """plays: whether there is an environment, whose reward has a name of its own."""
         if not isinstance(entries, list | tuple):
             self.problems.add(path, "should be a list of rewards")
-            return []
-        rewards: list[SelectedReward] = []
+            return ()
+        rewards: dict[str, Configured] = {}
         for index, entry in enumerate(entries):
             where = f"{path}.{index}"
-            reward = self._function(entry, where) if callable(entry) else self.reward(entry, where)
-            if reward is not None and any(reward.name == each.name for each in rewards):
-                self.problems.add(where, f'a second reward "{reward.name}": give it a `label` of its own')
-            elif reward is not None and reward.name in METRICS_OF_SCORE:
-                told = f'"{reward.name}" is a metric of the weighted score: give the reward another `label`'
+            reward = self._function(entry, where) if callable(entry) else self.plugin("rewards", where, entry)
+            if reward is None:
+                continue
+            label = str(reward.typed(RewardEntry).label)
+            if label in rewards:
+                self.problems.add(where, f'a second reward "{label}": give it a `label` of its own')
+            elif label in METRICS_OF_SCORE:
+                told = f'"{label}" is a metric of the weighted score: give the reward another `label`'
                 self.problems.add(f"{where}.label", told)
-            elif reward is not None and plays and reward.name == OWN_REWARD:
+            elif plays and label == OWN_REWARD:
                 self.problems.add(where, "is called as the environment's own reward: give it a `label` of its own")
-            elif reward is not None:
-                rewards.append(reward)
-        return rewards
+            else:
+                rewards[label] = reward
+        return tuple(rewards.values())
 
-    def section(self, ref: PluginRef, value: Any) -> SelectedSection | None:
-        """A section that a plugin brings, with the plugin that it names, if it `selects` one."""
+    def section(self, ref: PluginRef, value: Any) -> Configured | None:
+        """A section that a plugin brings; one that `selects` is the plugin that it names, with its own options, too."""
         try:
             check_clash(ref)
             selected = load_ref(ref)
@@ -227,28 +217,11 @@ class Selector:
             self.problems.add_error(ref.name, error)
             return None
         if kind := cast("type[Section]", selected.component.config).selects:
-            return self._selecting(selected, kind, ref.name, value)
+            return self.plugin(kind, ref.name, value, section=selected)
         if not isinstance(value, dict | None):
             self.problems.add(ref.name, f"should be a mapping of options (given {value!r})")
             return None
-        found = self.options(selected, value or {}, ref.name, section_names(ref.name))
-        return None if found is None else SelectedSection.of(found, found.config)
-
-    def _selecting(self, selected: Selected, kind: str, path: str, value: Any) -> SelectedSection | None:
-        model = cast("type[Section]", selected.component.config)
-        plugin = self.plugin(kind, path, value, beside=model.model_fields)
-        own = self._core_part(model, value, path) if isinstance(value, dict) else None
-        if plugin is None or own is None:
-            return None
-        try:
-            own = own.with_plugin(plugin)
-        except PluginError as error:
-            self.problems.add_error(f"{path}.name", error)
-            return None
-        return replace(SelectedSection.of(selected, own), plugin=plugin)
-
-    def _core_part(self, model: type[ModelT], data: Mapping[str, Any], path: str) -> ModelT | None:
-        return self.problems.validate(model, {key: data[key] for key in model.model_fields if key in data}, path)
+        return self.options(selected, value or {}, ref.name, also_known=section_names(ref.name))
 
     def _check_files(self, options: Mapping[str, Any], path: str) -> None:
         """Add a problem for each file of code that a plugin's options name, such as a filter or functions for tools.
@@ -280,8 +253,8 @@ def section_names(parent: str = "") -> list[str]:
     return [last for place, _, last in parts if place == parent]
 
 
-def check_options(selected: Selected) -> None:
-    """Raise `PluginError` where options lack the base of their kind, or have names that core reads in their section."""
+def check_options(selected: Selected, beside: type[Section] | None = None) -> None:
+    """Raise `PluginError` where options lack the base of their kind, or have names of those `beside` them."""
     model = selected.component.config
     if selected.kind == "sections" and selected.name in {*RunConfig.model_fields, *OTHER_SECTIONS}:
         raise PluginError("is a section of rlhf-core itself", where=selected.label, hint="its authors must rename it")
@@ -294,11 +267,9 @@ def check_options(selected: Selected) -> None:
         )
     if selected.kind == "sections":
         return
-    core, beside = CORE_OPTIONS.get(selected.kind), shared_options(selected.kind)
-    has_core = beside is None or issubclass(model, beside)
-    reserved = {"name"} if beside is None or has_core else {"name", *beside.model_fields}
+    reserved = {"name"} if beside is None or issubclass(model, beside) else {"name", *beside.model_fields}
     if taken := sorted(reserved & model.model_fields.keys()):
-        subclass = f", or make its config a subclass of {core.__module__}.{core.__name__}" if core else ""
+        subclass = "" if beside is None else f", or make its config a subclass of {beside.__module__}.{beside.__name__}"
         raise PluginError(
             f"its options {', '.join(taken)} have names that core reads itself",
             where=selected.label,
@@ -306,12 +277,12 @@ def check_options(selected: Selected) -> None:
         )
 
 
-def _options_model(selected: Selected) -> type[BaseModel]:
-    """Its options, with core's of its kind among them."""
-    own, core = selected.component.config, CORE_OPTIONS.get(selected.kind)
-    return own if core is None or issubclass(own, core) else _with_options(own, core)
-
-
 @lru_cache
-def _with_options(model: type[BaseModel], core: type[Section]) -> type[BaseModel]:
-    return create_model(model.__name__, __base__=(model, core), __module__=model.__module__)
+def mixed(model: type[BaseModel], beside: type[Section] | None) -> type[BaseModel]:
+    """Options of a plugin, with those `beside` them."""
+    if beside is None or issubclass(model, beside):
+        return model
+    if issubclass(beside, model):
+        return beside
+    extra = model.model_config.get("extra", "forbid")  # that of `beside` would win
+    return type(model.__name__, (model, beside), {"__module__": model.__module__, "model_config": {"extra": extra}})

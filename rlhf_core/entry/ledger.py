@@ -140,5 +140,5 @@ def _place_of_model(folder: RunFolder, error: BaseException | None) -> str | Non
     """Folder of the trained policy, or the command that makes it; None if there is neither."""
     if error is None or isinstance(error, (InterruptedRun, OnlyModelError)):
         return folder.model.name if folder.model.is_dir() else None
-    has_checkpoint = bool(CheckpointStore(folder.checkpoints, keep=1).steps())
+    has_checkpoint = bool(CheckpointStore(folder.checkpoints).steps())
     return f"rlhf export {folder.path} --to DIR" if has_checkpoint else None

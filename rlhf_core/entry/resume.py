@@ -14,7 +14,7 @@ from ..errors import UserInputError
 from ..plugins.discovery import SINGULAR, discover
 from ..plugins.names import KNOWN
 from ..prompts.stream import PromptStream
-from ..runfolder.checkpoints import CheckpointStore, find_damage
+from ..runfolder.checkpoints import CheckpointStore, whole_checkpoint
 from ..runfolder.folder import RunFolder, find_newest
 from ..util.did_you_mean import fold
 from ..util.redact import redact_mapping
@@ -100,14 +100,9 @@ def find_checkpoint(resume: str, output: Path, *, restart: bool = False) -> Path
         UserInputError: there is no run, or no whole checkpoint, or the run's checkpoints are lost.
     """
     folder = output if resume == "auto" else Path(resume)
-    if (folder / "files.json").exists():
-        if problem := find_damage(folder):
-            raise UserInputError(problem, where=str(folder), hint="--resume auto takes the newest good one")
-        return folder
-    store = CheckpointStore(folder / "checkpoints", keep=1)
-    found = store.newest()
-    if found is not None:
+    if (found := whole_checkpoint(folder)) is not None:
         return found
+    store = CheckpointStore(folder / "checkpoints")
     what = "there is no checkpoint to continue from"
     elsewhere = f"start a new run like it: rlhf train --from {folder} --output DIR"
     if resume != "auto" or store.steps():
@@ -167,7 +162,7 @@ def plan_resume(
     if not is_again:
         problems = [f"{each.key}: {each.before!r} -> {each.after!r}" for each in changes if _is_fixed(each.key)]
         digest = manifest.get("data_digest")
-        if not problems and digest and str(digest).removeprefix("sha256:") != prompts.records.digest:
+        if not problems and digest and str(digest).removeprefix("sha256:") != prompts.digest:
             problems = ["prompts: its records are not those that the run was trained on"]
         if problems:
             raise UserInputError(

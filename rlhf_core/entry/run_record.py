@@ -74,7 +74,7 @@ def begin_record(
     folder: RunFolder, inputs: RunInputs, num_processes: int, *, resumed: Resumed | None, origin: Path | None
 ) -> None:
     """Write `config.yaml` and `manifest.json`; note what a resume changes, or what differs from the run in `origin`."""
-    resolved, records = inputs.resolved, inputs.prompts.records
+    resolved, records = inputs.resolved, inputs.prompts
     config = resolved.to_mapping()
     manifest = collect_manifest(resolved)
     manifest |= {"num_processes": num_processes, "data_digest": f"sha256:{records.digest}"}

@@ -11,11 +11,12 @@ from pkgutil import resolve_name
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
-from ..components import LoggerContext
+from ..components import HookContext
 from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
+from ..config.section import Section
 from ..config.sections import OptimizerConfig
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
@@ -32,7 +33,6 @@ from ..util.host_memory import set_up_host_memory
 from ..util.jsonl import read_lines
 from ..util.redact import redact_mapping
 from ..wiring.inputs import RunInputs
-from .launch import launcher
 from .ledger import RunLedger
 from .resume import Resumed, begun_run, find_checkpoint, plan_resume
 from .run_record import already_done, begin_record, refuse_output, tell_resume
@@ -106,7 +106,7 @@ def train(
             tell_resume(prepared.resolved, _resumed(RunFolder(begun), prepared, resume, restart))
         if environment.rank == 0:
             for section in prepared.resolved.sections.values():
-                section.config.rehearse(prepared.inputs)
+                section.typed(Section).rehearse(prepared.inputs)
         if on_check is not None:
             on_check(prepared.inputs)
         return None
@@ -160,8 +160,12 @@ def prepare(
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
-    if num_processes > 1:
-        launcher(resolved.strategy.component.launch)  # raises if nothing starts processes
+    if num_processes > 1 and resolved.strategy.component.launch is None:
+        raise UserInputError(
+            f"the strategy {resolved.strategy.name} starts no processes by itself",
+            where="--num-processes",
+            hint="start them with torchrun, which tells each process its rank",
+        )
     check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
@@ -193,7 +197,7 @@ def train_in(
         num_processes = max(prepared.num_processes, prepared.environment.world_size)
         begin_record(folder, prepared.inputs, num_processes, resumed=resumed, origin=origin)
         folder.discard_half_written()
-        CheckpointStore(folder.checkpoints, keep=1).discard_partial()
+        CheckpointStore(folder.checkpoints).discard_partial()
         if prepared.num_processes > 1:
             _launch(folder, prepared, checkpoint)
         else:
@@ -213,8 +217,8 @@ def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -
             hint='give hooks as "module:attr", or install them as a hook plugin',
         )
     named = [hook for hook in prepared.hooks if isinstance(hook, str)]
-    found = launcher(prepared.resolved.strategy.component.launch)
-    found.run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
+    run_in_processes = resolve_name(str(prepared.resolved.strategy.component.launch))
+    run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
 
 
 def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], trust: FileTrust | bool) -> FileTrust:
@@ -252,13 +256,13 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 
     check_model(resolved.run.model)
     for selected in resolved.selected:
-        if selected.unread is None and selected.kind != "sections":
+        if not selected.is_unread and selected.kind != "sections":
             selected.import_build()
     inputs = RunInputs(resolved, checks_records=True, measured=_MEASURED if is_check else None)
     tokenizer = inputs.tokenizer
     for name, section in resolved.sections.items():
         with named_code(f"checking the section {name}", section.label):
-            section.config.check_inputs(inputs)
+            section.typed(Section).check_inputs(inputs)
         for file in sorted(referenced_files(section.to_mapping())):
             if not file.is_file():
                 raise ConfigError(f"there is no file {file}", where=name, hint="paths start at the current folder")
@@ -267,7 +271,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     check_frozen(getattr(algorithm, "frozen_models", {}), tokenizer)
     stream = inputs.prompts
     passes = planned_passes(algorithm, resolved.algorithm.label, resolved.sampling.temperature)
-    check_columns(resolved, algorithm, passes, stream.columns)
+    check_columns(resolved, algorithm, passes, stream.encoder.columns)
     inputs.eval_prompts  # noqa: B018  # built here, so that what is wrong with them is found
     inputs.sampler()
     if isinstance(algorithm, DatasetAlgorithm):
@@ -310,7 +314,7 @@ def run_rank(prepared: PreparedRun, ledger: RunLedger, checkpoint: Path | None) 
             _run(request, interrupted)
             return
         config = resolved.to_mapping()
-        context = LoggerContext(run_folder=folder.path, run=redact_mapping(config))
+        context = HookContext(run_folder=folder.path, run=redact_mapping(config))
         for each in resolved.loggers:
             relay.register(each.build(each.config, context), name=f"logger {each.name}")
         relay.register(ledger, name="ledger")

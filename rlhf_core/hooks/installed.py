@@ -12,6 +12,7 @@ from ..errors import PluginError
 from ..plugins.discovery import check_clash, discover, import_target
 from ..plugins.selected import load
 from ..util.did_you_mean import fold
+from ..util.redact import redact_mapping
 from .relay import HookRelay
 
 logger = logging.getLogger("rlhf")
@@ -57,7 +58,7 @@ def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -
             hint = f"leave it out; disable: [{each.name}] turns it off"
             raise PluginError("is on in every run", where=f"hooks.{each.name}", hint=hint)
     disabled = {fold(name) for name in resolved.run.hooks.disable}
-    context = HookContext(run_folder=run_folder)
+    context = HookContext(run_folder, redact_mapping(resolved.to_mapping()))
     for each in (*_always_on(resolved, disabled), *resolved.hooks):
         if fold(each.name) not in disabled:
             relay.register(each.build(each.config, context), name=each.name, distribution=each.owner)

@@ -66,21 +66,6 @@ class PluginRef:
         return f'{SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
 
 
-def as_kind(name: str) -> str:
-    """`algorithm`, `Algorithms` -> `algorithms`; also `hooks` and `commands`. Raises `PluginError`."""
-    folded = fold(name)
-    for kind in GROUPS:
-        spoken = SINGULAR[kind].replace(" ", "-")
-        if folded in (fold(kind), fold(spoken), kind.removesuffix("s")):
-            return kind
-    raise PluginError(f'no plugin kind "{name}"{suggestion(name, GROUPS)}', hint=f"kinds: {', '.join(GROUPS)}")
-
-
-def discover_all() -> dict[str, dict[str, PluginRef]]:
-    """Every installed plugin: kind -> folded name -> ref. Reads metadata only."""
-    return {kind: discover(kind) for kind in GROUPS}
-
-
 def discover(kind: str) -> dict[str, PluginRef]:
     """Installed plugins of one kind by folded name. Reads metadata only; clashes are noted on the ref.
 

@@ -11,14 +11,14 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, create_model, model_serializer
+from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.errors import PydanticUserError
 
 from ..components import Component
@@ -54,8 +54,6 @@ PLAIN: Mapping[str, Plain] = {
     "hooks": Plain(is_class=True),
 }
 """Kinds whose plugin may be a plain function or class, of a file too."""
-UNREAD: Any = object()
-"""Default of an option that is known only when its file is run."""
 
 
 class FunctionOptions(BaseModel):
@@ -63,17 +61,9 @@ class FunctionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    without_default: ClassVar[frozenset[str]] = frozenset()
-    """Options whose default is known only when the file is run: absent unless given."""
-
-    @model_serializer(mode="wrap")
-    def _known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        absent = self.without_default - self.model_fields_set
-        return {name: value for name, value in handler(self).items() if name not in absent}
-
 
 class UnreadOptions(FunctionOptions):
-    """Options that cannot be read from the source: any are accepted."""
+    """Options of a file that is not run: any are accepted."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -91,7 +81,13 @@ def load_function_file(
     found = getattr(module, name, None)
     fits = inspect.isclass if is_class else inspect.isroutine
     if not fits(found):
-        raise no_such_name(path, name, [each for each, value in vars(module).items() if fits(value)], where, is_class)
+        offered = [each for each, value in vars(module).items() if fits(value)]
+        noun, plural = ("class", "classes") if is_class else ("function", "functions")
+        raise PluginError(
+            f'{path.name} has no {noun} "{name}"{suggestion(name, offered)}',
+            where=where,
+            hint=f"{plural} in it: {', '.join(offered) or 'none'}",
+        )
     return path, found  # type: ignore[return-value]
 
 
@@ -105,16 +101,6 @@ def function_of_file(reference: str, base_folder: Path, spoken: str) -> Callable
     path, _, name = reference.rpartition(":")
     whole = f"{base_folder / Path(path).expanduser()}:{name}"
     return load_function_file(whole, where=f'{spoken} "{whole}"')[1]
-
-
-def no_such_name(path: Path, name: str, offered: Sequence[str], where: str, is_class: bool) -> PluginError:
-    """The error for a function or class that a file does not define."""
-    noun, plural = ("class", "classes") if is_class else ("function", "functions")
-    return PluginError(
-        f'{path.name} has no {noun} "{name}"{suggestion(name, offered)}',
-        where=where,
-        hint=f"{plural} in it: {', '.join(offered) or 'none'}",
-    )
 
 
 def run_file(path: Path, where: str) -> ModuleType:
@@ -174,14 +160,12 @@ def options_model(function: Callable[..., Any], where: str, *, takes: str | None
                 where=where,
                 hint=f"write it as `{name}: int = 1`, with its own type and default",
             )
-        fields[name] = (hints[name], None if parameter.default is UNREAD else parameter.default)
+        fields[name] = (hints[name], parameter.default)
     try:
         name = f"{getattr(function, '__name__', type(function).__name__)}_options"
-        model = create_model(name, __base__=FunctionOptions, **fields)
+        return create_model(name, __base__=FunctionOptions, **fields)
     except (PydanticUserError, NameError, TypeError) as error:
         raise PluginError(f"its options make no schema: {error}", where=where) from error
-    model.without_default = frozenset(name for name in fields if parameters[name].default is UNREAD)
-    return model
 
 
 def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:

@@ -18,10 +18,9 @@ from ..components import API_VERSION, KINDS, Component, Kind
 from ..errors import PluginError, RlhfError
 from ..util.error_text import error_text
 from .discovery import SINGULAR, PluginRef, broken_import, find, import_target
-from .functions import PLAIN, component_of, load_function_file
+from .functions import PLAIN, UnreadOptions, component_of, load_function_file
 from .requirements import unmet
-from .source import read_options
-from .trust import EVERY_FILE, FileTrust, is_file_reference
+from .trust import EVERY_FILE, FileTrust, is_file_reference, split_reference
 
 _BUILT: Mapping[str, str] = {
     "strategies": "rlhf_core.strategy:Strategy",
@@ -46,8 +45,11 @@ class Selected:
     version: str
     function: Callable[..., Any] | None = None
     """The plain function or class given instead of a `Component`."""
-    unread: tuple[str, ...] | None = None
-    """For a file that was read and not run: what its source does not tell. Such a plugin cannot be built."""
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it is of a file that was not run: its options are not known, and it cannot be built."""
+        return self.component.config is UnreadOptions
 
     @property
     def label(self) -> str:
@@ -92,8 +94,8 @@ class Selected:
         """Import what `build` calls. Raises `PluginError`."""
         if self.function is not None:
             return partial(_build_plain, self.function, self.kind, tuple(self.component.config.model_fields))
-        if self.unread is not None:
-            raise PluginError(f"{self.name} was read and not run, so it cannot be built", where=self.label)
+        if self.is_unread:
+            raise PluginError(f"{self.name} was not run, so it cannot be built", where=self.label)
         target = self.component.build
         try:
             found: Any = resolve_name(target)
@@ -107,7 +109,11 @@ class Selected:
 
     def recipe(self, config: BaseModel, context: object) -> Recipe:
         """How another process builds it; `context` is picklable."""
-        return Recipe(self.kind, self.name, config.model_dump(), context)
+        return Recipe(self.kind, self.name, self.own_options(config), context)
+
+    def own_options(self, config: BaseModel, mode: str = "python") -> dict[str, Any]:
+        """Those of its options that are its own, without the ones that stand beside them."""
+        return config.model_dump(mode=mode, include=set(self.component.config.model_fields))
 
     def misses(self, built: object) -> str | None:
         """What keeps a result of `build` from being of its kind, as the end of a sentence."""
@@ -118,7 +124,7 @@ class Selected:
             return None if callable(built) else f"cannot be called with {_CALLED[self.kind]}"
         if self.kind == "transports":
             return None if callable(getattr(built, "run", None)) else "has no run(request)"
-        if self.kind != "prompts" or hasattr(built, "__getitem__") or hasattr(built, "make_records"):
+        if self.kind != "prompts" or hasattr(built, "__getitem__") or hasattr(built, "make_stream"):
             return None
         if isinstance(built, Iterator):
             return "can be read only once: return a list, or an object that begins anew"
@@ -156,7 +162,7 @@ class Recipe:
 def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: FileTrust = EVERY_FILE) -> Selected:
     """Import the plugin of that name and check that it fits this core.
 
-    `FILE.py:NAME` names a plain function or class (see `Plain`); the file is run or read as `trust` says.
+    `FILE.py:NAME` names a plain function or class (see `Plain`). A file that `trust` runs none of has to be there.
     Raises `PluginError`: unknown, given twice, broken, made for another plugin API, not to be run, or (with
     `check_requires`) missing a module it needs, or with a version of it that it cannot use.
     """
@@ -169,12 +175,13 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: Fil
 
 
 def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
-    where, name = f'{SINGULAR[kind]} "{reference}"', reference.rpartition(":")[2]
+    where = f'{SINGULAR[kind]} "{reference}"'
     if not trust.runs:
-        path, component, unread = read_options(reference, kind, where=where)
-        return Selected(kind, f"{path}:{name}", component, path.name, "file", unread=unread)
+        path, name = split_reference(reference, where)
+        return Selected(kind, f"{path}:{name}", Component("", UnreadOptions), path.name, "file")
     path, found = load_function_file(reference, trust, where=where, is_class=PLAIN[kind].is_class)
-    return Selected(kind, f"{path}:{name}", component_of(found, kind, where=where), path.name, "file", found)
+    name = f"{path}:{reference.rpartition(':')[2]}"
+    return Selected(kind, name, component_of(found, kind, where=where), path.name, "file", found)
 
 
 def has_options(ref: PluginRef) -> bool:

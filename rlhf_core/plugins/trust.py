@@ -1,7 +1,7 @@
 """Which code a command runs: SECURITY.md says why.
 
 A run file may name `FILE.py:NAME`, or a program to start, and may have come from a stranger. Whoever resolves a run
-says with a `FileTrust` which of these may be run; what may not is an error, or a file is only read (`source.py`).
+says with a `FileTrust` which of these may be run; what may not is an error, or, where none is run, is left alone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FileTrust:
     """Which files of code may be run, and which programs started."""
 
     runs: bool = True
-    """False: none is run; what a file offers is read from its source."""
+    """False: none is run, and any option of what a file defines is accepted."""
     everything: bool = False
     folder: Path | None = None
     """The run file's: all in it and below it may be run, but for links that lead out of it."""

@@ -52,13 +52,11 @@ class PromptEncoder:
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        text_as_chat: bool = False,
         kind: ModelKind | None = None,
         columns: Mapping[str, Column] | None = None,
     ) -> None:
         """kind: of the model that gets the prompts. columns: those of the source, whose values are in its records."""
         self._tokenizer = tokenizer
-        self._text_as_chat = text_as_chat
         self._kind = kind or PLAIN
         self._own_columns = columns or {}
         check_owners([("the source of prompts", self._own_columns), (type(self._kind).__name__, self._kind.columns)])
@@ -125,12 +123,9 @@ class PromptEncoder:
         prompt = record.get("prompt")
         if prompt is None and "messages" in record:
             prompt = _before_last_answer(record["messages"], name)
-        if isinstance(prompt, str) and not self._text_as_chat:
-            return prompt, None
         if isinstance(prompt, str):
-            messages: tuple[Message, ...] = ({"role": "user", "content": prompt},)
-        else:
-            messages = check_messages(prompt, record, name)
+            return prompt, None
+        messages = check_messages(prompt, record, name)
         return self._apply_template(messages, name), messages
 
     def _apply_template(self, messages: tuple[Message, ...], name: str) -> str:

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ..components import PromptsContext
+from ..components import TaskContext
 from ..errors import DataError
 from ..protocols import PromptSource
 from .plugin import JsonlConfig
@@ -113,6 +113,6 @@ def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
     return record
 
 
-def build(config: JsonlConfig, context: PromptsContext) -> PromptSource:
+def build(config: JsonlConfig, context: TaskContext) -> PromptSource:
     """The source of a `prompts` section."""
     return JsonlSource(context.base_folder / Path(config.path).expanduser())

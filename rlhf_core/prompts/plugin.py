@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ..components import Component, PromptsContext
+from ..components import Component, TaskContext
 from ..config.sections import PromptsConfig
 from ..protocols import PromptSource
 
@@ -33,6 +33,6 @@ tasks = Component(
 )
 
 
-def build_tasks(config: TasksConfig, context: PromptsContext) -> PromptSource:
+def build_tasks(config: TasksConfig, context: TaskContext) -> PromptSource:
     """Build the prompt source `tasks`: `size` empty records, to which an environment gives the first text."""
     return [{"prompt": ""}] * config.size

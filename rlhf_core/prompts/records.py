@@ -1,45 +1,53 @@
-"""Which records of a source a run uses, and in which order."""
+"""Which records of a source a run uses: its checks, its filters, and what is wrong with them."""
 
 from __future__ import annotations
 
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b, sha256
-from typing import Any, Protocol
+from typing import Literal
 
 from ..errors import DataError
 from ..protocols import PromptSource
 from ..util.error_text import error_text
-from ..util.rng import permutation, prompt_order
-from .encoder import Record
+from .encoder import PromptEncoder, Record, check_prompt
 
 _CHUNK = 1024
 """Records encoded at once when lengths are checked."""
 _TOLD_IN_FULL = 10
-_EPOCHS_KEPT = 4
-"""Shuffled epochs kept: several makers read before and after the end of one."""
 
 Check = Callable[[Record, str], None]
 """Raises `DataError` on a record, called by a name, that is wrong."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RecordRules:
-    """The records that a run can use, by its checks and its filters."""
+    """The records that a run can use, by its checks and its filters, and what encodes them."""
 
-    check: Check | None = None
-    fits: Callable[[Sequence[Record], Sequence[str]], Sequence[bool]] | None = None
-    """Whether each of some records, called by their names, is short enough. Raises `DataError` on a wrong one."""
-    measured: int | None = None
-    """Number of records, spread evenly, whose length is checked; None: all."""
+    encoder: PromptEncoder
+    _: KW_ONLY
+    max_prompt_tokens: int | None = None
+    too_long: Literal["skip", "error"] = "skip"
+    may_be_empty: bool = False
+    """Allow prompts without tokens, for which an environment gives the first text."""
     skip_duplicates: bool = False
     keep: Callable[[Record], bool] | None = None
+    """The records to use."""
+    check: Check | None = None
+    """Further check of every record."""
+    measured: int | None = None
+    """Number of records, spread evenly, whose length is checked; None: all. With it, good for a check only."""
+
+    def verify(self, record: Record, name: str) -> None:
+        """Raise `DataError` on a record, called by a name, that is no prompt or fails `check`. Nothing is encoded."""
+        check_prompt(record, name, may_be_empty=self.may_be_empty)
+        if self.check is not None:
+            self.check(record, name)
 
     def refuses(self, record: Record, name: str, seen: set[bytes]) -> str | None:
-        """Return the filter that leaves a record out, as a key of `Records.counts`, or None. seen: prompts so far.
+        """Return the filter that leaves a record out, as a key of `PromptStream.counts`, or None. seen: prompts so far.
 
         Raises `DataError` if the filter fails on it.
         """
@@ -53,85 +61,30 @@ class RecordRules:
         except Exception as error:  # the user's function may raise anything
             raise DataError(f"prompts.filter fails on it: {error_text(error)}", where=name) from error
 
-
-class Order(Protocol):
-    """An endless order of training records. It holds no record, so it can be sent to another process."""
-
-    def index(self, position: int) -> int:
-        """Return the index in the source of the record at `position` (>= 0)."""
-
-
-class ShuffledEpochs:
-    """An `Order` of the training records, shuffled again in each epoch."""
-
-    def __init__(self, training: Sequence[int], seed: int) -> None:
-        """training: indices in the source."""
-        self._training = training
-        self._seed = seed
-        self._epoch = lru_cache(_EPOCHS_KEPT)(self._shuffled)
-
-    def index(self, position: int) -> int:
-        epoch, place = divmod(position, len(self._training))
-        return self._training[self._epoch(epoch)[place]]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Leave out the cache, which cannot be pickled."""
-        return ShuffledEpochs, (self._training, self._seed)
-
-    def _shuffled(self, epoch: int) -> array[int]:
-        return array("q", prompt_order(len(self._training), self._seed, epoch))
-
-
-class Records:
-    """Training records by position in an endless stream, and the held-out records: those of a list.
-
-    Some are held out, the others are shuffled again in each epoch. A record comes with its name in errors. What is at a
-    position depends only on the records, the seed and the rules. Records of another kind are a subclass with a
-    constructor, `at` and `held_out` of its own, and no indices.
-    """
-
-    digest: str
-    """Hexadecimal SHA-256 of the records."""
-    counts: Mapping[str, int]
-    """`records` that were read, and how many of them each filter leaves out."""
-    training: Sequence[int] | None = None
-    """Indices in the source of the training records; None if their number is unknown."""
-    order: Order | None = None
-    """Their order, if `training` has indices."""
-
-    def __init__(self, source: PromptSource, rules: RecordRules | None = None, *, seed: int, held_out: int = 0) -> None:
-        """Read every record once. Raises one `DataError` for all wrong records, or if no training record is left."""
-        self._source = source
-        usable, self.counts, self.digest = _read(source, rules or RecordRules())
-        if len(usable) <= held_out:
-            skipped = self.counts["records"] - len(usable)
-            refused = f" ({skipped} more were refused)" if skipped else ""
+    def fits(self, records: Sequence[Record], names: Sequence[str]) -> list[bool]:
+        """Whether each of some records, called by their names, is short enough. Raises `DataError` on a wrong one."""
+        lengths = self.encoder.lengths(records, names)
+        if 0 in lengths and not self.may_be_empty:
+            raise DataError("the prompt encodes to no tokens", where=names[lengths.index(0)])
+        limit = self.max_prompt_tokens
+        if limit is None:
+            return [True] * len(records)
+        fits = [length <= limit for length in lengths]
+        if self.too_long == "error" and not all(fits):
+            worst = fits.index(False)
             raise DataError(
-                f"{len(usable)} usable records{refused}, {held_out} of them to be held out: none is left to train on",
-                where="prompts",
-                hint="give more data, or lower eval.num_prompts" if usable else "raise prompts.max_prompt_tokens",
+                f"the prompt has {lengths[worst]} tokens, more than max_prompt_tokens ({limit})",
+                where=names[worst],
+                hint="raise prompts.max_prompt_tokens, or say prompts.too_long: skip",
             )
-        self._held_out = [usable[place] for place in permutation(len(usable), seed, "held-out")[:held_out]]
-        kept_back = set(self._held_out)
-        self.training = array("q", (index for index in usable if index not in kept_back)) if kept_back else usable
-        self.order = ShuffledEpochs(self.training, seed)
-
-    def at(self, position: int) -> tuple[Record, str]:
-        """Return the training record at `position` (>= 0)."""
-        assert self.order is not None
-        return self.at_index(self.order.index(position))
-
-    def at_index(self, index: int) -> tuple[Record, str]:
-        """Return the record at an index of the source, if `training` has indices."""
-        return self._source[index], _name(self._source, index)
-
-    def held_out(self) -> list[tuple[Record, str]]:
-        """Return the records that training never sees, always in the same order."""
-        return [self.at_index(index) for index in self._held_out]
+        return fits
 
 
-def _read(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int], dict[str, int], str]:
-    """Return the indices of the usable records, `Records.counts` and the digest."""
+def read_records(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int], dict[str, int], str]:
+    """Read every record once; return the indices of the usable ones, `PromptStream.counts` and the digest.
+
+    Raises one `DataError` for all wrong records.
+    """
     total = len(source)
     stride = 1 if rules.measured is None else max(1, total // rules.measured)
     counts = {"records": total, "too_long": 0, "duplicates": 0, "filtered": 0}
@@ -140,25 +93,24 @@ def _read(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int], dict
     too_long: set[int] = set()
     unmeasured: list[tuple[int, Record]] = []
     digest_of_source = getattr(source, "digest", None)
-    digest, seen, check = sha256(), set[bytes](), rules.check
+    digest, seen = sha256(), set[bytes]()
     filters = rules.skip_duplicates or rules.keep is not None
     # A record that is not measured is let go of at once: to keep it takes longer than to parse it.
     for index, record in enumerate(_scan(source)):
         try:
             if isinstance(record, DataError):
                 raise record
-            if check is not None:
-                check(record, "")
+            rules.verify(record, "")
             if digest_of_source is None:
                 digest.update(_as_line(record))
-            if filters and (reason := rules.refuses(record, _name(source, index), seen)):
+            if filters and (reason := rules.refuses(record, name_of(source, index), seen)):
                 counts[reason] += 1
                 continue
             usable.append(index)
-            if rules.fits is not None and index % stride == 0:
+            if index % stride == 0:
                 unmeasured.append((index, record))
         except DataError as error:
-            wrong[index] = DataError(error.message, where=_name(source, index), hint=error.hint)
+            wrong[index] = DataError(error.message, where=name_of(source, index), hint=error.hint)
         if len(unmeasured) == _CHUNK:
             too_long |= _too_long(source, rules, unmeasured, wrong)
             unmeasured.clear()
@@ -174,9 +126,9 @@ def _too_long(
     source: PromptSource, rules: RecordRules, records: Sequence[tuple[int, Record]], wrong: dict[int, DataError]
 ) -> set[int]:
     """Return the indices of those that are too long, and add what is wrong with a record to `wrong`."""
-    if rules.fits is None or not records:
+    if not records:
         return set()
-    names = [_name(source, index) for index, _ in records]
+    names = [name_of(source, index) for index, _ in records]
     try:
         fits = rules.fits([record for _, record in records], names)
         return {index for (index, _), each in zip(records, fits, strict=True) if not each}
@@ -188,7 +140,7 @@ def _too_long(
     return {found for each in records for found in _too_long(source, rules, [each], wrong)}
 
 
-def _name(source: object, index: int) -> str:
+def name_of(source: object, index: int) -> str:
     """Return a record's origin, for errors: the source's `describe(index)`, or its number."""
     describe = getattr(source, "describe", None)
     return str(describe(index)) if callable(describe) else f"record {index + 1}"

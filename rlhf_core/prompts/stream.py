@@ -1,107 +1,134 @@
-"""The endless, reproducible stream of encoded prompts that a run trains on.
-
-`Records` decides which record is at a position. With a sampler, that is decided when the record is drawn.
-"""
+"""The endless, reproducible stream of encoded prompts that a run trains on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
 
-from ..columns import Column
 from ..errors import DataError, PluginError
-from ..models.pretrained import ModelKind
-from ..protocols import OrderedPromptSource, PromptSource
+from ..protocols import PromptSource
 from ..types import Prompt
+from ..util.rng import permutation, prompt_order
 from .encoder import PromptEncoder as PromptEncoder
-from .encoder import Record as Record
-from .encoder import check_prompt
-from .records import Check, RecordRules, Records
+from .encoder import Record
+from .records import RecordRules, name_of, read_records
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+_EPOCHS_KEPT = 4
+"""Shuffled epochs kept: several makers read before and after the end of one."""
+
+
+class Order(Protocol):
+    """An endless order of training records. It holds no record, so it can be sent to another process."""
+
+    def index(self, position: int) -> int:
+        """Return the index in the source of the record at `position` (>= 0)."""
+
+
+class ShuffledEpochs:
+    """An `Order` of the training records, shuffled again in each epoch."""
+
+    def __init__(self, training: Sequence[int], seed: int) -> None:
+        """training: indices in the source."""
+        self._training = training
+        self._seed = seed
+        self._epoch = lru_cache(_EPOCHS_KEPT)(self._shuffled)
+
+    def index(self, position: int) -> int:
+        epoch, place = divmod(position, len(self._training))
+        return self._training[self._epoch(epoch)[place]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave out the cache, which cannot be pickled."""
+        return ShuffledEpochs, (self._training, self._seed)
+
+    def _shuffled(self, epoch: int) -> array[int]:
+        return array("q", prompt_order(len(self._training), self._seed, epoch))
 
 
 class PromptStream:
     """An endless stream of encoded prompts, and a fixed list of held-out ones for evaluation.
 
-    A text prompt is encoded as it is, with the tokenizer's own special tokens; chat messages go through the
-    tokenizer's own chat template, which ends where the answer begins.
+    Some records are held out, the others are shuffled again in each epoch; what is at a position depends only on the
+    records, the seed and the rules. With a sampler, it is decided when the record is drawn. Records of another kind are
+    a subclass with a constructor, `at` and `held_out` of its own, and no indices.
     """
 
-    def __init__(
-        self,
-        source: PromptSource | OrderedPromptSource,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        seed: int,
-        held_out: int = 0,
-        max_prompt_tokens: int | None = None,
-        too_long: Literal["skip", "error"] = "skip",
-        may_be_empty: bool = False,
-        skip_duplicates: bool = False,
-        keep: Callable[[Record], bool] | None = None,
-        check: Check | None = None,
-        measured: int | None = None,
-        kind: ModelKind | None = None,
-    ) -> None:
-        """Check every record. Raises `DataError` on those that are no prompts, are too long under `error`, or fail
-        `check`, and on an empty stream.
+    digest: str
+    """Hexadecimal SHA-256 of the records."""
+    counts: Mapping[str, int]
+    """`records` that were read, and how many of them each filter leaves out."""
+    training: Sequence[int] | None = None
+    """Indices in the source of the training records; None if their number is unknown."""
+    order: Order | None = None
+    """Their order, if `training` has indices."""
 
-        may_be_empty: allow prompts without tokens, for which an environment gives the first text. keep: the records
-        to use. measured: encode only so many to know their length; the stream is then good for a check only. kind: of
-        the model that gets the prompts.
-        """
-        self._may_be_empty = may_be_empty
-        self._check = check
-        own: Mapping[str, Column] = getattr(source, "columns", {})
-        self._encoder = PromptEncoder(tokenizer, kind=kind, columns=own)
-        self._max_prompt_tokens = max_prompt_tokens
-        self._too_long = too_long
-        rules = RecordRules(
-            check=self._check_record,
-            fits=self._fits,
-            measured=measured,
-            skip_duplicates=skip_duplicates,
-            keep=keep,
+    @staticmethod
+    def of(source: Any, rules: RecordRules, *, seed: int, held_out: int = 0) -> PromptStream:
+        """The stream of a source, which may bring its own order by `make_stream` (docs/kinds/prompts.md)."""
+        if (make_stream := getattr(source, "make_stream", None)) is not None:
+            stream: PromptStream = make_stream(rules, seed=seed, held_out=held_out)
+            return stream
+        if isinstance(source, PromptSource):
+            return PromptStream(source, rules, seed=seed, held_out=held_out)
+        raise PluginError(
+            f"a {type(source).__name__} has no length, so its records have no order",
+            where="prompts",
+            hint="make it a source of a mixture (docs/data.md), or give it a method make_stream",
         )
-        self.records: Records
-        if isinstance(source, OrderedPromptSource):
-            self.records = source.make_records(rules, seed=seed, held_out=held_out)
-        elif isinstance(source, PromptSource):
-            self.records = Records(source, rules, seed=seed, held_out=held_out)
-        else:
-            raise PluginError(
-                f"a {type(source).__name__} has no length, so its records have no order",
+
+    def __init__(self, source: PromptSource, rules: RecordRules, *, seed: int, held_out: int = 0) -> None:
+        """Read every record once. Raises one `DataError` for all wrong records, or if no training record is left."""
+        self.encoder = rules.encoder
+        self._source = source
+        usable, self.counts, self.digest = read_records(source, rules)
+        if len(usable) <= held_out:
+            skipped = self.counts["records"] - len(usable)
+            refused = f" ({skipped} more were refused)" if skipped else ""
+            raise DataError(
+                f"{len(usable)} usable records{refused}, {held_out} of them to be held out: none is left to train on",
                 where="prompts",
-                hint="make it a source of a mixture (docs/data.md), or give it a method make_records",
+                hint="give more data, or lower eval.num_prompts" if usable else "raise prompts.max_prompt_tokens",
             )
+        self._held_out = [usable[place] for place in permutation(len(usable), seed, "held-out")[:held_out]]
+        kept_back = set(self._held_out)
+        self.training = array("q", (index for index in usable if index not in kept_back)) if kept_back else usable
+        self.order = ShuffledEpochs(self.training, seed)
 
     def __len__(self) -> int:
         """Number of training prompts: one epoch. Raises `TypeError` if it is unknown."""
-        if self.records.training is None:
+        if self.training is None:
             raise TypeError("a streamed source has no length")
-        return len(self.records.training)
+        return len(self.training)
 
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        """The columns of its prompts."""
-        return self._encoder.columns
+    def at(self, position: int) -> tuple[Record, str]:
+        """Return the training record at `position` (>= 0), and its name in errors."""
+        assert self.order is not None
+        return self.at_index(self.order.index(position))
+
+    def at_index(self, index: int) -> tuple[Record, str]:
+        """Return the record at an index of the source, if `training` has indices."""
+        return self._source[index], name_of(self._source, index)
+
+    def held_out(self) -> list[tuple[Record, str]]:
+        """Return the records that training never sees, always in the same order."""
+        return [self.at_index(index) for index in self._held_out]
 
     def prompt(self, position: int, index: int | None = None) -> Prompt:
         """Return the training prompt at `position` (>= 0) of the endless stream.
 
         index: of its record in the source, if a sampler has drawn it.
         """
-        record, name = self.records.at(position) if index is None else self.records.at_index(index)
-        return self._encoder.prompt(record, position, name)
+        record, name = self.at(position) if index is None else self.at_index(index)
+        return self.encoder.prompt(record, position, name)
 
     def record(self, position: int) -> Record:
-        return self.records.at(position)[0]
+        return self.at(position)[0]
 
     def evaluation_prompts(self, first: int | None = None) -> list[Prompt]:
         """Return the held-out prompts, numbered from 0 separately, or so many of the first epoch."""
-        return [self._encoder.prompt(record, i, name) for i, (record, name) in enumerate(self._evaluated(first))]
+        return [self.encoder.prompt(record, i, name) for i, (record, name) in enumerate(self._evaluated(first))]
 
     def evaluation_records(self, first: int | None = None) -> list[Record]:
         """Return the records of `evaluation_prompts`."""
@@ -109,28 +136,5 @@ class PromptStream:
 
     def _evaluated(self, first: int | None) -> list[tuple[Record, str]]:
         if first is None:
-            return self.records.held_out()
-        training = self.records.training
-        return [self.records.at(i) for i in range(first if training is None else min(first, len(training)))]
-
-    def _check_record(self, record: Record, name: str) -> None:
-        check_prompt(record, name, may_be_empty=self._may_be_empty)
-        if self._check is not None:
-            self._check(record, name)
-
-    def _fits(self, records: Sequence[Record], names: Sequence[str]) -> list[bool]:
-        lengths = self._encoder.lengths(records, names)
-        if 0 in lengths and not self._may_be_empty:
-            raise DataError("the prompt encodes to no tokens", where=names[lengths.index(0)])
-        limit = self._max_prompt_tokens
-        if limit is None:
-            return [True] * len(records)
-        fits = [length <= limit for length in lengths]
-        if self._too_long == "error" and not all(fits):
-            worst = fits.index(False)
-            raise DataError(
-                f"the prompt has {lengths[worst]} tokens, more than max_prompt_tokens ({limit})",
-                where=names[worst],
-                hint="raise prompts.max_prompt_tokens, or say prompts.too_long: skip",
-            )
-        return fits
+            return self.held_out()
+        return [self.at(i) for i in range(first if self.training is None else min(first, len(self.training)))]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..config.sections import RewardCallOptions
-from ..config.select import reward_callers
 from ..errors import PluginError
 from ..plugins.discovery import import_target
 from ..types import Rollout
@@ -84,7 +83,7 @@ def open_callers(spec: RewardSpec, folder: Path | None) -> list[RewardCaller]:
     """The callers of a reward, outermost first. Raises `PluginError` if one is not installed or not usable."""
     callers: list[RewardCaller] = []
     with ExitStack() as opened:
-        for ref in reward_callers(spec.call_options):
+        for ref in spec.call_options.callers():
             found = import_target(ref)
             if not (isinstance(found, type) and issubclass(found, RewardCaller)):
                 raise PluginError(f"{ref.target} is not a subclass of RewardCaller", where=ref.label)

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..components import RewardContext
-from ..config.sections import RewardCallOptions
+from ..config.sections import METRICS_OF_SCORE, RewardCallOptions
 from ..errors import ConfigError
 from ..plugins.selected import Selected
 from ..types import Rollout
@@ -34,10 +34,6 @@ __all__ = ["Combined", "RewardCombiner", "RewardScorer", "RewardSpec", "Scores",
 Scores = list[dict[str, float] | None]
 """One entry a sample: raw score by reward name, or None where a reward's policy drops the sample."""
 
-RESERVED_NAMES = frozenset(
-    {"mean", "std", "clip_fraction", "normaliser_mean", "normaliser_std", "score_mean", "score_std"}
-)
-"""Names under `reward/` in the metrics that are not a reward's."""
 _MAX_SUBMISSIONS = 64
 
 
@@ -60,7 +56,7 @@ def reward_spec(
         recipe=selected.recipe(config, context),
         plugin=f"{selected.distribution} {selected.version}",
         source=_source_digest(selected),
-        options=config.model_dump(mode="json"),
+        options=selected.own_options(config, "json"),
     )
 
 
@@ -151,7 +147,7 @@ def _check_names(names: Sequence[str]) -> None:
             raise ConfigError(
                 f"two rewards are called {name!r}", where="rewards", hint="give one of them a label of its own"
             )
-        if name in RESERVED_NAMES:
+        if name in METRICS_OF_SCORE:
             raise ConfigError(
                 f"{name!r} is a metric's own name under reward/", where="rewards", hint="give it another label"
             )

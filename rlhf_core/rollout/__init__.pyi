@@ -14,7 +14,7 @@ from .row import Row as Row
 from .samples import SamplesLost as SamplesLost
 from .samples import made_episode as made_episode
 from .single_answer import SingleAnswers as SingleAnswers
-from .weight_sync import ModuleReceiver as ModuleReceiver
 from .weight_sync import build_engine_beside as build_engine_beside
 from .weight_sync import named_weights as named_weights
+from .weight_sync import replace_weights as replace_weights
 from .weight_sync import verify_weights as verify_weights

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..util.jsonl import LineFile, dump_line, read_lines
+from ..util.jsonl import LineFile, read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ class Journal:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line, unbuffered. Raises `ValueError` or `TypeError` for a value that JSON does not have."""
-        line = dump_line(record)
         if self._file is None:
             if self._folder is None:
                 logger.warning("a player's journal keeps nothing: the run folder is not on this machine")
@@ -37,7 +36,7 @@ class Journal:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._path = self._folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
             self._file = LineFile(self._path)
-        self._file.append(line)
+        self._file.append([record])
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the lines that earlier attempts of the run wrote, and those of other processes so far."""

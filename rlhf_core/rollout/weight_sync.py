@@ -1,17 +1,16 @@
-"""Weight sync inside one process: the receiver that every engine uses, and the in-process publishers.
+"""Weight sync inside one process: new weights for a module that an engine generates with.
 
-A version arrives whole or not at all. Arriving chunks are only referenced, beside the live weights; `commit` verifies
-names and shapes and then copies them in place, so addresses stay. Call it between generations, so that none sees mixed
-weights.
+A version arrives whole or not at all. It is swapped in between generations, so that none sees mixed weights, and the
+engine is then told by `weights_updated`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import SyncError
-from ..protocols import RolloutEngine, WeightReceiver
+from ..protocols import RolloutEngine
 from ..strategy import Strategy
 from ..util.tensor_files import untied_names
 
@@ -26,50 +25,6 @@ def named_weights(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by state-dict name; tied tensors appear once."""
     owners = untied_names(module)
     return {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if owners[name] == name}
-
-
-class ModuleReceiver:
-    """Receives versions for a module of this process (see `WeightReceiver`).
-
-    `only` names the part that is sent (an adapter, say): exactly those tensors must arrive.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        on_commit: Callable[[int], None],
-        only: Callable[[str], bool] | None = None,
-    ) -> None:
-        self._module = module
-        self._on_commit = on_commit
-        self._only = only
-        self._version: int | None = None
-        self._staged: dict[str, Tensor] = {}
-
-    def begin(self, version: int) -> None:
-        """Open `version`; chunks staged for another one are dropped."""
-        self._version = version
-        self._staged = {}
-
-    def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None:
-        if version != self._version:
-            raise SyncError(f"a chunk of version {version} arrived while {self._version} is open", where="weight sync")
-        self._staged.update(chunk)
-
-    def commit(self, version: int) -> None:
-        """Verify everything, then swap. Raises `SyncError` and keeps the old weights on any mismatch."""
-        import torch
-
-        if version != self._version:
-            raise SyncError(f"version {version} was committed but {self._version} is open", where="weight sync")
-        staged, self._staged, self._version = self._staged, {}, None
-        live = {n: t for n, t in named_weights(self._module).items() if self._only is None or self._only(n)}
-        verify_weights(live, staged, version)
-        with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.copy_(staged[name])
-        self._on_commit(version)
 
 
 def verify_weights(live: Mapping[str, Tensor], arrived: Mapping[str, Tensor], version: int) -> None:
@@ -94,15 +49,21 @@ def verify_weights(live: Mapping[str, Tensor], arrived: Mapping[str, Tensor], ve
         )
 
 
-def send_weights(receiver: WeightReceiver, shards: Iterable[Mapping[str, Tensor]], version: int) -> None:
-    """Stage every shard of full, named weights at an engine of this process, then have it swap them all in."""
+def replace_weights(
+    module: nn.Module, arrived: Mapping[str, Tensor], version: int, *, only: Callable[[str], bool] | None = None
+) -> None:
+    """Copy the weights of a version into the module in place, so that addresses stay.
+
+    only: the part that is sent (an adapter, say): exactly those tensors must have arrived.
+    Raises `SyncError` and keeps the old weights unless names and shapes match exactly.
+    """
     import torch
 
-    receiver.begin(version)
-    for shard in shards:
-        # A shard may live in a buffer that the next one reuses, and on another device than the engine.
-        receiver.stage(version, {name: torch.clone(tensor) for name, tensor in shard.items()})
-    receiver.commit(version)
+    live = {n: t for n, t in named_weights(module).items() if only is None or only(n)}
+    verify_weights(live, arrived, version)
+    with torch.no_grad():
+        for name, tensor in live.items():
+            tensor.copy_(arrived[name])
 
 
 def build_engine_beside(
@@ -120,6 +81,15 @@ def build_engine_beside(
     if not strategy.shards_parameters:
         engine = build(strategy.unwrap(policy))
         return engine, engine.weights_updated
-    engine = build(copy().to(strategy.device).eval().requires_grad_(False))
-    receiver = engine.receiver()
-    return engine, lambda version: send_weights(receiver, strategy.state_dict_shards(policy, SHARD_BYTES), version)
+    own = copy().to(strategy.device).eval().requires_grad_(False)
+    engine = build(own)
+
+    def publish(version: int) -> None:
+        arrived: dict[str, Tensor] = {}
+        for shard in strategy.state_dict_shards(policy, SHARD_BYTES):
+            # Cloned: a shard may lie in a buffer that the next one reuses.
+            arrived |= {name: tensor.clone() for name, tensor in shard.items()}
+        replace_weights(own, arrived, version)
+        engine.weights_updated(version)
+
+    return engine, publish

@@ -3,8 +3,7 @@ from .checkpoint_state import load_channel_state as load_channel_state
 from .checkpoint_state import load_run_state as load_run_state
 from .checkpoint_state import save_run_state as save_run_state
 from .checkpoints import CheckpointStore as CheckpointStore
-from .checkpoints import find_damage as find_damage
-from .conversation import conversation_lines as conversation_lines
+from .checkpoints import whole_checkpoint as whole_checkpoint
 from .folder import RunFolder as RunFolder
 from .metrics import MetricsWriter as MetricsWriter
 from .metrics import PhaseTimer as PhaseTimer

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UserInputError
 from ..place import Place
 from ..util.files import write_bytes
 
@@ -35,7 +36,7 @@ class OnlyModelError(CheckpointError):
 class CheckpointStore:
     """The checkpoints of one run folder."""
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    def __init__(self, folder: Path, *, keep: int = 1) -> None:
         self._folder = folder
         self._keep = keep
 
@@ -43,65 +44,44 @@ class CheckpointStore:
         """Folder of checkpoint `step`, existing or not."""
         return self._folder / f"step-{step}"
 
-    def partial(self, step: int) -> Path:
-        """Temporary folder in which checkpoint `step` is written."""
-        return self._folder / f".partial-step-{step}"
-
-    def begin(self, step: int) -> Path:
-        """An empty folder to write checkpoint `step` into; `commit` makes it the checkpoint."""
-        partial = self.partial(step)
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        except OSError as error:
-            raise write_error(partial, error) from error
-        return partial
-
-    def commit(self, step: int, *, best: int | None = None) -> Path:
-        """Sync the written files, then rename the folder. Previous checkpoints stay intact until then.
-
-        The newest `keep` of the older ones and the `best` stay; `checkpoints/best` names the latter.
-        """
-        partial = self.partial(step)
-        final = self.path(step)
-        try:
-            listing = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
-            write_bytes(partial / _LISTING, json.dumps(listing, indent=1).encode())
-            for path in _files(partial):
-                _fsync(path)
-            for folder in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
-                _fsync(folder)
-            if final.exists():  # left by a run that was resumed from an earlier checkpoint
-                final.rename(self._folder / f".partial-step-{step}-before")
-            partial.rename(final)
-            shutil.rmtree(self._folder / f".partial-step-{step}-before", ignore_errors=True)
-            write_bytes(self._folder / _LAST, f"{final.name}\n".encode())
-            self._name_best(best)
-            _fsync(self._folder)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise write_error(final, error) from error
-        for old in (step for step in self.steps()[: -self._keep] if step != best):
-            self._remove(old)
-        return final
-
     @contextmanager
     def writing(self, step: int, place: Place, *, best: int | None = None) -> Iterator[Path]:
         """Collective. Yields the folder to write checkpoint `step` into, which is the checkpoint after the block.
 
-        On an error, nothing is left of it. `best`: see `commit`.
+        On an error, nothing is left of it. Of the older checkpoints the newest `keep` and the `best` stay, which
+        `checkpoints/best` names.
         """
-        partial = self.partial(step)
-        place.run_on_main(lambda: self.begin(step))
+        partial = self._folder / f".partial-step-{step}"
+
+        def begin() -> None:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+
         try:
-            yield partial
-        except BaseException as error:
+            with _errors_named(self.path(step)):
+                place.run_on_main(begin)
+                yield partial
+                place.run_on_main(lambda: self._commit(partial, step, best))
+        except BaseException:
             if place.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise write_error(partial, error) from error
             raise
-        place.run_on_main(lambda: self.commit(step, best=best))
+        if place.is_main:
+            for old in self.steps()[: -self._keep]:
+                if old != best:
+                    shutil.rmtree(self._set_aside(old), ignore_errors=True)
+
+    def _commit(self, partial: Path, step: int, best: int | None) -> None:
+        """Sync the written files, then rename the folder. Previous checkpoints stay intact until then."""
+        listing = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
+        write_bytes(partial / _LISTING, json.dumps(listing, indent=1).encode())
+        for path in [*partial.rglob("*"), partial]:
+            _fsync(path)
+        replaced = self._set_aside(step)  # left by a run that was resumed from an earlier checkpoint
+        partial.rename(self.path(step))
+        shutil.rmtree(replaced, ignore_errors=True)
+        self._name(step, best)
+        _fsync(self._folder)
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, complete or damaged, oldest first."""
@@ -113,32 +93,30 @@ class CheckpointStore:
         files = (self._folder / _LAST, self._folder / _BEST)
         return sorted({path.read_text(errors="replace").strip()[:40] for path in files if path.is_file()} - {""})
 
-    def newest(self) -> Path | None:
-        """The newest complete checkpoint; a damaged or changed one is skipped with a warning."""
-        return next(self.whole(), None)
-
-    def whole(self) -> Iterator[Path]:
-        """Complete checkpoints, newest first; the others are skipped with a warning."""
+    def whole(self, *, up_to: float = math.inf) -> Iterator[Path]:
+        """Complete checkpoints of `up_to` that many updates, newest first; others are skipped with a warning."""
         for step in reversed(self.steps()):
             path = self.path(step)
-            problem = find_damage(path)
-            if problem is None:
-                yield path
-            else:
+            if step > up_to:
+                continue
+            if problem := find_damage(path):
                 logger.warning("%s is skipped: %s", path, problem)
+            else:
+                yield path
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint."""
+        return next(self.whole(), None)
 
     def discard_after(self, step: int, *, best: int | None = None) -> None:
         """Prepare to continue from `step`: remove newer checkpoints, and partial ones of a killed run.
 
         `best`: the best checkpoint among those that stay.
         """
-        try:
-            write_bytes(self._folder / _LAST, f"step-{step}\n".encode())
-            self._name_best(best)
-        except OSError as error:
-            raise write_error(self._folder / _LAST, error) from error
+        with _errors_named(self._folder / _LAST):
+            self._name(step, best)
         for newer in [s for s in self.steps() if s > step]:
-            self._remove(newer)
+            self._set_aside(newer)
         self.discard_partial()
 
     def discard_partial(self) -> None:
@@ -146,18 +124,32 @@ class CheckpointStore:
         for partial in self._folder.glob(".partial-step-*"):
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _remove(self, step: int) -> None:
-        """Take its name first: no checkpoint is left half removed. What a kill leaves of it, the next start removes."""
-        removed = self._folder / f".partial-step-{step}-removed"
+    def _set_aside(self, step: int) -> Path:
+        """Take a checkpoint's name before it is removed, so that none is half there; the next start clears up."""
+        aside = self._folder / f".partial-step-{step}-removed"
         with suppress(OSError):
-            self.path(step).rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+            self.path(step).rename(aside)
+        return aside
 
-    def _name_best(self, best: int | None) -> None:
+    def _name(self, last: int, best: int | None) -> None:
+        write_bytes(self._folder / _LAST, f"step-{last}\n".encode())
         if best is None:
             (self._folder / _BEST).unlink(missing_ok=True)
         else:
             write_bytes(self._folder / _BEST, f"step-{best}\n".encode())
+
+
+def whole_checkpoint(source: Path) -> Path | None:
+    """The folder `source`, where it is a checkpoint; else the newest whole one of the run folder `source`, if any.
+
+    Raises `UserInputError` where it is a damaged one.
+    """
+    if not (source / _LISTING).exists():
+        return CheckpointStore(source / "checkpoints").newest()
+    if problem := find_damage(source):
+        hint = "the run's folder, given without a checkpoint, stands for its newest whole one"
+        raise UserInputError(problem, where=str(source), hint=hint)
+    return source
 
 
 def find_damage(path: Path) -> str | None:
@@ -185,11 +177,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _fingerprint(path: Path) -> list[Any]:
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return [path.stat().st_size, digest.hexdigest()]
+        return [path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest()]
 
 
 def _fsync(path: Path) -> None:
@@ -200,11 +189,14 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
-def write_error(path: Path, error: OSError) -> CheckpointError:
-    """The error for a checkpoint that cannot be written to `path`."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return CheckpointError(
-        f"cannot write {path.name}: {'the disk is full' if full else error}",
-        where=str(path.parent),
-        hint="the checkpoint before it is intact: free some space and start again with --resume auto",
-    )
+@contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise CheckpointError(
+            f"cannot write {path.name}: {'the disk is full' if full else error}",
+            where=str(path.parent),
+            hint="the checkpoint before it is intact: free some space and start again with --resume auto",
+        ) from error

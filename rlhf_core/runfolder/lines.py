@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, RlhfError
-from ..util.jsonl import LineFile, dump_line, truncate_lines
+from ..util.jsonl import LineFile, truncate_lines
 
 
-class RunLines:
-    """A file of lines that a run appends to. Use as a context manager, or call `close`."""
+class RunLines(LineFile):
+    """A file of lines that a run appends to. Raises `RlhfError`, which says what to do, where one cannot be written."""
 
     def __init__(self, path: Path, key: str, last: int, *, instead: str, count: int | None = None) -> None:
         """Lines whose number under `key` is above `last` are cut, as those behind the checkpoint of a resume.
@@ -23,40 +23,25 @@ class RunLines:
             CheckpointError: there are fewer or more.
             DataError: one of them is torn; names the line.
         """
-        truncate_lines(path, key, last)
         self._path = path
         self._instead = instead
-        self._file = LineFile(path)
-        with path.open("rb") as file:
-            self.num_lines = sum(1 for _ in file)
+        self.num_lines = truncate_lines(path, key, last)
         if count is not None and count != self.num_lines:
-            self.close()
             raise CheckpointError(
                 f"holds {self.num_lines} lines up to the checkpoint, which counts {count}",
                 where=str(path),
                 hint=f"put the missing lines back, or {instead}",
             )
+        super().__init__(path)
 
-    def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write all lines, or none if the disk is full. Raises `RlhfError`."""
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         with self._errors_named():
-            self._file.append(b"".join(dump_line(line) for line in lines))
-        self.num_lines += len(lines)
+            super().append(records)
+        self.num_lines += len(records)
 
     def sync(self) -> None:
-        """Wait until everything written is on disk, as before a checkpoint. Raises `RlhfError`."""
         with self._errors_named():
-            self._file.sync()
-
-    def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        self._file.close()
-
-    def __enter__(self) -> RunLines:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+            super().sync()
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:

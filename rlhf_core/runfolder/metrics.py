@@ -47,11 +47,6 @@ class MetricsWriter:
         self._held: Line | None = None
         self._episode: Line = {}
 
-    @property
-    def step(self) -> int:
-        """Updates so far: the step of the newest line, written or held."""
-        return self._step
-
     def start_episode(self, *, episode: int, policy_version: int | None, values: Mapping[str, Number]) -> None:
         """Begin an episode; `values` (`reward/*`, `kl/*`, `response/*`, …) are put on each of its lines."""
         self.flush()

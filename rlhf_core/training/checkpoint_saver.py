@@ -21,7 +21,7 @@ from ..runfolder.checkpoint_state import (
     read_run_state,
     save_run_state,
 )
-from ..runfolder.checkpoints import CheckpointStore, find_damage
+from ..runfolder.checkpoints import CheckpointStore
 from ..strategy import Strategy, Trained
 from ..util.kept_state import load_state_of, state_of
 
@@ -115,13 +115,10 @@ class CheckpointSaver:
         """
         if state.best_step is None:
             return None
-        for step in reversed(self._store.steps()):
-            path = self._store.path(step)
-            if step > state.step or find_damage(path) is not None:
-                continue
+        for path in self._store.whole(up_to=state.step):
             found = read_run_state(path)
-            if found.best_step == step and found.best_value is not None:
-                return step, found.best_value
+            if found.best_step == found.step and found.best_value is not None:
+                return found.step, found.best_value
         return None
 
     def last_good(self, episode: int) -> Path | None:

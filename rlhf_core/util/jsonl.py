@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ..errors import DataError
 from .files import write_bytes
 
 Record = dict[str, Any]
-
-
-def dump_line(record: Mapping[str, Any]) -> bytes:
-    """One line, newline included. NaN and infinities raise ValueError: JSON has none."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def read_lines(path: Path) -> Iterator[Record]:
@@ -36,34 +31,30 @@ def read_lines(path: Path) -> Iterator[Record]:
             yield record
 
 
-def truncate_lines(path: Path, key: str, last: int) -> Record | None:
+def truncate_lines(path: Path, key: str, last: int) -> int:
     """Truncate a file before the first line whose number under `key` is above `last`, or at an incomplete last line.
 
-    Returns the last line kept, None if there is none. A missing file is not created.
+    Returns the number of lines kept. A missing file is not created.
 
     Raises:
         DataError: a line among those to be kept is no JSON object with such a number; the file stays as it was.
     """
-    if not path.exists():
-        return None
-    kept: Record | None = None
-    size = 0
-    torn: int | None = None
+    size = kept = torn = 0
     for number, (record, end) in enumerate(_scan(path), start=1):
         place = None if record is None else record.get(key)
-        if record is None or not isinstance(place, int):
+        if not isinstance(place, int):
             torn = torn or number
         elif place > last:
             break
-        elif torn is not None:
+        elif torn:
             raise DataError(
                 "is torn, and the checkpoint counts on the lines after it",
                 where=f"{path}:{torn}",
                 hint="resume from a checkpoint that is older than this line: --resume RUN/checkpoints/step-N",
             )
         else:
-            kept, size = record, end
-    if path.stat().st_size != size:
+            kept, size = number, end
+    if path.exists() and path.stat().st_size != size:
         with path.open("r+b") as file:
             file.truncate(size)
             os.fsync(file.fileno())
@@ -71,20 +62,16 @@ def truncate_lines(path: Path, key: str, last: int) -> Record | None:
 
 
 class LineFile:
-    """An append-only file of lines: each call writes all of its lines, or none and raises `OSError`."""
+    """An append-only file of lines. Use as a context manager, or call `close`."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def append(self, lines: bytes) -> None:
-        """Append lines from `dump_line`, in several writes if needed."""
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write a line for each record, or none at all. Raises `OSError`, or `ValueError` for NaN: JSON has none."""
+        left = memoryview(b"".join(map(_line, records)))
         handle = self._file.fileno()
         size = os.fstat(handle).st_size
-        left = memoryview(lines)
         try:
             while left:
                 left = left[os.write(handle, left) :]
@@ -98,13 +85,18 @@ class LineFile:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        """Close the file. A second call does nothing."""
         self._file.close()
 
-    def __enter__(self) -> LineFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
-from ..components import AlgorithmContext, PromptsContext
+from ..components import AlgorithmContext, TaskContext
 from ..config.fitting import named_code
 from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
+from ..config.section import Section
 from ..config.sections import PromptsConfig
 from ..errors import ConfigError
 from ..models.kinds import kind_for
 from ..models.loading import load_tokenizer
 from ..plugins.functions import function_of_file
-from ..prompts.records import Check
+from ..prompts.encoder import PromptEncoder
+from ..prompts.records import Check, RecordRules
 from ..prompts.stream import PromptStream
 from ..protocols import Sampler
 from ..rewards.combiner import combined_score
@@ -77,7 +79,7 @@ class RunInputs:
         found: dict[str, Sampler] = {}
         for name, brought in self.resolved.sections.items():
             with named_code(f"sampler of the section {name}", brought.label):
-                if (sampler := brought.config.sampler(self.prompts.records)) is not None:
+                if (sampler := brought.typed(Section).sampler(self.prompts)) is not None:
                     found[name] = sampler
         if len(found) > 1:
             owners = " and ".join(self.resolved.sections[name].label for name in found)
@@ -90,21 +92,20 @@ class RunInputs:
         selected = source or resolved.prompts
         limits = selected.typed(PromptsConfig)
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
-        context = PromptsContext(resolved.run.train.seed, has_chat_template=has_template)
-        return PromptStream(
-            selected.build(selected.config, context),
-            self.tokenizer,
-            seed=resolved.run.train.seed,
+        context = TaskContext(resolved.run.train.seed, has_chat_template=has_template)
+        built = selected.build(selected.config, context)
+        columns = getattr(built, "columns", {})
+        rules = RecordRules(
+            PromptEncoder(self.tokenizer, kind=kind_for(resolved.run.model), columns=columns),
             max_prompt_tokens=limits.max_prompt_tokens,
             too_long=limits.too_long,
-            held_out=held_out,
-            may_be_empty=any(each.config.needs_no_prompts for each in resolved.sections.values()),
+            may_be_empty=any(each.typed(Section).needs_no_prompts for each in resolved.sections.values()),
             skip_duplicates=limits.duplicates == "skip",
             keep=None if limits.filter is None else function_of_file(limits.filter, Path(), "prompts.filter"),
             check=self._record_check() if is_checked and self._checks_records else None,
             measured=self._measured,
-            kind=kind_for(resolved.run.model),
         )
+        return PromptStream.of(built, rules, seed=resolved.run.train.seed, held_out=held_out)
 
     def _record_check(self) -> Check | None:
         algorithm = self.algorithm

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import RolloutAlgorithm
 from ..components import EngineContext, RewardContext
-from ..config.resolved import SelectedReward
+from ..config.resolved import Configured
+from ..config.sections import RewardEntry
 from ..hooks.relay import HookRelay
 from ..models.frozen import place_frozen
 from ..models.loading import is_lora
@@ -93,20 +94,15 @@ class RunParts:
         """All rewards of the run."""
         return self._scorer_of(self.resolved.rewards, self._cache_folder)
 
-    def _scorer_of(self, rewards: Sequence[SelectedReward], cache_folder: Path | None = None) -> RewardScorer:
+    def _scorer_of(self, rewards: Sequence[Configured], cache_folder: Path | None = None) -> RewardScorer:
         run = self.resolved.run
         context = RewardContext(str(self.place.device), run.train.seed, run.model.path, cache_folder)
-        specs = [
-            reward_spec(
-                r.selected,
-                r.config,
-                context,
-                r.call_options if cache_folder is not None else r.call_options.without_cache(),
-                name=r.name,
-                weight=r.weight,
-            )
-            for r in rewards
-        ]
+        specs = []
+        for reward in rewards:
+            entry = reward.typed(RewardEntry)
+            options = entry if cache_folder is not None else entry.without_cache()
+            made = reward_spec(reward, entry, context, options, name=entry.label, weight=entry.weight)
+            specs.append(made)
         # Whether there have to be some, `resolve` has checked.
         scorer = RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
         return self._opened.enter_context(closing(scorer))

@@ -12,10 +12,11 @@ import pytest
 import yaml
 from running import PATIENCE_SECONDS
 
+from rlhf_cli.commands.plugins import _kind
 from rlhf_cli.main import run
 from rlhf_cli.scaffold import TEMPLATES, new_plugin
 from rlhf_core.components import KINDS, EngineContext
-from rlhf_core.errors import UserInputError
+from rlhf_core.errors import PluginError, UserInputError
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_testing.models import tiny_model, tiny_tokenizer
@@ -47,16 +48,16 @@ def test_it_writes_a_distribution_and_says_what_is_next(here, capsys, spelling):
 
 def test_a_reward_needs_nothing_from_us(tmp_path):
     """Neither an import nor a dependency; about ten lines."""
-    made = new_plugin("rewards", "brief", tmp_path / "brief")
-    source = (made.folder / "src/rlhf_reward_brief/reward.py").read_text()
+    folder, _ = new_plugin("rewards", "brief", tmp_path / "brief")
+    source = (folder / "src/rlhf_reward_brief/reward.py").read_text()
     assert "rlhf" not in source
     assert len([line for line in source.splitlines() if line.strip()]) <= 10
-    assert "dependencies = []" in (made.folder / "pyproject.toml").read_text()
+    assert "dependencies = []" in (folder / "pyproject.toml").read_text()
 
 
 def test_an_engine_is_one_that_environments_can_be_played_with(tmp_path, monkeypatch):
-    made = new_plugin("engines", "two-words", tmp_path / "new")
-    monkeypatch.syspath_prepend(str(made.folder / "src"))
+    folder, _ = new_plugin("engines", "two-words", tmp_path / "new")
+    monkeypatch.syspath_prepend(str(folder / "src"))
     module, config = (import_module(f"rlhf_engine_two_words.{name}") for name in ("engine", "config"))
     model = tiny_model()
     context = EngineContext(model=model, tokenizer=tiny_tokenizer(), device=model.device, seed=1)
@@ -69,12 +70,12 @@ def test_an_engine_is_one_that_environments_can_be_played_with(tmp_path, monkeyp
 
 @pytest.mark.parametrize("kind", list(TEMPLATES))
 def test_nothing_is_left_to_fill_in(tmp_path, kind):
-    made = new_plugin(kind, "two-words", tmp_path / "new")
-    for path in made.files:
-        text = (made.folder / path).read_text()
+    folder, files = new_plugin(kind, "two-words", tmp_path / "new")
+    for path in files:
+        text = (folder / path).read_text()
         assert "{{" not in text and not re.search("__(package|snake|tests)__", str(path)), path
-    assert Path("tests/test_two_words.py") in made.files
-    assert yaml.safe_load((made.folder / "run.yaml").read_text())["model"]["path"] == "builtin:tiny-digits"
+    assert Path("tests/test_two_words.py") in files
+    assert yaml.safe_load((folder / "run.yaml").read_text())["model"]["path"] == "builtin:tiny-digits"
 
 
 def test_all_of_it_is_tidy(tmp_path):
@@ -123,3 +124,24 @@ def test_an_empty_folder_will_do(here):
     (here / "mine").mkdir()
     assert run(["plugins", "new", "hooks", "x", "--output", "mine"]) == 0
     assert (here / "mine" / "run.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("algorithm", "algorithms"),
+        ("Strategies", "strategies"),
+        ("strategy", "strategies"),
+        ("prompts", "prompts"),
+        ("prompt", "prompts"),
+        ("hook", "hooks"),
+        ("commands", "commands"),
+    ],
+)
+def test_kinds_are_said_in_singular_or_plural(text, kind):
+    assert _kind(text) == kind
+
+
+def test_unknown_kind_is_an_error():
+    with pytest.raises(PluginError, match='no plugin kind "rewardz"; did you mean "rewards"'):
+        _kind("rewardz")

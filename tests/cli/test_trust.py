@@ -65,13 +65,12 @@ def test_looking_at_a_run_runs_no_file(place, capsys, command):
     assert ran() == []
 
 
-def test_options_are_checked_from_the_source(place, capsys):
+def test_options_of_a_file_are_checked_where_it_is_run(place, capsys):
     write("theirs/run.yaml", "theirs/in/mine.py", tarqet=3)
-    assert 'did you mean "target"' in says(capsys, "config", "check", "theirs/run.yaml", code=2)
-    write("theirs/run.yaml", "theirs/in/mine.py")
     shown = yaml.safe_load(says(capsys, "config", "show", "theirs/run.yaml"))
-    assert shown["rewards"][0]["target"] == 3
+    assert shown["rewards"][0]["tarqet"] == 3
     assert resolve(shown, trust=FileTrust(runs=False)).to_mapping() == shown
+    assert 'did you mean "target"' in says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
 
 
 def test_a_run_runs_files_below_its_file_or_named_or_trusted(place, capsys):
@@ -189,17 +188,20 @@ def test_a_plan_runs_none_of_them(names, capsys, request):
     assert ran() == []
 
 
-def test_options_of_these_functions_are_checked_from_the_source(place, capsys):
-    Path("other/mine.py").write_text(FUNCTIONS)
-    loss = {"name": "other/mine.py:unclipped", "factr": 1.0}
+def test_options_of_these_functions_are_checked_where_they_are_run(place, capsys):
+    Path("theirs/in/mine.py").write_text(FUNCTIONS)
+    loss = {"name": "theirs/in/mine.py:unclipped", "factr": 1.0}
     for algorithm, said in (
         ({"name": "ppo", "policy_loss": loss}, 'did you mean "factor"'),
-        ({"name": "other/mine.py:learn", "sped": 1.0}, 'did you mean "speed"'),
-        ({"name": "ppo", "kl_estimator": "other/mine.py:sqared"}, 'did you mean "squared"'),
+        ({"name": "theirs/in/mine.py:learn", "sped": 1.0}, 'did you mean "speed"'),
+        ({"name": "ppo", "kl_estimator": "theirs/in/mine.py:sqared"}, 'did you mean "squared"'),
         ({"name": "ppo", "kl_estimator": "k33"}, 'did you mean "k3"'),
     ):
         Path("theirs/run.yaml").write_text(yaml.safe_dump(tiny_run({"algorithm": algorithm})))
-        assert said in says(capsys, "config", "check", "theirs/run.yaml", code=2)
+        assert said in says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
+        ran()
+        if ".py" in str(algorithm):
+            says(capsys, "config", "check", "theirs/run.yaml")
     assert ran() == []
 
 

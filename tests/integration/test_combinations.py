@@ -133,9 +133,6 @@ def _changes(combination: Combination) -> dict[str, Any]:
         changes["train"] |= {"samples_per_prompt": 1, "train_batch_size": 4}
     if combination.transport == "ray":
         changes["transport"] = {"name": "ray", "max_staleness": 0}
-    if combination.engine == "vllm":  # a process that trains with others cannot hold vLLM too
-        alone = combination.strategy == "single" or combination.transport == "ray"
-        changes["engine"]["in_process"] = alone
     return changes
 
 

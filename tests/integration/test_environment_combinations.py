@@ -58,7 +58,7 @@ def test_it_trains(
         "strategy": {"name": strategy},
         "algorithm": {"name": algorithm},
         "environment": {"name": f"{GAMES}:Branches", "max_turns": 5},
-        "engine": {"name": engine, "max_new_tokens": 4, **({"in_process": True} if engine == "vllm" else {})},
+        "engine": {"name": engine, "max_new_tokens": 4},
         "rewards": None,
         "train": {"episodes": 2, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4},
     }

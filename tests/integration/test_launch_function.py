@@ -1,4 +1,4 @@
-"""`rlhf_core.launch`: a function of one's own in several processes."""
+"""`rlhf_strategies.launch`: a function of one's own in several processes."""
 
 import re
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from running import PATIENCE_SECONDS
 
-from rlhf_core import launch
 from rlhf_core.errors import ConfigError, RlhfError, UserInputError
+from rlhf_strategies import launch
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
 FAULTY = """

@@ -167,7 +167,7 @@ def test_a_resume_that_fails_before_its_loop_is_failed(tmp_path, monkeypatch):
     def fail(**_):
         raise OSError("no such luck")
 
-    monkeypatch.setattr("rlhf_core.entry.train.LoggerContext", fail)
+    monkeypatch.setattr("rlhf_core.entry.train.HookContext", fail)
     with pytest.raises(OSError, match="no such luck"):
         start(EACH, tmp_path / "run", resume="auto")
     assert summary(tmp_path / "run")["status"] == "failed"

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from running import PATIENCE_SECONDS
 
-from rlhf_cli.scaffold import TEMPLATES, Scaffold, new_plugin
+from rlhf_cli.scaffold import TEMPLATES, new_plugin
 
 OTHER_KINDS = [kind for kind in TEMPLATES if kind != "rewards"]
 RUNS = """
@@ -89,13 +89,17 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(tmp_path_factory.mktemp("plugins"))
 
 
-def live(environment: Environment, kinds: Sequence[str]) -> dict[str, Scaffold]:
+def distribution_of(kind: str) -> str:
+    return f"rlhf-{TEMPLATES[kind].singular}-made-{TEMPLATES[kind].singular}"
+
+
+def live(environment: Environment, kinds: Sequence[str]) -> dict[str, Path]:
     """Make, build, install, list, check, test and train with a plugin of each kind."""
     name = {kind: f"made-{TEMPLATES[kind].singular}" for kind in kinds}
-    made = {kind: new_plugin(kind, name[kind], environment.folder / kind) for kind in kinds}
-    folders = [str(each.folder) for each in made.values()]
+    made = {kind: new_plugin(kind, name[kind], environment.folder / kind)[0] for kind in kinds}
+    folders = list(map(str, made.values()))
     environment.pip("install", "--no-index", "--no-deps", "--no-build-isolation", *folders)
-    assert environment.listed([each.distribution for each in made.values()]) == set(name.items())
+    assert environment.listed(list(map(distribution_of, kinds))) == set(name.items())
 
     checked = environment.rlhf("plugins", "check", *([name[kinds[0]]] if len(kinds) == 1 else []))
     lines = {line.split()[0]: line.split()[3] for line in checked.splitlines()[1:]}
@@ -113,11 +117,11 @@ def live(environment: Environment, kinds: Sequence[str]) -> dict[str, Scaffold]:
     return made
 
 
-def run_with_all(made: dict[str, Scaffold]) -> dict[str, Any]:
+def run_with_all(made: dict[str, Path]) -> dict[str, Any]:
     """One small run with every plugin: what each one's run file says, in one."""
     run: dict[str, Any] = {}
     for kind, each in made.items():
-        own = yaml.safe_load((each.folder / "run.yaml").read_text())
+        own = yaml.safe_load((each / "run.yaml").read_text())
         section = SECTIONS.get(kind, "model")
         run = {**own, **run, section: own[section]}
         if kind in ("optimizers", "schedules"):
@@ -125,13 +129,13 @@ def run_with_all(made: dict[str, Scaffold]) -> dict[str, Any]:
     return {**run, "train": {"episodes": 2, "prompts_per_episode": 4}, "logging": {"tensorboard": False}}
 
 
-def remove(environment: Environment, made: dict[str, Scaffold]) -> None:
+def remove(environment: Environment, made: dict[str, Path]) -> None:
     """Uninstall: not listed any more, and a run that names one is refused before anything runs."""
-    distributions = [each.distribution for each in made.values()]
+    distributions = list(map(distribution_of, made))
     environment.pip("uninstall", "--yes", *distributions)
     assert environment.listed(distributions) == set()
     kind, gone = next(iter(made.items()))
-    said = environment.rlhf("config", "check", f"{gone.folder}/run.yaml", code=2)
+    said = environment.rlhf("config", "check", f"{gone}/run.yaml", code=2)
     assert f'"made-{TEMPLATES[kind].singular}" is installed' in said
 
 

@@ -165,7 +165,7 @@ def test_a_run_with_two_owners_is_refused_before_it_starts(
     resolved = resolve(tiny_run(changes))
     if "environment" in resolved.sections:
         monkeypatch.setattr(
-            type(resolved.sections["environment"].plugin.config), "columns", {"seen": Column()}, raising=False
+            resolved.sections["environment"].component.config, "columns", {"seen": Column()}, raising=False
         )
     with pytest.raises(ConfigError) as found:
         check_run(resolved)

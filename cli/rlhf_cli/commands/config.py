@@ -24,7 +24,7 @@ Examples:
 def show(request: RunArguments) -> None:
     """Print the run as it will be used: file, flags, --set and every default, as YAML.
 
-    Code files that the run names are read, not run; what cannot be read from them is checked by `train`.
+    Code files that the run names are not run: `train` checks what they define, and its options.
     With no RUN.yaml, the quickstart's second stage.
 
     \b
@@ -42,15 +42,17 @@ def show(request: RunArguments) -> None:
 def check(request: RunArguments) -> None:
     """Check a run file with its flags: every option, every plugin. Exits 2 and lists what is wrong.
 
-    Code files that the run names are read, not run; what cannot be read from them is checked by `train`.
+    Code files that the run names are not run: `train` checks what they define, and its options.
 
     \b
     Examples:
       rlhf config check run.yaml
       rlhf config check run.yaml --transport ray --set transport.num_makers=2
     """
+    from rlhf_core.config.resolved import weights_of
+
     run = request.resolved()
-    rewards = ", ".join(reward.name for reward in run.rewards) or "none"
+    rewards = ", ".join(weights_of(run.rewards)) or "none"
     echo(
         f"ok: {request.where}: algorithm {run.algorithm.name}, strategy {run.strategy.name}, "
         f"engine {run.engine.name}, transport {run.transport.name}, rewards {rewards}"

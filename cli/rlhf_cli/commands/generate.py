@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,7 @@ from ..output import echo, heading, print_json
 from .sampling import SamplingRequest, sampling_options
 
 if TYPE_CHECKING:
-    from rlhf_core.config.resolved import SelectedSection
+    from rlhf_core.config.resolved import Configured
 
 
 @click.command("generate")
@@ -67,7 +68,7 @@ def generate(
             echo(line["completion"])
 
 
-def _sections(name: str | None, overrides: tuple[str, ...]) -> dict[str, SelectedSection]:
+def _sections(name: str | None, overrides: tuple[str, ...]) -> dict[str, Configured]:
     """The environment with its options; nothing where none was requested. Raises `ConfigError`."""
     from rlhf_core.config.load import load_run
     from rlhf_core.config.problems import Problems
@@ -88,12 +89,12 @@ def _sections(name: str | None, overrides: tuple[str, ...]) -> dict[str, Selecte
 
 
 def _print_episodes(played: list[dict[str, Any]]) -> None:
-    from rlhf_core.runfolder import conversation_lines
-
     for row in played:
         rewards = "  ".join(f"{name} {value:.4g}" for name, value in row["rewards"].items())
         # The rewards are the episode's: they stand above its first branch, and only there.
         begins = f"branch {row['branch']}" if row["branch"] else f"reward: {rewards}"
         heading(f"{begins}  {row['num_tokens']} tokens  {row['finish_reason']}", dim=True)
-        for line in conversation_lines(row):
-            echo(line)
+        echo(indent(row["prompt"], "  > "))
+        for turn in row["turns"]:
+            echo(f"  {turn['role']}")
+            echo(indent(turn["text"], "    " if turn["role"] == "policy" else "  > "))

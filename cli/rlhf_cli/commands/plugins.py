@@ -41,9 +41,7 @@ def list_plugins(as_json: bool) -> None:
       rlhf plugins list
       rlhf plugins list --json
     """
-    from rlhf_core.plugins.discovery import discover_all
-
-    refs = [ref for by_name in discover_all().values() for first in by_name.values() for ref in (first, *first.clashes)]
+    refs = [ref for first in _named(None) for ref in (first, *first.clashes)]
     clashing = {id(each) for ref in refs if ref.clashes for each in (ref, *ref.clashes)}
     if as_json:
         print_json([{**_row(ref), "missing": ref.missing, "clash": id(ref) in clashing} for ref in refs])
@@ -84,10 +82,13 @@ def show(plugin: str, as_json: bool) -> None:
       rlhf plugins show policy-loss/clip
       rlhf plugins show rewards/exact-match --json
     """
+    from inspect import getdoc
+
     from rlhf_core.components import KINDS
     from rlhf_core.config.select import shared_options
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import find
+    from rlhf_core.plugins.discovery import find, import_target
+    from rlhf_core.plugins.functions import PLAIN
     from rlhf_core.plugins.requirements import not_installed, unmet
     from rlhf_core.plugins.selected import has_options, load
 
@@ -95,41 +96,41 @@ def show(plugin: str, as_json: bool) -> None:
     if len(refs) > 1:
         shown = " or ".join(f"{each.kind}/{each.name}" for each in refs)
         raise PluginError(f'"{plugin}" is the name of {len(refs)} plugins', hint=f"rlhf plugins show {shown}")
-    kind, name = refs[0].kind, refs[0].name
-    ref = find(kind, name)
-    if kind not in KINDS or not has_options(ref):
-        _show_other(ref, as_json)
-        return
-    selected = load(kind, name, check_requires=False)
-    lack = unmet(selected.component, selected.distribution)
-    about = {
-        "kind": kind,
-        "name": selected.name,
-        "summary": selected.component.summary,
-        "distribution": selected.distribution,
-        "version": selected.version,
-    }
-    own, core = selected.component.config, shared_options(kind)
-    core = None if core is None or issubclass(own, core) else core
+    ref = find(refs[0].kind, refs[0].name)
+    about: dict[str, object] = {**_row(ref), "summary": "", "missing": ()}
+    own = core = lack = None
+    if ref.kind in {*KINDS, *PLAIN} and has_options(ref):
+        selected = load(ref.kind, ref.name, check_requires=False)
+        component = selected.component
+        told = getdoc(selected.function) if selected.function is not None else component.summary
+        own, core = component.config, shared_options(ref.kind)
+        core = None if core is None or issubclass(own, core) else core
+        lack = unmet(component, selected.distribution)
+        about |= {"summary": component.summary, "missing": not_installed(component.requires)}
+    else:  # a command, a server, a module of hooks
+        found = import_target(ref)
+        told = getattr(found, "help", None) or getdoc(found)
     if as_json:
-        schemas = {"options": own.model_json_schema(), "options_of_core": core.model_json_schema() if core else None}
-        print_json({**about, "missing": not_installed(selected.component.requires), **schemas})
+        schemas = {"options": own and own.model_json_schema(), "options_of_core": core and core.model_json_schema()}
+        print_json({**about, "doc": told, **schemas})
         return
     from ..schema_text import option_rows
 
-    echo(f"{kind}/{selected.name} ({selected.distribution} {selected.version}): {selected.component.summary}")
+    headers = ["type", "default", "description"]
+    echo(f"{ref.kind}/{ref.name} ({ref.distribution} {ref.version}): {about['summary'] or ref.target}")
     if lack is not None:
         echo(": ".join(lack))
-    if (told := _more_than_a_line(selected.function)) is not None:
-        echo(f"\n{told}\n")
-    rows = option_rows(own)
-    if rows:
-        print_table(["option", "type", "default", "description"], rows)
-    else:
+    if rest := (told or "").replace(_CLICK_MARK, "").removeprefix(str(about["summary"])).strip():
+        echo(f"\n{rest}\n")
+    if ref.kind == "hooks" and own is None:
+        echo("on where it is installed")
+    if own is not None and (rows := option_rows(own)):
+        print_table(["option", *headers], rows)
+    elif own is not None:
         echo("no options" if core is None else "no options of its own")
     if core is not None:
         echo("")
-        print_table(["read by core", "type", "default", "description"], option_rows(core))
+        print_table(["read by core", *headers], option_rows(core))
 
 
 @plugins.command("check", short_help="Try plugins and say which are broken.")
@@ -170,15 +171,15 @@ def check(name: str | None) -> int:
 def _named(name: str | None) -> list[PluginRef]:
     """The plugins of that name (NAME or KIND/NAME), or all without one. Raises `PluginError` if there is none."""
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import as_kind, discover_all, strays
+    from rlhf_core.plugins.discovery import GROUPS, discover, strays
     from rlhf_core.plugins.names import KNOWN
     from rlhf_core.util.did_you_mean import fold, suggestion
 
-    installed = discover_all()
+    installed = {kind: discover(kind) for kind in GROUPS}
     if name is None:
         return [ref for by_name in installed.values() for ref in by_name.values()]
     kind_name, slash, last = name.rpartition("/")
-    kinds = [as_kind(kind_name)] if slash else list(installed)
+    kinds = [_kind(kind_name)] if slash else list(installed)
     found = [installed[kind][fold(last)] for kind in kinds if fold(last) in installed[kind]]
     if not found:
         known = [ref.name for kind in kinds for ref in installed[kind].values()]
@@ -188,6 +189,19 @@ def _named(name: str | None) -> list[PluginRef]:
         )
         raise PluginError(f'no plugin "{name}" is installed{suggestion(last, known)}', hint=hint)
     return found
+
+
+def _kind(name: str) -> str:
+    """`algorithm`, `Algorithms` -> `algorithms`; also `hooks` and `commands`. Raises `PluginError`."""
+    from rlhf_core.errors import PluginError
+    from rlhf_core.plugins.discovery import GROUPS, SINGULAR
+    from rlhf_core.util.did_you_mean import fold, suggestion
+
+    folded = fold(name)
+    for kind in GROUPS:
+        if folded in (fold(kind), fold(SINGULAR[kind].replace(" ", "-")), kind.removesuffix("s")):
+            return kind
+    raise PluginError(f'no plugin kind "{name}"{suggestion(name, GROUPS)}', hint=f"kinds: {', '.join(GROUPS)}")
 
 
 @plugins.command("new", short_help="Make a plugin to start from.")
@@ -205,46 +219,9 @@ def new(kind: str, name: str, output: Path | None) -> None:
       rlhf plugins new reward brevity
       rlhf plugins new algorithm my-update --output ~/plugins/my-update
     """
-    from rlhf_core.plugins.discovery import as_kind
-
     from ..scaffold import new_plugin
 
-    made = new_plugin(as_kind(kind), name, output)
-    for path in made.files:
-        echo(f"wrote {made.folder / path}")
-    echo(f"next: pip install -e '{made.folder}[test]'; pytest {made.folder}; rlhf train {made.folder / 'run.yaml'}")
-
-
-def _show_other(ref: PluginRef, as_json: bool) -> None:
-    """A function that algorithms call by name, with its options; a command, a server, a module of hooks."""
-    from inspect import getdoc
-
-    from rlhf_core.plugins.discovery import import_target
-    from rlhf_core.plugins.functions import options_model
-
-    found = import_target(ref)
-    is_function = ref.kind in ("advantages", "policy_losses")
-    model = options_model(found, ref.label, takes=None) if is_function else None
-    told = getdoc(found) if is_function or ref.kind == "hooks" else getattr(found, "help", None) or getdoc(found)
-    if as_json:
-        print_json({**_row(ref), "doc": told, "options": model.model_json_schema() if model else None})
-        return
-    from ..schema_text import option_rows
-
-    echo(f"{ref.kind}/{ref.name} ({ref.distribution} {ref.version}): {ref.target}")
-    if told:
-        echo(f"\n{told.replace(_CLICK_MARK, '').strip()}\n")
-    if ref.kind == "hooks":
-        echo("on where it is installed")
-    if model is not None and (rows := option_rows(model)):
-        print_table(["option", "type", "default"], [row[:3] for row in rows])
-    elif model is not None:
-        echo("no options")
-
-
-def _more_than_a_line(function: object) -> str | None:
-    """The docstring of a function or class without its summary."""
-    from inspect import getdoc
-
-    told = getdoc(function) if function is not None else None
-    return (told or "").partition("\n")[2].strip() or None
+    folder, files = new_plugin(_kind(kind), name, output)
+    for path in files:
+        echo(f"wrote {folder / path}")
+    echo(f"next: pip install -e '{folder}[test]'; pytest {folder}; rlhf train {folder / 'run.yaml'}")

@@ -170,7 +170,7 @@ def print_prompt(inputs: RunInputs) -> None:
     from rlhf_core.prompts.records import left_out
 
     prompt, tokenizer = inputs.prompts.prompt(0), inputs.tokenizer
-    if told := left_out(inputs.prompts.records.counts):
+    if told := left_out(inputs.prompts.counts):
         echo(f"at least {told}")
     if not prompt.text:
         echo("the environment makes the prompts, each when its episode begins")

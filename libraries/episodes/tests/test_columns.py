@@ -19,13 +19,13 @@ from rlhf_core.columns import Column
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import EpisodeError
-from rlhf_core.plugins.functions import FunctionOptions, component_of
+from rlhf_core.plugins.functions import component_of
 from rlhf_core.rollout.row import Played
 from rlhf_core.types import SamplingParams
 from rlhf_episodes.contract import EpisodeTruncated, Outcome
 from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.section import EnvironmentConfig
-from rlhf_episodes.selected import SelectedEnvironment, resolve_environment
+from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.episodes import episode_tokenizer
 from rlhf_testing.samples import make_prompt
@@ -54,12 +54,11 @@ class Grades:
 def play(given: Any, *, samples: int = 1, environment: Any = Grades, **options: Any) -> list[Played]:
     kind = type("Given", (environment,), {"given": staticmethod(given)})
     component = component_of(kind, "environments", where="test")
-    configured = Configured("environments", "given", component, "acme", "1.0", function=kind, config=FunctionOptions())
-    selected = SelectedEnvironment(EnvironmentConfig(**options), configured)
-    return played(selected, samples)
+    config = EnvironmentConfig(**options)
+    return played(Configured("environments", "given", component, "acme", "1.0", function=kind, config=config), samples)
 
 
-def played(environment: SelectedEnvironment, samples: int) -> list[Played]:
+def played(environment: Configured, samples: int) -> list[Played]:
     player = build_environment_player(
         environment,
         FakeEngine(answer=lambda request, version: (5, 6, 2)),

@@ -266,7 +266,7 @@ def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path)
     file = tmp_path / "tools.py"
     file.write_text('def tool(text: str) -> str:\n    """Say it."""\n    return text\n')
     environment = section("tools", functions=[f"{file}:tool"], on_failure="drop")
-    assert environment.isolate
+    assert environment.config.isolate
     file.write_text("import no_such_module\n")
     with pytest.raises(PluginError, match="fails to run: ModuleNotFoundError: No module named 'no_such_module'"):
         play(environment)
@@ -329,4 +329,4 @@ def _lives(pid):
 
 
 def environment_of(environment, **options):
-    return replace(environment, options=environment.options.model_copy(update=options))
+    return replace(environment, config=environment.config.model_copy(update=options))

@@ -11,7 +11,7 @@ from rlhf_core.config.load import load_run
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve, resolve_reward
 from rlhf_core.rollout.samples import rollout_of
-from rlhf_episodes.selected import SelectedEnvironment, resolve_environment
+from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "environments.md"
@@ -37,7 +37,8 @@ def select(name):
 def test_the_run_file_is_right(files):
     assert files == ["guess.py", "guess.yaml", "sums.py", "my_tools.py", "tools.yaml", "notes.py", "agent.py"]
     resolved = resolve(load_run("guess.yaml"))
-    assert SelectedEnvironment.of_run(resolved).name == "Guess" and resolved.reward_weights == {"environment": 1.0}
+    assert resolved.sections["environment"].name.endswith("guess.py:Guess")
+    assert resolved.reward_weights == {"environment": 1.0}
 
 
 def test_the_game_is_played(files):
@@ -69,7 +70,7 @@ def test_the_functions_are_called_and_the_last_turn_is_rewarded(files):
     found = [rollout_of(each.rows[-1], each) for each in done.played]
     assert any(turn.text == "6.0" for rollout in found for turn in rollout.turns if turn.role == "environment")
     right = [float(rollout.turns[-1].text.endswith("6")) for rollout in found]
-    assert reward.selected.build(reward.config, None)(found) == right
+    assert reward.build(reward.config, None)(found) == right
     assert set(right) == {0.0, 1.0}
 
 

@@ -71,4 +71,4 @@ rlhf samples runs/hooked --show best --number 1 | grep "weighted score"
 rlhf plugins show clip | grep clip_eps_high
 rlhf plugins show early-stop | grep patience
 rlhf config schema | grep '"early-stop"'
-rlhf completion bash | grep _RLHF_COMPLETE
+_RLHF_COMPLETE=bash_source rlhf | grep _RLHF_COMPLETE

@@ -72,9 +72,7 @@ probe = Component(summary="Probes with another reward.", config=Probe)
     run = {key: value for key, value in RUN.items() if key != "safety"}
     resolved = resolve({**run, "probe": {"name": "length", "every": 3, "target_tokens": 9}})
     section = resolved.sections["probe"]
-    assert (
-        section.config.every == 3 and section.plugin.config.target_tokens == 9 and section.plugin in resolved.selected
-    )
+    assert section.config.every == 3 and section.config.target_tokens == 9 and section in resolved.selected
     mapping = resolved.to_mapping()
     assert mapping["probe"].items() >= {"name": "length", "every": 3, "target_tokens": 9}.items()
     assert resolve(mapping).to_mapping() == mapping

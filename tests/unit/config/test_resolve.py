@@ -8,7 +8,7 @@ from rlhf_cli.run_schema import run_schema
 from rlhf_core.config.load import load_run
 from rlhf_core.config.processes import check_processes
 from rlhf_core.config.resolve import resolve
-from rlhf_core.config.sections import EngineConfig, RewardCallOptions
+from rlhf_core.config.sections import EngineConfig, RewardEntry
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import SamplingParams
 
@@ -33,15 +33,17 @@ def test_every_section_is_selected_and_typed(fake_run):
     assert resolved.run.eval is None
     assert resolved.eval_prompts is None
     (reward,) = resolved.rewards
-    assert (reward.name, reward.weight, reward.call_options) == ("fake-shout", 0.5, RewardCallOptions())
+    entry = reward.typed(RewardEntry)
+    assert (entry.label, entry.weight, entry.timeout_seconds) == ("fake-shout", 0.5, 60.0)
     assert reward.config.loudness == 1
 
 
 def test_reward_policy_and_options_are_told_apart(fake_run):
     entry = {"name": "fake-shout", "label": "loud", "timeout_seconds": 2, "on_failure": "drop", "loudness": 7}
     (reward,) = resolve({**fake_run, "rewards": [entry]}).rewards
-    assert (reward.name, reward.call_options.timeout_seconds, reward.call_options.on_failure) == ("loud", 2.0, "drop")
-    assert reward.config.model_dump() == {"loudness": 7, "word": "hey"}
+    entry = reward.typed(RewardEntry)
+    assert (entry.label, entry.timeout_seconds, entry.on_failure) == ("loud", 2.0, "drop")
+    assert reward.own_options(entry) == {"loudness": 7, "word": "hey"}
 
 
 def test_evaluation_may_have_prompts_of_its_own(fake_run):
@@ -192,7 +194,7 @@ def test_an_option_that_is_text_takes_any_scalar_of_set_as_typed(fake_run, typed
     resolved = resolve(load_run(load_run(fake_run, overrides)))
     assert resolved.run.model.path == typed
     assert resolved.rewards[0].config.word == typed
-    assert resolved.rewards[0].name == typed
+    assert resolved.rewards[0].config.label == typed
 
 
 def test_an_unknown_section_without_content_is_an_error(fake_run):
@@ -221,7 +223,7 @@ def test_an_offline_algorithm_needs_no_rewards(fake_run):
 def test_two_rewards_of_one_name_live_under_labels(fake_run):
     rewards = ["fake-shout", {"name": "fake-shout", "label": "second"}, "fake-whisper"]
     resolved = resolve({**fake_run, "rewards": rewards})
-    assert [reward.name for reward in resolved.rewards] == ["fake-shout", "second", "fake-whisper"]
+    assert [reward.config.label for reward in resolved.rewards] == ["fake-shout", "second", "fake-whisper"]
     assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
 
 
@@ -230,9 +232,9 @@ def test_a_file_reward_is_named_by_its_function(fake_run, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     resolved = resolve({**fake_run, "rewards": ["./mine.py:tidy:2"]})
     (reward,) = resolved.rewards
-    assert (reward.name, reward.weight, reward.config.depth) == ("tidy", 2.0, 2)
+    assert (reward.config.label, reward.config.weight, reward.config.depth) == ("tidy", 2.0, 2)
     monkeypatch.chdir("/")
-    assert resolve(resolved.to_mapping()).rewards[0].name == "tidy", "the resolved path is absolute"
+    assert resolve(resolved.to_mapping()).rewards[0].config.label == "tidy", "the resolved path is absolute"
 
 
 @pytest.mark.parametrize(

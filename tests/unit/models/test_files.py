@@ -8,7 +8,7 @@ from threading import Event, Thread
 import pytest
 from huggingface_hub import constants
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import files
@@ -46,7 +46,7 @@ def load_prompts(monkeypatch, tmp_path):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: [{"prompt": "1"}])
-    return lambda **options: build(HfDatasetConfig(path="Owner/MyPrompts", **options), PromptsContext(0, tmp_path))
+    return lambda **options: build(HfDatasetConfig(path="Owner/MyPrompts", **options), TaskContext(0, tmp_path))
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -13,12 +13,12 @@ from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import DataError, PluginError, UserInputError
 from rlhf_core.models.kinds import kind_for
 from rlhf_core.models.pretrained import ModelKind
-from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.runfolder.folder import RunFolder
 from rlhf_forward.forward import model_rows
 from rlhf_forward.rows import PaddedRows
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_passes.packing import PackedRows
+from rlhf_testing.episodes import prompt_stream
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 from rlhf_testing.samples import make_item
@@ -116,7 +116,7 @@ class Records(list):
 
 
 def test_a_source_gives_columns_in_its_records():
-    stream = PromptStream(Records([{"prompt": "1>", "condition": [1, 2], "note": 0.5}]), tiny_tokenizer(), seed=0)
+    stream = prompt_stream(Records([{"prompt": "1>", "condition": [1, 2], "note": 0.5}]), tiny_tokenizer(), seed=0)
     columns = stream.prompt(0).columns
     assert columns["condition"].tolist() == [1, 2] and columns["note"] == 0.5
     assert list(columns.model_inputs) == ["condition"]
@@ -124,4 +124,4 @@ def test_a_source_gives_columns_in_its_records():
 
 def test_a_record_without_its_column_is_named():
     with pytest.raises(DataError, match="the columns of its prompt cannot be read: 'note'"):
-        PromptStream(Records([{"prompt": "1>", "condition": [1]}]), tiny_tokenizer(), seed=0)
+        prompt_stream(Records([{"prompt": "1>", "condition": [1]}]), tiny_tokenizer(), seed=0)

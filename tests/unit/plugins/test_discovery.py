@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_core.components import API_VERSION
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import as_kind, discover, discover_all
+from rlhf_core.plugins.discovery import discover
 from rlhf_core.plugins.requirements import not_installed
 from rlhf_core.plugins.selected import load
 
@@ -31,7 +31,7 @@ def test_listing_imports_nothing(install):
     install("acme", {"rlhf.algorithms": {"Acme_PPO": "acme_mod:thing"}}, {"acme_mod": "raise RuntimeError('imported')"})
     ref = discover("algorithms")["acme-ppo"]
     assert (ref.name, ref.distribution, ref.version, ref.target) == ("Acme_PPO", "acme", "1.2.3", "acme_mod:thing")
-    assert discover_all()["algorithms"]["acme-ppo"] == ref
+    assert discover("algorithms")["acme-ppo"] == ref
     assert "acme_mod" not in sys.modules
 
 
@@ -179,27 +179,6 @@ def test_a_wrong_build_target_is_named(install, build, message):
     install("acme", {"rlhf.engines": {"thing": "acme_mod:thing"}}, sources)
     with pytest.raises(PluginError, match=message):
         load("engines", "thing").import_build()
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("algorithm", "algorithms"),
-        ("Strategies", "strategies"),
-        ("strategy", "strategies"),
-        ("prompts", "prompts"),
-        ("prompt", "prompts"),
-        ("hook", "hooks"),
-        ("commands", "commands"),
-    ],
-)
-def test_kinds_are_said_in_singular_or_plural(text, kind):
-    assert as_kind(text) == kind
-
-
-def test_unknown_kind_is_an_error():
-    with pytest.raises(PluginError, match='no plugin kind "rewardz"; did you mean "rewards"'):
-        as_kind("rewardz")
 
 
 RAISING = """

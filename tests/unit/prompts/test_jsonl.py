@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import DataError
 from rlhf_core.plugins.selected import load
-from rlhf_core.prompts.records import Records
+from rlhf_testing.episodes import prompt_stream
+from rlhf_testing.models import tiny_tokenizer
 
 
 def build(name, folder=Path(), **options):
     selected = load("prompts", name)
     config = selected.component.config.model_validate(options)
-    return selected.build(config, PromptsContext(seed=0, base_folder=folder))
+    return selected.build(config, TaskContext(seed=0, base_folder=folder))
 
 
 def write(path, *lines):
@@ -60,7 +61,7 @@ class TestJsonl:
     def test_a_wrong_line_is_named(self, tmp_path, line, message):
         write(tmp_path / "p.jsonl", '{"prompt": "a"}', line, '{"prompt": "c"}')
         source = build("jsonl", tmp_path, path="p.jsonl")
-        for read in (lambda: source[1], lambda: Records(source, seed=0)):
+        for read in (lambda: source[1], lambda: prompt_stream(source, tiny_tokenizer("0123456789"))):
             with pytest.raises(DataError, match=message) as caught:
                 read()
             assert caught.value.where == f"{tmp_path / 'p.jsonl'}:2"

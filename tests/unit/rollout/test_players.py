@@ -174,6 +174,8 @@ def test_a_journal_without_a_run_folder_says_that_it_keeps_nothing(caplog, tmp_p
 
 
 def test_a_journal_refuses_what_json_has_not(tmp_path):
+    journal = Journal(tmp_path)
     with pytest.raises(ValueError, match="Out of range float values"):
-        Journal(tmp_path).append({"sample": float("nan")})
-    assert list(tmp_path.iterdir()) == []
+        journal.append({"sample": float("nan")})
+    journal.close()
+    assert list(Journal(tmp_path).read()) == []

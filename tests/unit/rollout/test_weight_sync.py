@@ -8,11 +8,7 @@ from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import SyncError
 from rlhf_core.models.kinds import PLAIN
 from rlhf_core.models.loading import is_adapter_weight
-from rlhf_core.rollout.weight_sync import (
-    ModuleReceiver,
-    named_weights,
-    send_weights,
-)
+from rlhf_core.rollout.weight_sync import named_weights, replace_weights
 from rlhf_strategies import state_dict_shards_of
 from rlhf_testing.models import tiny_model
 
@@ -36,29 +32,13 @@ def weights(module):
     return {name: tensor.detach().clone() for name, tensor in named_weights(module).items()}
 
 
-@pytest.fixture
-def receiving():
+def test_a_version_replaces_every_weight_in_place():
     module = Tied(1.0)
-    committed = []
-    return module, ModuleReceiver(module, on_commit=committed.append), committed
-
-
-def send(receiver, version, tensors):
-    receiver.begin(version)
-    for name, tensor in tensors.items():
-        receiver.stage(version, {name: tensor})
-    receiver.commit(version)
-
-
-def test_a_version_replaces_every_weight_in_place(receiving):
-    module, receiver, committed = receiving
     address = module.embed.weight.data_ptr()
-    new = weights(Tied(2.0))
-    send(receiver, 7, new)
+    replace_weights(module, weights(Tied(2.0)), 7)
     assert all(torch.equal(tensor, torch.full_like(tensor, 2)) for tensor in module.state_dict().values())
     assert module.head.weight is module.embed.weight
     assert module.embed.weight.data_ptr() == address
-    assert committed == [7]
 
 
 def test_tied_tensors_have_one_name():
@@ -86,49 +66,26 @@ def broken(what):
         ("wrong shape", r"norm.bias: \(1,\) for \(3,\)"),
     ],
 )
-def test_a_bad_version_leaves_the_old_weights(receiving, what, message):
-    module, receiver, committed = receiving
+def test_a_bad_version_leaves_the_old_weights(what, message):
+    module = Tied(1.0)
     before = weights(module)
     with pytest.raises(SyncError, match=message):
-        send(receiver, 3, broken(what))
+        replace_weights(module, broken(what), 3)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(module).items())
-    assert committed == []
-    with pytest.raises(SyncError, match="version 3 was committed but None is open"):
-        receiver.commit(3)
-    send(receiver, 4, weights(Tied(4.0)))
-    assert committed == [4]
 
 
-def test_a_shape_that_would_broadcast_is_refused(receiving):
-    module, receiver, _ = receiving
+def test_a_shape_that_would_broadcast_is_refused():
+    module = Tied(1.0)
     tensors = weights(Tied(2.0))
     tensors["embed.weight"] = torch.zeros(1, 3)
     with pytest.raises(SyncError, match="wrong shape"):
-        send(receiver, 1, tensors)
+        replace_weights(module, tensors, 1)
     assert torch.equal(module.embed.weight.detach(), torch.ones(5, 3))
-
-
-def test_chunks_of_a_version_that_is_not_open_are_refused(receiving):
-    _, receiver, _ = receiving
-    with pytest.raises(SyncError, match="while None is open"):
-        receiver.stage(1, {})
-    receiver.begin(2)
-    with pytest.raises(SyncError, match="a chunk of version 1 arrived while 2 is open"):
-        receiver.stage(1, {})
-
-
-def test_a_half_sent_version_is_dropped_when_the_next_begins(receiving):
-    _, receiver, committed = receiving
-    receiver.begin(1)
-    receiver.stage(1, {"left over": torch.zeros(1)})
-    send(receiver, 2, weights(Tied(2.0)))
-    assert committed == [2]
 
 
 def test_weights_of_another_dtype_are_converted():
     module = Tied(1.0).to(torch.bfloat16)
-    receiver = ModuleReceiver(module, on_commit=lambda version: None)
-    send(receiver, 1, {name: tensor.float() for name, tensor in weights(Tied(1.5)).items()})
+    replace_weights(module, {name: tensor.float() for name, tensor in weights(Tied(1.5)).items()}, 1)
     assert module.embed.weight.dtype == torch.bfloat16
     assert torch.equal(module.embed.weight.detach().float(), torch.full((5, 3), 1.5))
 
@@ -136,36 +93,16 @@ def test_weights_of_another_dtype_are_converted():
 def test_an_adapter_replaces_the_adapter_and_nothing_accumulates():
     source, target = (PLAIN.add_adapter(tiny_model(seed=0), LoraConfig(r=2), seed) for seed in (1, 2))
     base = {name: tensor for name, tensor in weights(target).items() if not is_adapter_weight(name)}
-    receiver = ModuleReceiver(target, on_commit=lambda version: None, only=is_adapter_weight)
     for version in (1, 2):
-        receiver.begin(version)
-        for shard in state_dict_shards_of(source, 256, is_adapter_weight):
-            receiver.stage(version, shard)
-        receiver.commit(version)
+        arrived = {n: t for shard in state_dict_shards_of(source, 256, is_adapter_weight) for n, t in shard.items()}
+        replace_weights(target, arrived, version, only=is_adapter_weight)
     now = weights(target)
     assert all(torch.equal(now[name], tensor) for name, tensor in base.items())
     sent = {name: tensor for name, tensor in weights(source).items() if is_adapter_weight(name)}
     assert sent
     assert all(torch.equal(now[name], tensor) for name, tensor in sent.items())
     with pytest.raises(SyncError, match="unexpected"):
-        send(receiver, 3, weights(source))
-
-
-def test_copied_weights_survive_a_sender_that_reuses_its_buffer():
-    two = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False))
-    receiver = ModuleReceiver(two, on_commit=lambda version: None)
-
-    def shards():
-        buffer = torch.empty(2)
-        buffer.fill_(1)
-        yield {"0.weight": buffer.view(1, 2)}
-        buffer.fill_(2)
-        yield {"1.weight": buffer.view(2, 1)}
-
-    send_weights(receiver, shards(), 1)
-    send_weights(receiver, shards(), 2)
-    assert torch.equal(two[0].weight.detach(), torch.ones(1, 2))
-    assert torch.equal(two[1].weight.detach(), torch.full((2, 1), 2.0))
+        replace_weights(target, weights(source), 3, only=is_adapter_weight)
 
 
 class OutOfPlace(torch.Tensor):

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import LocalPlace
 from rlhf_core.runfolder import checkpoints as checkpoint
-from rlhf_core.runfolder.checkpoints import CheckpointStore, find_damage
+from rlhf_core.runfolder.checkpoints import CheckpointStore, find_damage, whole_checkpoint
+
+PLACE = LocalPlace(torch.device("cpu"), torch.float32)
 
 
-def write(store, step, text="x"):
-    folder = store.begin(step)
-    (folder / "policy").mkdir()
-    (folder / "policy" / "weights").write_text(text * 100)
-    (folder / "state.json").write_text(json.dumps({"step": step}))
-    return store.commit(step)
+def write(store, step, text="x", best=None):
+    with store.writing(step, PLACE, best=best) as folder:
+        (folder / "policy").mkdir()
+        (folder / "policy" / "weights").write_text(text * 100)
+        (folder / "state.json").write_text(json.dumps({"step": step}))
+    return store.path(step)
 
 
 @pytest.fixture
@@ -33,13 +35,13 @@ def names(tmp_path):
     return sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
 
 
-def test_a_checkpoint_appears_only_when_it_is_committed(store, tmp_path):
-    folder = store.begin(4)
-    (folder / "a").write_text("x")
-    assert store.steps() == []
-    assert store.newest() is None
-    path = store.commit(4)
-    assert path == tmp_path / "checkpoints" / "step-4"
+def test_a_checkpoint_appears_only_when_it_is_whole(store, tmp_path):
+    with store.writing(4, PLACE) as folder:
+        (folder / "a").write_text("x")
+        assert store.steps() == []
+        assert store.newest() is None
+    path = tmp_path / "checkpoints" / "step-4"
+    assert store.newest() == whole_checkpoint(tmp_path) == whole_checkpoint(path) == path
     assert find_damage(path) is None
     assert names(tmp_path) == ["last", "step-4"]
 
@@ -54,8 +56,7 @@ def test_the_newest_are_kept_and_last_names_the_newest(store, tmp_path):
 
 def test_the_best_is_kept_however_old_it_is(store, tmp_path):
     for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (6, 6)):
-        store.begin(step)
-        store.commit(step, best=best)
+        write(store, step, best=best)
         assert (tmp_path / "checkpoints/best").read_text() == f"step-{best}\n"
         assert best in store.steps()
     assert store.steps() == [4, 5, 6]
@@ -65,11 +66,8 @@ def test_the_best_is_kept_however_old_it_is(store, tmp_path):
 
 @pytest.mark.parametrize("raised", [OSError(28, "No space left on device"), ValueError("wrong")])
 def test_one_that_could_not_be_written_leaves_nothing(store, tmp_path, raised):
-    place, expected = LocalPlace(torch.device("cpu"), torch.float32), type(raised)
-    with (
-        pytest.raises(CheckpointError if expected is OSError else expected),
-        store.writing(1, place) as partial,
-    ):
+    expected = CheckpointError if isinstance(raised, OSError) else type(raised)
+    with pytest.raises(expected), store.writing(1, PLACE) as partial:
         (partial / "half").write_text("x")
         raise raised
     assert names(tmp_path) == []
@@ -85,7 +83,7 @@ def test_the_same_step_written_again_replaces_it(store):
 def test_going_on_from_a_step_removes_what_is_newer_and_half_written(store, tmp_path):
     for step in (1, 2, 3):
         write(store, step)
-    (store.begin(4) / "half").write_text("x")
+    (tmp_path / "checkpoints/.partial-step-4/policy").mkdir(parents=True)
     store.discard_after(2)
     assert names(tmp_path) == ["last", "step-1", "step-2"]
     assert (tmp_path / "checkpoints/last").read_text().strip() == "step-2"
@@ -163,11 +161,9 @@ def fail(error_number, when):
 @pytest.mark.parametrize("at", ["weights", "files.json", ".partial-step-2"])
 def test_a_full_disk_keeps_the_checkpoint_before(store, tmp_path, monkeypatch, error_number, says, at):
     before = write(store, 1)
-    folder = store.begin(2)
-    (folder / "weights").write_text("x")
     monkeypatch.setattr(checkpoint, "_fsync", fail(error_number, lambda path: at in Path(path).name))
     with pytest.raises(CheckpointError, match=says) as caught:
-        store.commit(2)
+        write(store, 2)
     monkeypatch.undo()
     assert "the checkpoint before it is intact" in str(caught.value)
     assert store.newest() == before
@@ -178,7 +174,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(store, tmp_path, monkeypatch, e
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match="cannot write"):
-        CheckpointStore(tmp_path / "checkpoints", keep=1).begin(1)
+        write(CheckpointStore(tmp_path / "checkpoints"), 1)
 
 
 def test_a_kill_while_an_old_one_is_removed_leaves_none_that_is_half(store, tmp_path, monkeypatch):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.runfolder import lines as lines_module
 from rlhf_core.runfolder.lines import RunLines
 from rlhf_core.runfolder.samples import choose, sample_line
 from rlhf_core.types import Rollout
+from rlhf_core.util import jsonl
 
 
 def record(sample_id: int, episode: int = 0) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_memory_that_runs_out_is_reported(tmp_path: Path, monkeypatch):
         raise MemoryError
 
     with open_samples(tmp_path / "samples.jsonl") as writer:
-        monkeypatch.setattr(lines_module, "dump_line", fail)
+        monkeypatch.setattr(jsonl, "_line", fail)
         with pytest.raises(RlhfError, match="samples cannot be written: MemoryError"):
             writer.append([record(0)])
 

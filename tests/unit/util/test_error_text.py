@@ -6,8 +6,8 @@ import pytest
 
 from rlhf_core.errors import DataError
 from rlhf_core.plugins.functions import run_file
-from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.util.error_text import error_text
+from rlhf_testing.episodes import prompt_stream
 from rlhf_testing.models import tiny_tokenizer
 
 FILE = """
@@ -27,7 +27,7 @@ def test_the_line_is_the_last_one_of_the_file_that_core_called(tmp_path, monkeyp
     (tmp_path / "mine.py").write_text(FILE)
     with pytest.raises(DataError, match=r"fails on it: JSONDecodeError: .* \(mine.py, line 8\)"):
         keep = run_file(tmp_path / "mine.py", "a filter").level
-        PromptStream([{"prompt": "1>", "level": "{"}], tiny_tokenizer(), seed=0, keep=keep)
+        prompt_stream([{"prompt": "1>", "level": "{"}], tiny_tokenizer(), seed=0, keep=keep)
 
 
 def test_the_line_is_told_where_the_current_folder_is_gone(tmp_path, monkeypatch):
@@ -37,7 +37,7 @@ def test_the_line_is_told_where_the_current_folder_is_gone(tmp_path, monkeypatch
     keep = run_file(tmp_path / "mine.py", "a filter").level
     (tmp_path / "gone").rmdir()
     with pytest.raises(DataError, match="mine.py, line 8"):
-        PromptStream([{"prompt": "1>", "level": "{"}], tiny_tokenizer(), seed=0, keep=keep)
+        prompt_stream([{"prompt": "1>", "level": "{"}], tiny_tokenizer(), seed=0, keep=keep)
 
 
 def test_an_error_without_a_file_of_others_has_no_line():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import DataError
-from rlhf_core.util.jsonl import LineFile, dump_line, read_lines, truncate_lines, write_json
+from rlhf_core.util.jsonl import LineFile, read_lines, truncate_lines, write_json
 
 text = st.text(st.characters(codec=None), max_size=8)
 records = st.lists(st.dictionaries(text, st.one_of(st.integers(), text, st.none()), max_size=3), max_size=8)
@@ -20,17 +20,16 @@ records = st.lists(st.dictionaries(text, st.one_of(st.integers(), text, st.none(
 def test_whatever_was_torn_off_what_is_left_is_a_prefix(tmp_path_factory, records, cut, keep):
     path: Path = tmp_path_factory.mktemp("jsonl") / "lines.jsonl"
     numbered = [{**record, "step": step} for step, record in enumerate(records)]
-    whole = b"".join(dump_line(record) for record in numbered)
-    path.write_bytes(whole[: cut % (len(whole) + 1)])
+    with LineFile(path) as file:
+        file.append(numbered)
+    os.truncate(path, cut % (path.stat().st_size + 1))
     left = list(read_lines(path))
     assert left == numbered[: len(left)]
 
-    last = truncate_lines(path, "step", keep - 1)
     kept = left[:keep]
-    assert path.read_bytes() == b"".join(dump_line(record) for record in kept)
-    assert last == (kept[-1] if kept else None)
-    with path.open("ab") as file:  # and what is appended then is read back
-        file.write(dump_line({"step": keep}))
+    assert truncate_lines(path, "step", keep - 1) == len(kept)
+    with LineFile(path) as file:  # and what is appended then is read back
+        file.append([{"step": keep}])
     assert list(read_lines(path)) == [*kept, {"step": keep}]
 
 
@@ -47,7 +46,7 @@ def test_a_torn_line_after_what_is_kept_is_cut_and_one_before_it_is_named(tmp_pa
     path.write_text('{"step": 1}\n{"step": 2}\n' + torn + '\n{"step": 5}\n')
     with pytest.raises(DataError, match=r"(?s)lines\.jsonl:3.*checkpoint"):
         truncate_lines(path, "step", 5)
-    assert truncate_lines(path, "step", 2) == {"step": 2}
+    assert truncate_lines(path, "step", 2) == 2
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
@@ -56,7 +55,7 @@ def test_what_the_disk_takes_in_pieces_is_written_whole(tmp_path: Path, monkeypa
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, bytes(data[:3])))
     with LineFile(path) as file:
-        file.append(dump_line({"step": 1}) + dump_line({"step": 2}))
+        file.append([{"step": 1}, {"step": 2}])
     assert list(read_lines(path)) == [{"step": 1}, {"step": 2}]
 
 
@@ -74,22 +73,22 @@ def test_a_disk_that_is_full_for_a_moment_leaves_no_part_of_a_line(tmp_path: Pat
 
     monkeypatch.setattr(os, "write", narrow)
     with LineFile(path) as file:
-        file.append(b'{"step": 1}\n')
+        file.append([{"step": 1}])
         with pytest.raises(OSError, match="No space left"):
-            file.append(b'{"step": 2}\n')
-        file.append(b'{"step": 2}\n')
+            file.append([{"step": 2}])
+        file.append([{"step": 2}])
     assert list(read_lines(path)) == [{"step": 1}, {"step": 2}]
 
 
 def test_no_file_is_no_line(tmp_path: Path):
     assert list(read_lines(tmp_path / "none")) == []
-    assert truncate_lines(tmp_path / "none", "step", 9) is None
+    assert truncate_lines(tmp_path / "none", "step", 9) == 0
     assert not (tmp_path / "none").exists()
 
 
-def test_lines_are_json_without_nan():
-    with pytest.raises(ValueError):
-        dump_line({"loss": float("nan")})
+def test_lines_are_json_without_nan(tmp_path: Path):
+    with LineFile(tmp_path / "lines.jsonl") as file, pytest.raises(ValueError):
+        file.append([{"loss": float("nan")}])
 
 
 def test_write_json_replaces_whole_files_and_leaves_nothing_beside(tmp_path: Path):

@@ -43,7 +43,7 @@ def inputs_of(**sections):
 def test_a_strangers_section_brings_a_sampler_over_the_training_records():
     inputs = inputs_of(first=FirstConfig, other=Section)
     sampler = inputs.sampler()
-    assert isinstance(sampler, First) and sampler.records is inputs.prompts.records
+    assert isinstance(sampler, First) and sampler.records is inputs.prompts
     assert inputs.sampler() is not sampler, "the trainer's and a maker's have states of their own"
 
 

@@ -7,8 +7,7 @@ import torch
 from rlhf_core import Completion, GenerationRequest, SamplingParams
 from rlhf_core.components import EngineContext
 from rlhf_core.models import eos_token_ids, kind_of
-from rlhf_core.protocols import RolloutEngine, WeightReceiver
-from rlhf_core.rollout import ModuleReceiver
+from rlhf_core.protocols import RolloutEngine
 from rlhf_forward import SampledTokens, greedy_sample, innermost, inverse_cdf_sample, uniforms
 
 from .answer import Answer, begin
@@ -62,9 +61,6 @@ class HotStart:
 
     def weights_updated(self, version: int) -> None:
         self.policy_version = version
-
-    def receiver(self) -> WeightReceiver:
-        return ModuleReceiver(self.context.model, on_commit=self.weights_updated)
 
     def close(self) -> None:
         """It holds nothing of its own."""

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
+from rlhf_core.config.resolved import Configured
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import PlayerContext
 from rlhf_core.types import PhaseTimes, SamplingParams
@@ -16,7 +17,7 @@ from .contract import make_task
 from .episode import Rules
 from .isolation.host import IsolatedEnvironments
 from .play import EnvironmentPlayer
-from .selected import SelectedEnvironment
+from .section import EnvironmentConfig
 from .shapes import new_environment
 
 if TYPE_CHECKING:
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
 
 def build(context: PlayerContext) -> EnvironmentPlayer:
     """The player of the section `environment`."""
-    environment = SelectedEnvironment.of_run(context.run)
-    assert environment is not None
     return build_environment_player(
-        environment,
+        context.run.sections["environment"],
         context.engine,
         context.tokenizer,
         sampling=context.sampling,
@@ -39,7 +38,7 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
 
 
 def build_environment_player(
-    environment: SelectedEnvironment,
+    environment: Configured,
     engine: RolloutEngine,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -49,36 +48,36 @@ def build_environment_player(
     base_folder: Path | None = None,
     times: PhaseTimes | None = None,
 ) -> EnvironmentPlayer:
-    """Build the player of an environment's episodes.
+    """Build the player of an environment's episodes; it has the options of the section `environment`, too.
 
     purpose: tasks of different purposes have different seeds. base_folder: of relative paths in its options; None is
     the working folder. times: shared with other players of a run.
     """
+    options = environment.typed(EnvironmentConfig)
+    name = environment.name.rpartition(":")[2]  # `./game.py:Game` is called Game
+    made = TaskContext(seed, base_folder or Path.cwd())
+    environments: Make | IsolatedEnvironments = partial(
+        new_environment, partial(environment.build, environment.config, made)
+    )
+    if options.isolate:
+        environments = IsolatedEnvironments(
+            environment.recipe(environment.config, made),
+            name=name,
+            concurrency=options.concurrency,
+            memory_limit_bytes=options.memory_limit_bytes,
+        )
     return EnvironmentPlayer(
-        _environments(environment, EnvironmentContext(seed, base_folder or Path.cwd())),
+        environments,
         Rules(
-            options=environment.options,
+            options=options,
             tokenizer=tokenizer,
             sampling=sampling,
             context_tokens=engine.context_tokens,
             eos_token_ids=engine.eos_token_ids,
             columns=environment.columns,
         ),
-        name=environment.name,
+        name=name,
         engine=engine,
         task=partial(make_task, seed, purpose),
         times=times or PhaseTimes(),
-    )
-
-
-def _environments(environment: SelectedEnvironment, context: EnvironmentContext) -> Make | IsolatedEnvironments:
-    """Made in this process, or in a separate one."""
-    selected = environment.selected
-    if not environment.isolate:
-        return partial(new_environment, partial(selected.build, selected.config, context))
-    return IsolatedEnvironments(
-        selected.recipe(selected.config, context),
-        name=environment.name,
-        concurrency=environment.options.concurrency,
-        memory_limit_bytes=environment.options.memory_limit_bytes,
     )

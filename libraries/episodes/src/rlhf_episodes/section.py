@@ -17,7 +17,8 @@ from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
 from .environment_shape import check_shape
 
 if TYPE_CHECKING:
-    from rlhf_core.config.resolved import Configured, ResolvedRun
+    from rlhf_core.config.resolved import ResolvedRun
+    from rlhf_core.plugins.selected import Selected
     from rlhf_core.rollout.player import Player, PlayerContext
     from rlhf_core.wiring.inputs import RunInputs
 
@@ -70,7 +71,7 @@ class EnvironmentConfig(Section):
     def reward_weight(self) -> float:
         return self.weight
 
-    def with_plugin(self, plugin: Configured) -> Self:
+    def with_plugin(self, plugin: Selected) -> Self:
         if isinstance(plugin.function, type):
             check_shape(plugin.function, plugin.label)
         return self if self.isolate is not None else self.model_copy(update={"isolate": plugin.component.isolate})

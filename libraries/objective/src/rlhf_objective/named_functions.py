@@ -62,7 +62,7 @@ class NamesFunctions(Section, ABC):
         """Option -> the function it chooses, with options set beside it."""
 
     def check(self, run: ResolvedRun) -> Iterable[Problem]:
-        """Yield each missing function and each unknown option; `run.trust`: whether files are run for that, or read."""
+        """Yield each missing function and each unknown option; of a file only where `run.trust` runs it."""
         problems = Problems()
         for option, use in self.functions().items():
             try:
@@ -163,7 +163,7 @@ def _misplaced(
     for key in shared:
         place = f"{section}.{key}" if section else key
         schema = found.component.config
-        if key not in schema.model_fields:
+        if not found.is_unread and key not in schema.model_fields:
             yield ConfigError(f"{found.label} has no such option", where=place, hint=_known(schema))
         elif key in options:
             yield ConfigError(f"is given in {where}, too", where=place, hint="remove one of them")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
-from rlhf_core.protocols import Asked, WeightReceiver
+from rlhf_core.protocols import Asked
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util.rng import derive_seed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 EOS = 2
 Answer = Callable[[GenerationRequest, int], Sequence[int]]
@@ -93,25 +89,5 @@ class FakeEngine:
     def weights_updated(self, version: int) -> None:
         self._version = version
 
-    def receiver(self) -> WeightReceiver:
-        return FakeReceiver(self)
-
     def close(self) -> None:
         self.closed = True
-
-
-class FakeReceiver:
-    """Implements `WeightReceiver`: accepts any weights and records their names."""
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self._engine = engine
-        self.names: list[str] = []
-
-    def begin(self, version: int) -> None:
-        self.names = []
-
-    def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None:
-        self.names.extend(chunk)
-
-    def commit(self, version: int) -> None:
-        self._engine.weights_updated(version)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util.rng import derive_seed
-from rlhf_episodes.selected import SelectedEnvironment
 
 from .engine import EOS, FakeEngine
 from .models import tiny_tokenizer
@@ -19,6 +18,8 @@ from .models import tiny_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rlhf_core.config.resolved import Configured
+    from rlhf_core.prompts import PromptStream
     from rlhf_core.rollout.row import Played
 
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
@@ -77,8 +78,18 @@ class PlayedEpisodes:
     sampled: Sequence[tuple[GenerationRequest, Completion]]
 
 
+def prompt_stream(
+    source: Any, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, held_out: int = 0, **rules: Any
+) -> PromptStream:
+    """The stream of a source as a run has it. rules: of `RecordRules`."""
+    from rlhf_core.prompts import PromptEncoder, PromptStream, RecordRules
+
+    encoder = PromptEncoder(tokenizer, columns=getattr(source, "columns", {}))
+    return PromptStream.of(source, RecordRules(encoder, **rules), seed=seed, held_out=held_out)
+
+
 def play_episodes(
-    environment: SelectedEnvironment,
+    environment: Configured,
     tokenizer: PreTrainedTokenizerBase,
     *,
     records: Sequence[Mapping[str, Any]] = (),
@@ -93,10 +104,9 @@ def play_episodes(
     records: prompts as a source gives them; none is the empty tasks of a run without prompts. folder: where relative
     paths in the environment's options start. Raises what the run would.
     """
-    from rlhf_core.prompts.stream import PromptStream
     from rlhf_episodes.player import build_environment_player
 
-    stream = PromptStream(records or [{"prompt": ""}] * num_prompts, tokenizer, seed=seed, may_be_empty=True)
+    stream = prompt_stream(records or [{"prompt": ""}] * num_prompts, tokenizer, seed=seed, may_be_empty=True)
     engine = ScriptedEngine(tokenizer, replies, seed=seed)
     player = build_environment_player(
         environment,

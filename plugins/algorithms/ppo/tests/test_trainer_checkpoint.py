@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_core.errors import CheckpointError
+from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.config import PPOConfig
 
@@ -78,7 +78,7 @@ def test_a_damaged_or_missing_checkpoint_is_named(
         make_trainer(save_interval=1, save_dir=str(tmp_path)).load_checkpoint()
     make_trainer(save_interval=1, save_dir=str(tmp_path)).fit(1, 1, 1, prompt_loader)
     (tmp_path / "step-1" / "policy" / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(UserInputError, match="damaged"):
         make_trainer().load_checkpoint(tmp_path / "step-1")
 
 

@@ -29,7 +29,6 @@ class Script:
     def __init__(self, made: InFlightEngine, module: nn.Module) -> None:
         self._made = made
         self._module = module
-        self.receiver = made.receiver()
         self.asked: dict[int, Sequence[Asked]] = {}
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.step = -1
@@ -38,9 +37,8 @@ class Script:
         self.step += 1
         if (weights := self.weights.get(self.step)) is not None:
             version = self._made.policy_version + 1
-            self.receiver.begin(version)
-            self.receiver.stage(version, weights)
-            self.receiver.commit(version)
+            self._module.load_state_dict(weights)
+            self._made.weights_updated(version)
         return self.asked.get(self.step, ())
 
     def run(self) -> dict[int, Completion]:

@@ -81,13 +81,11 @@ def test_linears_of_another_type(dtype, mode):
         assert linear(inputs).dtype is torch.float32
 
 
-def test_received_weights_count_in_mixed_precision(model, engine, requests, collect):
+def test_new_weights_count_in_mixed_precision(model, engine, requests, collect):
     module, asked = model("llama"), requests(6)
     made = engine(module, precision="bf16")
     before = collect(made, asked, SAMPLING)
-    receiver = made.receiver()
-    receiver.begin(1)
-    receiver.stage(1, {name: tensor * 1.5 for name, tensor in module.state_dict().items()})
-    receiver.commit(1)
+    module.load_state_dict({name: tensor * 1.5 for name, tensor in module.state_dict().items()})
+    made.weights_updated(1)
     after = collect(made, asked, SAMPLING)
     assert {key: a.token_ids for key, a in after.items()} != {key: a.token_ids for key, a in before.items()}

@@ -1,4 +1,4 @@
-"""The contract of engines, with the real vLLM, in both places it can run."""
+"""The contract of engines, with the real vLLM."""
 
 from __future__ import annotations
 
@@ -14,9 +14,3 @@ class TestOwnProcess(EngineContract):
     plugin = "vllm"
     options = {"kv_cache_bytes": 64 * 1024**2}
     hidden_size = 64  # the CPU build's attention wants heads of 32 at least
-
-
-class TestInProcess(EngineContract):
-    plugin = "vllm"
-    options = {"kv_cache_bytes": 64 * 1024**2, "in_process": True}
-    hidden_size = 64

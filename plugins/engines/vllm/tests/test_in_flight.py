@@ -1,4 +1,4 @@
-"""Requests and weights that come while vLLM generates: in this process, and in its own. The vLLM in it is `fake/vllm`.
+"""Requests and weights that come while vLLM generates. It is `fake/vllm`.
 
 Its tokens are the first one of the prompt, plus the sum of the weights, plus a hundred times the salt of its prefix.
 """
@@ -46,13 +46,12 @@ class Script:
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
-@pytest.mark.parametrize("in_process", [True, False])
 def test_answers_go_on_with_new_weights_and_tell_the_version_of_each_token(
-    in_process, sleeps, module, engine, monkeypatch, collect
+    sleeps, module, engine, monkeypatch, collect
 ):
     if sleeps:
         monkeypatch.setenv("FAKE_VLLM_SLEEPS", "1")
-    made = engine(fill(module, 5), in_process=in_process)
+    made = engine(fill(module, 5))
     assert isinstance(made, InFlightEngine)
     script = Script(made, module)
     first, later = make_requests(2), make_requests(2, first_id=200)
@@ -75,9 +74,8 @@ def test_answers_go_on_with_new_weights_and_tell_the_version_of_each_token(
     assert len(collect(made, first, SHORT)) == 2, "afterwards it generates as ever"
 
 
-@pytest.mark.parametrize("in_process", [True, False])
-def test_it_ends_when_nothing_is_under_way_and_begins_anew(in_process, module, engine):
-    made = engine(fill(module, 5), in_process=in_process)
+def test_it_ends_when_nothing_is_under_way_and_begins_anew(module, engine):
+    made = engine(fill(module, 5))
     for _ in range(2):
         script = Script(made, module)
         script.asked = {1: [(each, SHORT) for each in make_requests(3)]}
@@ -86,7 +84,7 @@ def test_it_ends_when_nothing_is_under_way_and_begins_anew(in_process, module, e
 
 
 def test_a_prompt_without_room_is_said_as_ever(module, engine):
-    made = engine(fill(module, 5), in_process=True, max_model_tokens=4)
+    made = engine(fill(module, 5), max_model_tokens=4)
     script = Script(made, module)
     script.asked = {1: [(make_requests(7)[6], SHORT)]}
     with pytest.raises(DataError, match="leaves no room"):

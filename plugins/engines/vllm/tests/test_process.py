@@ -36,33 +36,26 @@ def process_of(engine) -> psutil.Process:
     return psutil.Process(engine._backend._process.pid)
 
 
-@pytest.mark.parametrize(
-    ("in_process", "sleep_level", "workers"), [(False, 0, 1), (True, 0, 1), (True, 1, 1), (True, 2, 1), (False, 2, 2)]
-)
-def test_answers_come_from_the_weights_that_were_there(
-    in_process, sleep_level, workers, module, engine, monkeypatch, collect
-):
-    """The fake asserts that what is used is awake, that what is woken was asleep, and that weights it dropped come."""
-    options = {"in_process": in_process, "tensor_parallel_size": workers}
-    if sleep_level:
+@pytest.mark.parametrize(("sleeps", "workers"), [(False, 1), (True, 1), (True, 2)])
+def test_answers_come_from_the_weights_that_were_there(sleeps, workers, module, engine, monkeypatch, collect):
+    """The fake asserts that what is used is awake, and that what is woken was asleep."""
+    if sleeps:
         monkeypatch.setenv("FAKE_VLLM_SLEEPS", "1")
-        options["sleep_level"] = sleep_level
-    made = engine(fill(module, 5), **options)
+    made = engine(fill(module, 5), tensor_parallel_size=workers)
     found = collect(made, make_requests(4), THREE)
     for request in make_requests(4):
         assert found[request.sample_id].token_ids == (request.prompt_ids[0] + 5,) * 3
     assert {each.policy_version for each in found.values()} == {0}
     assert collect(made, make_requests(4), THREE) == found, "again, without a publish between"
     fill(module, 9)
-    if sleep_level != 2:  # weights that were dropped can only come from what the module holds now
-        assert collect(made, make_requests(4), THREE) == found, "what is trained reaches vLLM at a publish, not before"
+    assert collect(made, make_requests(4), THREE) == found, "what is trained reaches vLLM at a publish, not before"
     made.weights_updated(3)
     after = collect(made, make_requests(1), THREE)[100]
     assert (after.token_ids[0] - make_requests(1)[0].prompt_ids[0], after.policy_version) == (9, 3)
 
 
 def test_a_turns_seed_is_hashed_from_run_sample_branch_and_offset(module, engine, monkeypatch):
-    made = engine(module, in_process=True)
+    made = engine(module)
     places = itertools.product((7, 8), (0, 1), (0, 3))
     asked = [GenerationRequest(sample_id=s, prompt_ids=(5,), branch=b, offset=o) for s, b, o in places]
     jobs = []
@@ -96,7 +89,7 @@ def test_a_generation_left_early_leaves_nothing_behind(module, engine, collect):
 
 
 def test_weights_that_arrive_in_the_middle_are_refused(module, engine):
-    made = engine(fill(module, 1), in_process=True)
+    made = engine(fill(module, 1))
     answers = made.generate(make_requests(5), THREE)
     next(answers)
     made._policy_version = 1
@@ -106,14 +99,14 @@ def test_weights_that_arrive_in_the_middle_are_refused(module, engine):
 
 @pytest.mark.parametrize(("prompt", "message"), [((), "no token"), ((5,) * 600, "leaves no room")])
 def test_a_prompt_without_room_is_an_error_at_once(prompt, message, module, engine):
-    made = engine(module, in_process=True)
+    made = engine(module)
     with pytest.raises(DataError, match=f"sample 8: .*{message}"):
         made.generate([GenerationRequest(sample_id=8, prompt_ids=prompt)], THREE)
 
 
 def test_truncation_that_cannot_be_told_is_an_error_at_once(module, engine):
     with pytest.raises(ConfigError, match="top_p needs top_k"):
-        engine(module, in_process=True).generate(make_requests(1), SamplingParams(top_p=0.5))
+        engine(module).generate(make_requests(1), SamplingParams(top_p=0.5))
 
 
 def test_a_killed_process_is_named(module, engine, collect):
@@ -148,20 +141,18 @@ def test_a_process_that_hangs_is_a_passed_deadline(module, engine, monkeypatch, 
     assert not process.is_running()
 
 
-@pytest.mark.parametrize("in_process", [False, True])
-def test_weights_that_vllm_does_not_take_close_the_engine(in_process, module, engine, monkeypatch):
+def test_weights_that_vllm_does_not_take_close_the_engine(module, engine, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "torn")
-    made = engine(module, in_process=in_process)
+    made = engine(module)
     with pytest.raises(RlhfError, match="RuntimeError: out of memory"):
         made.weights_updated(1)
     assert made.policy_version == 0
 
 
-@pytest.mark.parametrize("in_process", [False, True])
-def test_weights_that_nothing_arrived_for_are_named(in_process, module, engine, monkeypatch):
+def test_weights_that_nothing_arrived_for_are_named(module, engine, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "lacking")
     with pytest.raises(SyncError, match=r"no weights for lm_head\.bias"):
-        engine(module, in_process=in_process).weights_updated(1)
+        engine(module).weights_updated(1)
 
 
 def test_it_ends_with_the_engine(module, engine):

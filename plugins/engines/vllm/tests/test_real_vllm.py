@@ -12,9 +12,8 @@ from peft import LoraConfig, get_peft_model
 
 from rlhf_core.entry.train import train
 from rlhf_core.errors import RlhfError
-from rlhf_core.rollout.weight_sync import send_weights
+from rlhf_core.rollout import named_weights, replace_weights
 from rlhf_core.types import SamplingParams
-from rlhf_strategies import state_dict_shards_of
 from rlhf_testing.contracts.engine import make_requests
 from rlhf_testing.models import build_llama, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
@@ -88,17 +87,17 @@ def test_log_probs_are_those_of_a_plain_forward(sampling, module, engine, collec
         assert answer.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("in_process", [False, True])
 @pytest.mark.parametrize("max_shard_bytes", [4096, 1024**3], ids=["chunked", "full"])
-def test_new_weights_in_place(in_process, max_shard_bytes, module, engine, collect):
+def test_new_weights_in_place(max_shard_bytes, module, engine, collect):
     """The same prompts before and after, so that a prefix cached under the old weights would show."""
-    made = engine(module, in_process=in_process, max_shard_bytes=max_shard_bytes)
+    made = engine(module, max_shard_bytes=max_shard_bytes)
     asked = make_requests(12)
     assert tokens(collect(made, asked, GREEDY)) == greedy_of(module, asked)
     sent = copy.deepcopy(module)
     for version in (1, 2):
         perturb(sent, seed=version)
-        send_weights(made.receiver(), state_dict_shards_of(sent, max_shard_bytes), version)
+        replace_weights(module, named_weights(sent), version)
+        made.weights_updated(version)
         found = collect(made, asked, GREEDY)
         assert tokens(found) == greedy_of(sent, asked)
         assert {each.policy_version for each in found.values()} == {version}
@@ -124,14 +123,13 @@ def test_an_adapter_is_followed_and_does_not_pile_up(engine, collect):
         assert tokens(collect(made, asked, GREEDY)) == expected
 
 
-@pytest.mark.parametrize("in_process", [False, True])
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
-def test_ppo_trains_with_it(in_process, lora, tmp_path):
+def test_ppo_trains_with_it(lora, tmp_path):
     """Three episodes of a whole run; the trainer's log-probs agree with vLLM's at each."""
     folder = tmp_path / "model"
     build_llama(tiny_tokenizer(), hidden_size=64, num_layers=2, num_heads=2, seed=0).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
-    options = {"kv_cache_bytes": 64 * 1024**2, "in_process": in_process, "max_new_tokens": 6}
+    options = {"kv_cache_bytes": 64 * 1024**2, "max_new_tokens": 6}
     run = tiny_run(
         {
             "model": {"path": str(folder), "device": "cpu", "lora": lora},
@@ -145,8 +143,7 @@ def test_ppo_trains_with_it(in_process, lora, tmp_path):
     assert len(gaps) >= 3 and max(gaps) < 1e-4
 
 
-@pytest.mark.parametrize("in_process", [False, True])
-def test_episodes_of_several_turns_and_branches(in_process, tmp_path):
+def test_episodes_of_several_turns_and_branches(tmp_path):
     """A run in an environment: the trainer's log-probs agree with vLLM's, and the same seeds give the same episodes."""
     (tmp_path / "game.py").write_text(GAME)
     folder = tmp_path / "model"
@@ -157,7 +154,7 @@ def test_episodes_of_several_turns_and_branches(in_process, tmp_path):
             "model": {"path": str(folder), "device": "cpu"},
             "algorithm": {"name": "grpo"},
             "environment": {"name": f"{tmp_path}/game.py:Branches", "max_turns": 5},
-            "engine": {"name": "vllm", "kv_cache_bytes": 64 * 1024**2, "in_process": in_process, "max_new_tokens": 6},
+            "engine": {"name": "vllm", "kv_cache_bytes": 64 * 1024**2, "max_new_tokens": 6},
             "train": {"episodes": 2, "samples_per_prompt": 2},
             "logging": {"samples": "all"},
         }

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_environments.config import GuessNumberConfig
 from rlhf_environments.guess_number import GuessNumber, build
 
@@ -76,7 +76,7 @@ def test_shuffled_answers_are_of_the_sample_seed_alone():
 
 
 def test_built_from_its_options(tmp_path):
-    game = build(GuessNumberConfig(numbers=3), EnvironmentContext(seed=0, base_folder=tmp_path))
+    game = build(GuessNumberConfig(numbers=3), TaskContext(seed=0, base_folder=tmp_path))
     assert play(game, ["1"], position=4)[1] == [(None, 1.0, True)]
 
 

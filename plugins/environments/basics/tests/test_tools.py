@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_containment.sandbox import missing
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_core.config.problems import Problems
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_environments import python_tool as module
@@ -23,7 +23,7 @@ def add(a: int, b: int) -> int:
 
 
 def tools(folder, **options):
-    return build(ToolsConfig(**options), EnvironmentContext(seed=0, base_folder=folder)).tools
+    return build(ToolsConfig(**options), TaskContext(seed=0, base_folder=folder)).tools
 
 
 def python(**options):
@@ -84,7 +84,7 @@ def test_the_policy_runs_python_in_an_episode():
     records = [{"prompt": "6 * 7?", "answer": "42"}]
     done = play_episodes(environment, episode_tokenizer(chat=True), records=records, replies=[call], num_prompts=2)
     said = [turn.text for each in done.played for turn in each.rows[0].turns if turn.role == "environment"]
-    assert environment.isolate and "42" in said
+    assert environment.config.isolate and "42" in said
 
 
 @in_the_sandbox

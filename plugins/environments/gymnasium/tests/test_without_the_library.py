@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from running import wait_until
 
 from rlhf_core import train
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins import load
 from rlhf_core.types import Prompt
@@ -102,9 +102,7 @@ class Scripted:
 
 
 def run(tmp_path, policy, **options):
-    environment = build(
-        GymnasiumConfig(**{"env_id": "Line-v0", **options}), EnvironmentContext(seed=0, base_folder=tmp_path)
-    )
+    environment = build(GymnasiumConfig(**{"env_id": "Line-v0", **options}), TaskContext(seed=0, base_folder=tmp_path))
     prompt = Prompt(position=0, text="", prompt_ids=())
     return asyncio.run(environment.run(Task(prompt=prompt, sample_id=0, seed=0, sample_seed=0), policy))
 

@@ -15,12 +15,11 @@ from rlhf_core import train
 from rlhf_core.config.problems import Problems
 from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.plugins.trust import FileTrust
-from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.types import SamplingParams
 from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.contracts import EnvironmentContract
-from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.episodes import episode_tokenizer, prompt_stream
 from rlhf_testing.models import build_llama
 from rlhf_testing.runs import tiny_run
 
@@ -61,7 +60,7 @@ def play(folder, command, *replies, **options):
         base_folder=folder,
     )
     task = {"prompt": [{"role": "user", "content": "Go."}], "answer": "3"}
-    prompt = PromptStream([task], tokenizer, seed=0).prompt(0)
+    prompt = prompt_stream([task], tokenizer, seed=0).prompt(0)
     (played,) = player.play([(prompt, 0)])
     return played
 

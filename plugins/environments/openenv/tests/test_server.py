@@ -14,12 +14,11 @@ from rlhf_core import train
 from rlhf_core.config.problems import Problems
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.functions import run_file
-from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.types import SamplingParams
 from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.contracts import EnvironmentContract
-from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.episodes import episode_tokenizer, prompt_stream
 from rlhf_testing.runs import tiny_run
 
 pytest.importorskip("openenv", reason="needs OpenEnv: make setup-openenv")
@@ -59,7 +58,7 @@ def play(address, *replies, samples=1, **options):
     tokenizer = episode_tokenizer(chat=False)
     sampling = SamplingParams(max_new_tokens=60)
     player = build_environment_player(environment, Reworded(tokenizer, replies), tokenizer, sampling=sampling, seed=0)
-    stream = PromptStream([{"prompt": ""}] * samples, tokenizer, seed=0, may_be_empty=True)
+    stream = prompt_stream([{"prompt": ""}] * samples, tokenizer, seed=0, may_be_empty=True)
     return list(player.play([(stream.prompt(place), place) for place in range(samples)]))
 
 

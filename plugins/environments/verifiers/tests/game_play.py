@@ -3,11 +3,10 @@
 from playing import Reworded
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.types import SamplingParams
 from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
-from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.episodes import episode_tokenizer, prompt_stream
 
 
 class Bounded(Reworded):
@@ -26,7 +25,7 @@ def play(*replies, samples=1, records=None, context_tokens=None, chat=True, **op
     engine.context_tokens = context_tokens
     sampling = SamplingParams(max_new_tokens=100)
     player = build_environment_player(environment, engine, tokenizer, sampling=sampling, seed=0)
-    stream = PromptStream(records or [{"prompt": ""}] * samples, tokenizer, seed=0, may_be_empty=True)
+    stream = prompt_stream(records or [{"prompt": ""}] * samples, tokenizer, seed=0, may_be_empty=True)
     return list(player.play([(stream.prompt(place), place) for place in range(samples)]))
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf_core import train
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins import requirements
 from rlhf_loggers.config import WandbConfig
@@ -58,7 +58,7 @@ class TestTensorBoard(LoggerContract):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_wandb_offline_has_one_run_in_the_folder(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'rlhf-loggers[wandb]'")
-    context = LoggerContext(run_folder=tmp_path, run={"algorithm": {"name": "ppo"}})
+    context = HookContext(run_folder=tmp_path, run={"algorithm": {"name": "ppo"}})
     ids = []
     try:
         for step in (1, 2):
@@ -74,7 +74,7 @@ def test_wandb_offline_has_one_run_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_secrets_of_the_run_file_do_not_reach_a_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[LoggerContext] = []
+    seen: list[HookContext] = []
     monkeypatch.setattr("rlhf_loggers.csv.build", lambda config, context: seen.append(context) or _Nothing())
     (tmp_path / "paid.py").write_text("def paid(rollouts, *, api_key: str = ''): return [1.0] * len(rollouts)")
     reward = {"name": f"{tmp_path / 'paid.py'}:paid", "api_key": "hidden-value"}

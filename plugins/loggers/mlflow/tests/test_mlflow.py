@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf_core import train
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 from rlhf_core.errors import ConfigError
 from rlhf_logger_mlflow.logger import MlflowLogger
 from rlhf_logger_mlflow.plugin import MlflowConfig
@@ -52,7 +52,7 @@ def _when(point) -> int:
 @here
 @pytest.mark.filterwarnings("ignore")
 def test_one_run_with_its_parameters_over_a_resume(tmp_path: Path) -> None:
-    context = LoggerContext(run_folder=tmp_path, run={"train": {"episodes": 3}, "rewards": [{"name": "exact-match"}]})
+    context = HookContext(run_folder=tmp_path, run={"train": {"episodes": 3}, "rewards": [{"name": "exact-match"}]})
     config = MlflowConfig(experiment="sorting", run_name="first")
     for step, failed in ((1, True), (2, False)):
         logger = MlflowLogger(config, context)

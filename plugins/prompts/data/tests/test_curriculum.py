@@ -9,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.prompts.records import Records
 from rlhf_data.config import CurriculumConfig
 from rlhf_data.curriculum import make_curriculum
+from rlhf_testing.episodes import prompt_stream
+from rlhf_testing.models import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer("0123456789")
 
 
 def curriculum(count=10, **options):
     records = [{"prompt": str(index), "level": "hard" if index % 2 else "easy"} for index in range(count)]
-    return make_curriculum(CurriculumConfig(**options), Records(records, seed=0))
+    return make_curriculum(CurriculumConfig(**options), prompt_stream(records, TOKENIZER))
 
 
 class Unsendable(list):
@@ -36,12 +39,12 @@ def learn_all(made, rates):
 
 def test_all_open_it_is_the_stream_itself():
     made = curriculum()
-    records = Records([{"prompt": str(index)} for index in range(10)], seed=0)
+    records = prompt_stream([{"prompt": str(index)} for index in range(10)], TOKENIZER)
     assert made.draw(30, 0) == [records.order.index(position) for position in range(30)]
 
 
 def test_it_can_be_sent_to_another_process_without_the_records():
-    made = make_curriculum(CurriculumConfig(), Records(Unsendable(10), seed=0))
+    made = make_curriculum(CurriculumConfig(), prompt_stream(Unsendable(10), TOKENIZER))
     made.draw(3, 0)
     sent = pickle.loads(pickle.dumps(made))
     assert sent.draw(30, 0) == made.draw(30, 0)

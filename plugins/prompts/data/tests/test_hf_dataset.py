@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import DataError
 from rlhf_core.plugins.selected import load
 from rlhf_testing.contracts import PromptsContract
@@ -27,7 +27,7 @@ class TestHfDataset(PromptsContract):
 def build(name, folder=Path(), **options):
     selected = load("prompts", name)
     config = selected.component.config.model_validate(options)
-    return selected.build(config, PromptsContext(seed=0, base_folder=folder))
+    return selected.build(config, TaskContext(seed=0, base_folder=folder))
 
 
 def write_parquet(path, *rows):

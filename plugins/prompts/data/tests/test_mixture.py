@@ -9,17 +9,17 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.plugins.selected import load
-from rlhf_core.prompts.records import RecordRules, Records
-from rlhf_core.prompts.stream import PromptStream
+from rlhf_core.prompts import PromptEncoder, RecordRules
 from rlhf_data.config import CurriculumConfig
 from rlhf_data.curriculum import make_curriculum
 from rlhf_data.mixture import Mixture, StreamedMixture
 from rlhf_data.order import MixtureOrder
 from rlhf_testing.contracts import PromptsContract
+from rlhf_testing.episodes import prompt_stream
 from rlhf_testing.models import tiny_tokenizer
 
 
@@ -43,7 +43,8 @@ def source(name, count):
 
 
 def records_of(mixture, seed=0):
-    return mixture.make_records(RecordRules(), seed=seed, held_out=0)
+    rules = RecordRules(PromptEncoder(tiny_tokenizer("0123456789=abc>")))
+    return mixture.make_stream(rules, seed=seed, held_out=0)
 
 
 def test_shares_hold_and_a_small_source_repeats():
@@ -74,8 +75,11 @@ def test_a_position_does_not_depend_on_what_was_asked_before(sizes, weights, see
     assert pickle.loads(pickle.dumps(used)).index(positions[0]) == used.index(positions[0])
 
 
-def test_a_source_alone_is_shuffled_as_without_a_mixture():
-    alone, mixed = Records(source("a", 20), seed=3), records_of(Mixture([("a", 1.0, source("a", 20))]), seed=3)
+def test_a_source_alone_is_shuffled_as_without_a_mixture(tokenizer):
+    alone, mixed = (
+        prompt_stream(source("a", 20), tokenizer, seed=3),
+        records_of(Mixture([("a", 1.0, source("a", 20))]), seed=3),
+    )
     assert [alone.order.index(place) for place in range(50)] == [mixed.order.index(place) for place in range(50)]
 
 
@@ -140,7 +144,7 @@ def test_a_wrong_record_is_named_by_its_file(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "1"}\n{"prompt": 3}\n')
     mixture = build(tmp_path, [{"name": "sort-digits", "size": 3}, {"name": "jsonl", "path": "p.jsonl"}])
     with pytest.raises(DataError) as caught:
-        PromptStream(mixture, tiny_tokenizer("0123456789>"), seed=0)
+        prompt_stream(mixture, tiny_tokenizer("0123456789>"), seed=0)
     assert caught.value.where == f"{tmp_path / 'p.jsonl'}:2"
 
 
@@ -162,7 +166,7 @@ class Endless:
 class TestAStreamInAMixture:
     def stream(self, tokenizer, *, seed=0, endless=None, **options):
         sources = [("a", 3.0, endless or Endless()), ("b", 1.0, source("1", 10))]
-        return PromptStream(StreamedMixture(sources), tokenizer, seed=seed, **options)
+        return prompt_stream(StreamedMixture(sources), tokenizer, seed=seed, **options)
 
     def test_shares_hold_and_each_source_has_its_own_order(self, tokenizer):
         stream = self.stream(tokenizer)
@@ -179,7 +183,7 @@ class TestAStreamInAMixture:
         expected = [first.record(position) for position in range(3000)]
         assert [again.record(position) for position in range(2500, 3000)] == expected[2500:]
         assert again.record(2400) == expected[2400], "one that is made again"
-        assert first.records.digest == again.records.digest
+        assert first.digest == again.digest
 
     def test_it_is_read_as_it_is_drawn(self, tokenizer):
         endless = Endless()
@@ -197,12 +201,12 @@ class TestAStreamInAMixture:
     def test_a_wrong_record_is_named(self, tokenizer):
         sources = [("a", 1.0, Endless(5)), ("b", 1.0, [{"prompt": "1"}, {"prompt": None}])]
         with pytest.raises(DataError) as caught:
-            PromptStream(StreamedMixture(sources), tokenizer, seed=0)
+            prompt_stream(StreamedMixture(sources), tokenizer, seed=0)
         assert caught.value.where == "record 2"
 
     def test_a_curriculum_says_why_it_cannot(self, tokenizer):
         with pytest.raises(ConfigError, match="number of records is known"):
-            make_curriculum(CurriculumConfig(), self.stream(tokenizer).records)
+            make_curriculum(CurriculumConfig(), self.stream(tokenizer))
 
     def test_a_run_file_may_mix_them(self, tmp_path, monkeypatch):
         datasets = pytest.importorskip("datasets")
@@ -223,4 +227,4 @@ class TestAStreamInAMixture:
 def build(folder, entries):
     selected = load("prompts", "mixture")
     config = selected.component.config.model_validate({"sources": entries})
-    return selected.build(config, PromptsContext(seed=0, base_folder=folder))
+    return selected.build(config, TaskContext(seed=0, base_folder=folder))

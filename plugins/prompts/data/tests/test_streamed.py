@@ -3,8 +3,8 @@
 import pytest
 
 from rlhf_core.errors import DataError
-from rlhf_core.prompts.stream import PromptStream
 from rlhf_data.streamed import StreamedRecords
+from rlhf_testing.episodes import prompt_stream
 from rlhf_testing.models import tiny_tokenizer
 
 
@@ -25,12 +25,12 @@ class Numbers:
             self.read += 1
             yield {"prompt": f"{index}=", "answer": str(index)}
 
-    def make_records(self, rules, *, seed, held_out):
+    def make_stream(self, rules, *, seed, held_out):
         return StreamedRecords(self, rules, held_out=held_out)
 
 
 def test_positions_are_records_in_order_and_begin_again(tokenizer):
-    stream = PromptStream(Numbers(5), tokenizer, seed=0, held_out=2)
+    stream = prompt_stream(Numbers(5), tokenizer, seed=0, held_out=2)
     assert [stream.prompt(position).answer for position in range(7)] == ["2", "3", "4", "2", "3", "4", "2"]
     assert [prompt.answer for prompt in stream.evaluation_prompts()] == ["0", "1"]
     with pytest.raises(TypeError, match="no length"):
@@ -38,26 +38,26 @@ def test_positions_are_records_in_order_and_begin_again(tokenizer):
 
 
 def test_a_resume_reads_up_to_its_place(tokenizer):
-    first = PromptStream(Numbers(10_000), tokenizer, seed=0, max_prompt_tokens=4)
-    again = PromptStream(Numbers(10_000), tokenizer, seed=0, max_prompt_tokens=4)
+    first = prompt_stream(Numbers(10_000), tokenizer, seed=0, max_prompt_tokens=4)
+    again = prompt_stream(Numbers(10_000), tokenizer, seed=0, max_prompt_tokens=4)
     assert again.prompt(900) == [first.prompt(position) for position in range(901)][-1]
     assert first.prompt(3).answer == "3", "an earlier one may be asked for again"
-    assert first.records.digest == again.records.digest
+    assert first.digest == again.digest
 
 
 def test_it_is_read_as_it_is_drawn(tokenizer):
     source = Numbers(1 << 40)
-    stream = PromptStream(source, tokenizer, seed=0)
+    stream = prompt_stream(source, tokenizer, seed=0)
     before = source.read
     stream.prompt(5)
     assert source.read - before <= 5
 
 
 def test_filters_and_wrong_records(tokenizer):
-    stream = PromptStream(Numbers(20), tokenizer, seed=0, keep=lambda record: int(record["answer"]) % 5 == 0)
+    stream = prompt_stream(Numbers(20), tokenizer, seed=0, keep=lambda record: int(record["answer"]) % 5 == 0)
     assert [stream.prompt(position).answer for position in range(5)] == ["0", "5", "10", "15", "0"]
     with pytest.raises(DataError, match="no record is left"):
-        PromptStream(Numbers(20), tokenizer, seed=0, keep=lambda record: False)
+        prompt_stream(Numbers(20), tokenizer, seed=0, keep=lambda record: False)
 
     class Wrong(Numbers):
         def __iter__(self):
@@ -65,7 +65,7 @@ def test_filters_and_wrong_records(tokenizer):
             yield {"prompt": None}
 
     with pytest.raises(DataError, match="no `prompt`") as caught:
-        PromptStream(Wrong(20), tokenizer, seed=0)
+        prompt_stream(Wrong(20), tokenizer, seed=0)
     assert caught.value.where == "record 21"
 
 
@@ -77,11 +77,11 @@ def test_wrong_records_at_the_beginning_are_counted(tokenizer):
             )
 
     with pytest.raises(DataError, match=r"no `prompt`.* \(and 2 more of the first 9 records\)") as caught:
-        PromptStream(Wrong(9), tokenizer, seed=0)
+        prompt_stream(Wrong(9), tokenizer, seed=0)
     assert caught.value.where == "record 3"
 
 
 def test_a_filter_that_fails_is_named_with_the_record(tokenizer):
     with pytest.raises(DataError, match="prompts.filter fails on it: KeyError: 'language'") as caught:
-        PromptStream(Numbers(1), tokenizer, seed=0, keep=lambda record: record["language"] == "en")
+        prompt_stream(Numbers(1), tokenizer, seed=0, keep=lambda record: record["language"] == "en")
     assert caught.value.where == "record 1"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_containment.sandbox import missing
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_reasoning_gym.config import ReasoningGymPrompts
 from rlhf_reasoning_gym.library import make_dataset, runs_answers, score
 from rlhf_reasoning_gym.prompts import build
@@ -38,7 +38,7 @@ class TestReasoningGymPrompts(PromptsContract):
 
 
 def problems(task, size=3, **options):
-    context = PromptsContext(seed=0, base_folder=None)
+    context = TaskContext(seed=0, base_folder=None)
     found = build(ReasoningGymPrompts(task=task, size=size, task_options=options), context)
     return [found[index] for index in range(size)]
 

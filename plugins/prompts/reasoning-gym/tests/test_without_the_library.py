@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins import load
 from rlhf_reasoning_gym.config import ReasoningGymPrompts, ReasoningGymReward
@@ -16,7 +16,7 @@ from rlhf_reasoning_gym.reward import ReasoningGym
 
 
 def source(tmp_path, *, has_chat_template=False, task="sum", **options):
-    context = PromptsContext(seed=0, base_folder=tmp_path, has_chat_template=has_chat_template)
+    context = TaskContext(seed=0, base_folder=tmp_path, has_chat_template=has_chat_template)
     return build(ReasoningGymPrompts(task=task, **options), context)
 
 

@@ -17,7 +17,7 @@ from rlhf_core import train
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.rollout import ModuleReceiver, PolicyExperienceMaker, SingleAnswers
+from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers
 from rlhf_core.rollout.weight_sync import named_weights
 from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, SamplingParams
 from rlhf_ray.config import RayConfig
@@ -61,8 +61,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def staged(module: nn.Module, engine: Engine) -> StagedWeights:
-    receiver = ModuleReceiver(module, on_commit=engine.weights_updated)
-    return StagedWeights({"policy": WeightTarget(receiver, module)})
+    return StagedWeights({"policy": WeightTarget(module, on_commit=engine.weights_updated)})
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.errors import DeadlineError, SyncError
-from rlhf_core.rollout.weight_sync import ModuleReceiver, named_weights
+from rlhf_core.rollout.weight_sync import named_weights
 from rlhf_ray.checksum import Checksum
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 
@@ -25,8 +25,7 @@ def module() -> nn.Module:
 
 @pytest.fixture
 def staged(module: nn.Module) -> StagedWeights:
-    receiver = ModuleReceiver(module, on_commit=lambda version: None)
-    return StagedWeights({"policy": WeightTarget(receiver, module, frozenset({"bias"}))})
+    return StagedWeights({"policy": WeightTarget(module, frozenset({"bias"}))})
 
 
 def send(staged: StagedWeights, version: int, weights: Mapping[str, Tensor], sender: str = "") -> None:
@@ -126,8 +125,7 @@ def test_a_role_that_never_came_is_noticed(staged: StagedWeights, module: nn.Mod
 
 
 def test_what_a_dead_sender_left_is_dropped(module: nn.Module) -> None:
-    receiver = ModuleReceiver(module, on_commit=lambda version: None)
-    staged = StagedWeights({"policy": WeightTarget(receiver, module)}, idle_seconds=0.01)
+    staged = StagedWeights({"policy": WeightTarget(module)}, idle_seconds=0.01)
     staged.begin(1, sender="dead")
     staged.stage(1, "policy", weights_of(module, 1.0), sender="dead")
     time.sleep(0.05)
@@ -147,8 +145,7 @@ def test_a_wait_for_a_version_ends(staged: StagedWeights, module: nn.Module) -> 
 
 
 def test_an_adapter_for_a_model_without_one_is_refused(module: nn.Module) -> None:
-    receiver = ModuleReceiver(module, on_commit=lambda version: None)
-    staged = StagedWeights({"policy": WeightTarget(receiver, module)})
+    staged = StagedWeights({"policy": WeightTarget(module)})
     staged.begin(1, adapter_only=True)
     staged.stage(1, "policy", {"bias": torch.zeros(2)})
     with pytest.raises(SyncError, match="has none"):

@@ -12,10 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf_core.components import EngineContext
-from rlhf_core.errors import SyncError
 from rlhf_core.place import resolve_device
 from rlhf_core.plugins.selected import Selected
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
+from rlhf_core.rollout import replace_weights
 from rlhf_core.rollout.single_answer import with_kinds
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
@@ -75,8 +75,6 @@ class EngineContract(ComponentContract):
     """An engine over a tiny policy, in float32."""
 
     kind = "engines"
-    shares_module: ClassVar[bool] = True
-    """Whether it generates from the given module; False for an engine with its own copy of the weights."""
     batch_invariant: ClassVar[bool] = True
     """Whether an answer's tokens are the same alone and in a batch, as `RolloutEngine.generate` promises."""
     log_prob_tolerance: ClassVar[float] = 1e-4
@@ -217,24 +215,11 @@ class EngineContract(ComponentContract):
             assert total <= 11, f"prompt and answer have {total} tokens under max_length=11"
 
     def test_weights_changed_in_place(self, bench: Bench) -> None:
-        if not self.shares_module:
-            return
         perturb(bench.module, seed=1)
         bench.twin.load_state_dict({k: v.cpu() for k, v in bench.module.state_dict().items()})
         bench.engine.weights_updated(5)
         assert bench.engine.policy_version == 5, "weights_updated(5) did not make the policy's version 5"
         self._check_weights(bench, 5)
-
-    def test_weights_that_arrive_in_chunks(self, bench: Bench) -> None:
-        weights = _weights(bench, seed=2)
-        receiver = bench.engine.receiver()
-        receiver.begin(8)
-        for chunk in _halves(weights):
-            receiver.stage(8, chunk)
-        assert bench.engine.policy_version != 8, "a version counts from its commit on"
-        receiver.commit(8)
-        bench.twin.load_state_dict(weights, strict=False)
-        self._check_weights(bench, 8)
 
     def test_requests_join_between_two_steps(self, bench: Bench) -> None:
         if not isinstance(bench.engine, InFlightEngine):
@@ -280,15 +265,14 @@ class EngineContract(ComponentContract):
             return
         before = bench.engine.policy_version
         requests, later = make_requests(4), make_requests(4, first_id=200)
-        weights, receiver, calls = _weights(bench, seed=4), bench.engine.receiver(), 0
+        weights, calls = _weights(bench, seed=4), 0
 
         def between() -> Sequence[tuple[GenerationRequest, SamplingParams]]:
             nonlocal calls
             calls += 1
             if calls == 4:
-                receiver.begin(before + 1)
-                receiver.stage(before + 1, weights)
-                receiver.commit(before + 1)
+                replace_weights(bench.module, weights, before + 1)
+                bench.engine.weights_updated(before + 1)
             return [(each, PLAIN) for each in {1: requests, 4: later}.get(calls, ())]
 
         found = {each.sample_id: each for each in bench.engine.generate_in_flight(between)}
@@ -305,17 +289,6 @@ class EngineContract(ComponentContract):
         gap = bench.gap_of(later, begun_later, PLAIN.temperature)
         assert gap <= self.log_prob_tolerance, f"answers begun with the new weights are {gap:.3g} nats off: old state"
 
-    def test_half_a_version_is_refused_whole(self, bench: Bench) -> None:
-        version, before = bench.engine.policy_version, bench.answers(make_requests(4))
-        receiver = bench.engine.receiver()
-        receiver.begin(9)
-        receiver.stage(9, _halves(_weights(bench, seed=3))[0])
-        with pytest.raises(SyncError):
-            receiver.commit(9)
-        assert bench.engine.policy_version == version, "a refused version must leave the engine at its old one"
-        after = bench.answers(make_requests(4))
-        assert {k: v.token_ids for k, v in after.items()} == {k: v.token_ids for k, v in before.items()}
-
     def _check_weights(self, bench: Bench, version: int) -> None:
         requests = make_requests(6)
         found = bench.answers(requests, WARM)
@@ -331,9 +304,3 @@ def _weights(bench: Bench, *, seed: int) -> dict[str, Any]:
     other = copy.deepcopy(bench.twin)
     perturb(other, seed=seed)
     return {name: tensor.detach() for name, tensor in named_weights(other).items()}
-
-
-def _halves(weights: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    names = list(weights)
-    middle = len(names) // 2
-    return {name: weights[name] for name in names[:middle]}, {name: weights[name] for name in names[middle:]}

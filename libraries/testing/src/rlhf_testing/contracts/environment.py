@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from pydantic import BaseModel
 
+from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.selected import Selected
 from rlhf_core.rollout.row import Played, Row
-from rlhf_episodes.section import EnvironmentConfig
-from rlhf_episodes.selected import SelectedEnvironment
+from rlhf_episodes.selected import resolve_environment
 
 from ..episodes import PlayedEpisodes, episode_tokenizer, play_episodes
 from .base import ComponentContract
@@ -40,20 +40,23 @@ class EnvironmentContract(ComponentContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def environment(cls, selected: Selected, config: BaseModel) -> SelectedEnvironment:
+    def environment(cls, selected: Selected, given: dict[str, Any]) -> Configured:
         """The environment with the options of this class, as a run has it."""
-        configured = Configured.of(selected, config)
-        options = EnvironmentConfig(max_turns=cls.max_turns, timeout_seconds=cls.timeout_seconds)
-        return SelectedEnvironment(options.with_plugin(configured), configured)
+        problems = Problems()
+        played = {"max_turns": cls.max_turns, "timeout_seconds": cls.timeout_seconds}
+        environment = resolve_environment({**given, **played, "name": cls.plugin}, problems)
+        problems.raise_if_any(cls.__name__)
+        assert environment is not None
+        return environment
 
     @pytest.fixture(scope="class")
     @classmethod
-    def episodes(cls, environment: SelectedEnvironment, folder: Path) -> PlayedEpisodes:
+    def episodes(cls, environment: Configured, folder: Path) -> PlayedEpisodes:
         """Two samples of each prompt, all played at once."""
         return cls._play(environment, folder)
 
     @classmethod
-    def _play(cls, environment: SelectedEnvironment, folder: Path) -> PlayedEpisodes:
+    def _play(cls, environment: Configured, folder: Path) -> PlayedEpisodes:
         """Play through core, which refuses numbers that are not finite, malformed steps and metrics, and hung calls."""
         try:
             return play_episodes(
@@ -65,7 +68,7 @@ class EnvironmentContract(ComponentContract):
                 folder=folder,
             )
         except EpisodeError as error:
-            pytest.fail(f"{environment.selected.label}: an episode fails: {error}")
+            pytest.fail(f"{environment.label}: an episode fails: {error}")
 
     def test_episodes_end(self, episodes: PlayedEpisodes) -> None:
         """Whatever the policy writes: random text, nothing, or truncated turns."""
@@ -103,29 +106,31 @@ class EnvironmentContract(ComponentContract):
         assert not different, f"the samples of prompt {different[0]} face different tasks: take them from task.seed"
 
     def test_the_same_seeds_give_the_same_episodes(
-        self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
+        self, environment: Configured, folder: Path, episodes: PlayedEpisodes
     ) -> None:
         """An episode that is lost is made again from its seeds."""
         if self.deterministic:
             _same(episodes, self._play(environment, folder), "at first", "played again")
 
     def test_an_episode_does_not_look_at_others(
-        self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
+        self, environment: Configured, folder: Path, episodes: PlayedEpisodes
     ) -> None:
         """Played one at a time they equal those played together: state in a class or module would leak between them."""
         if self.deterministic:
-            options = environment.options.model_copy(update={"concurrency": 1})
-            alone = self._play(SelectedEnvironment(options, environment.selected), folder)
+            alone = self._play(_changed(environment, concurrency=1), folder)
             _same(episodes, alone, "played at once", "played one at a time")
 
     def test_it_plays_in_a_process_of_its_own(
-        self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
+        self, environment: Configured, folder: Path, episodes: PlayedEpisodes
     ) -> None:
         """`isolate: true` makes the environment anew in another process, from its name and options alone."""
-        options = environment.options.model_copy(update={"isolate": True})
-        isolated = self._play(SelectedEnvironment(options, environment.selected), folder)
+        isolated = self._play(_changed(environment, isolate=True), folder)
         if self.deterministic:
             _same(episodes, isolated, "in this process", "in one of its own")
+
+
+def _changed(environment: Configured, **options: Any) -> Configured:
+    return replace(environment, config=environment.config.model_copy(update=options))
 
 
 def _by_branch(episodes: PlayedEpisodes) -> dict[tuple[int, int], list[Any]]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from pydantic import BaseModel
 
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 from rlhf_core.entry.train import train
 from rlhf_core.plugins.selected import Selected
 from rlhf_core.protocols import Logger
@@ -72,5 +72,5 @@ class LoggerContract(ComponentContract):
 
 
 def _build(selected: Selected, config: BaseModel, run_folder: Path) -> Logger:
-    context = LoggerContext(run_folder=run_folder, run={"train": {"episodes": 1}, "rewards": [{"name": "exact-match"}]})
+    context = HookContext(run_folder=run_folder, run={"train": {"episodes": 1}, "rewards": [{"name": "exact-match"}]})
     return cast(Logger, selected.build(config, context))

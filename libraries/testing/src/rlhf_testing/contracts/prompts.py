@@ -9,12 +9,11 @@ from typing import Any, ClassVar, cast
 import pytest
 from pydantic import BaseModel
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.plugins.selected import Selected
-from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.protocols import PromptSource
 
-from ..episodes import episode_tokenizer
+from ..episodes import episode_tokenizer, prompt_stream
 from .base import ComponentContract
 
 _LOOKED_AT = 20
@@ -46,7 +45,7 @@ class PromptsContract(ComponentContract):
 
     def test_core_reads_it_to_the_end(self, source: PromptSource) -> None:
         """The stream of a run encodes every record once and gives each once in an epoch."""
-        stream = PromptStream(source, episode_tokenizer(chat=False), seed=0, may_be_empty=self.may_be_empty)
+        stream = prompt_stream(source, episode_tokenizer(chat=False), seed=0, may_be_empty=self.may_be_empty)
         prompts = [stream.prompt(position) for position in range(min(len(stream), _LOOKED_AT))]
         assert self.may_be_empty or all(prompt.prompt_ids for prompt in prompts)
 
@@ -66,7 +65,7 @@ class PromptsContract(ComponentContract):
 
 
 def _build(selected: Selected, config: BaseModel, folder: Path) -> PromptSource:
-    built: Any = selected.build(config, PromptsContext(0, folder))
+    built: Any = selected.build(config, TaskContext(0, folder))
     return cast(PromptSource, built)
 
 

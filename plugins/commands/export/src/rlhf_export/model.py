@@ -14,7 +14,7 @@ from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.models import is_lora, kind_of, load_policy, load_tokenizer, merged_weights, save_adapter
 from rlhf_core.rollout import named_weights
-from rlhf_core.runfolder import CheckpointStore, find_damage
+from rlhf_core.runfolder import whole_checkpoint
 from rlhf_core.util import read_weights, replacing_folder, stored_dtype
 
 if TYPE_CHECKING:
@@ -65,17 +65,13 @@ def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype:
 
 
 def _checkpoint(source: Path) -> Path:
-    if (source / "files.json").exists():
-        if problem := find_damage(source):
-            raise UserInputError(problem, where=str(source), hint="give the run's folder to take its newest good one")
-        return source
-    newest = CheckpointStore(source / "checkpoints", keep=1).newest()
-    if newest is None:
+    found = whole_checkpoint(source)
+    if found is None:
         hint = "give a run's folder, or one of its checkpoints/step-N"
         if (source / "model" / "config.json").exists():
             hint = f"its trained model is {source / 'model'}"
         raise UserInputError("there is no whole checkpoint", where=str(source), hint=hint)
-    return newest
+    return found
 
 
 def _model_of(run_folder: Path) -> tuple[ModelConfig, int]:

@@ -43,7 +43,7 @@ def plan(run: CommandRun, num_processes: int, memory: int | None, as_json: bool)
     """Estimate what a run will need: memory by part and process, tokens a second, time to the end.
 
     Only the model's config is read, and this machine's speed measured for a moment; files of code that the run names
-    are read, not run. Answers are taken to be as long as engine.max_new_tokens allows, so that most runs end earlier.
+    are not run. Answers are taken to be as long as engine.max_new_tokens allows, so that most runs end earlier.
     On a machine without a GPU, --set model.device=cuda plans the memory of a run on GPUs.
 
     \b

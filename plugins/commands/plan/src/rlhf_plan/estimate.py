@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
 from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun
 from rlhf_core.prompts import PromptStream
 from rlhf_core.strategy import StateBytes
-from rlhf_core.util import peak_resident_bytes
 from rlhf_core.wiring import RunInputs, build_strategy, model_dtype
 
 from .layouts import Layout, processes_per_rank, smallest_layout
@@ -135,7 +136,7 @@ def _bytes_of(frozen: FrozenModel, each: float) -> float:
 
 def _own_bytes(device: torch.device) -> int:
     """Memory of interpreter and libraries, measured in this process, which has loaded them. 0 on a GPU."""
-    return 0 if device.type == "cuda" else peak_resident_bytes()
+    return 0 if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
 def _on_cpu(resolved: ResolvedRun) -> ResolvedRun:

@@ -79,7 +79,7 @@ def _brief(value: float) -> str:
 
 def _show(sample: Mapping[str, Any]) -> None:
     """Print a sample: a line of numbers, the prompt, and the answer or an episode's turns, uncut."""
-    from rlhf_core.runfolder import conversation_lines
+    from .conversation import conversation_lines
 
     rewards = sample.get("rewards") or {}
     facts = [

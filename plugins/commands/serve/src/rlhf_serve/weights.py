@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import DataError, UserInputError
-from rlhf_core.runfolder import CheckpointStore, RunFolder, find_damage
+from rlhf_core.runfolder import RunFolder, whole_checkpoint
 
 _STEP = re.compile(r"step-\d+")
 
@@ -44,7 +44,7 @@ def choose_model(path: str, *, best: bool = False, device: str = "auto") -> Chos
     final = ChosenModel(config=ModelConfig(path=str(folder.model), device=device)) if folder.model.is_dir() else None
     if final is not None and not best and folder.read_json(folder.summary).get("status") == "done":
         return final
-    checkpoint = _best(folder) if best else CheckpointStore(folder.checkpoints, keep=1).newest()
+    checkpoint = _best(folder) if best else whole_checkpoint(folder.path)
     if checkpoint is None:
         if final is not None:
             return final
@@ -72,6 +72,7 @@ def _best(folder: RunFolder) -> Path:
             where=str(folder.path),
             hint="checkpoint.best in its run file names the metric that chooses one; or leave --best out",
         )
-    if damage := find_damage(folder.checkpoints / name):
-        raise UserInputError(damage, where=str(folder.checkpoints / name), hint="leave --best out")
-    return folder.checkpoints / name
+    best = whole_checkpoint(folder.checkpoints / name)
+    if best is None:
+        raise UserInputError(f"the best checkpoint, {name}, is gone", where=str(folder.path), hint="leave --best out")
+    return best

@@ -13,7 +13,7 @@ import torch
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, OutOfMemoryError, SyncError
 from rlhf_core.models import eos_token_ids
-from rlhf_core.protocols import Asked, InFlightEngine, WeightReceiver
+from rlhf_core.protocols import Asked, InFlightEngine
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
 from .cache import round_down, round_up
@@ -46,8 +46,6 @@ class HfEngine:
         self._packed: PackedLinears | None = None
         self._dtype = _mixed_dtype(config, context, self._forward.dtype)
         """Type of matrix multiplications; None is the weights' own type."""
-        self._owns_weights = False
-        """True once weights arrive through a receiver: then nobody else changes them."""
         self._policy_version = 0
         self._prefixes = PrefixStore(config.prefix_cache_tokens)
         self._flight: Flight | None = None
@@ -169,8 +167,8 @@ class HfEngine:
                 for row in finished:
                     yield row.completion(self._policy_version)
         finally:
-            # A shared module is about to be trained: packed copies would only take its memory.
-            if not self._owns_weights:
+            # A module that is trained here is about to change: packed copies would only take its memory.
+            if any(parameter.requires_grad for parameter in self._module.parameters()):
                 self._packed = None
 
     @contextmanager
@@ -204,13 +202,6 @@ class HfEngine:
         self._packed = None
         self._prefixes.clear()
         self._policy_version = version
-
-    def receiver(self) -> WeightReceiver:
-        """Whole versions for this engine's module, swapped in place at commit."""
-        from rlhf_core.rollout import ModuleReceiver
-
-        self._owns_weights = True
-        return ModuleReceiver(self._module, on_commit=self.weights_updated)
 
     def close(self) -> None:
         """Free the packed weights and what earlier turns left; the module belongs to the caller."""

@@ -1,4 +1,4 @@
-"""vLLM in this process: samples step by step, and takes new weights in place between two steps.
+"""vLLM in the process that serves it: samples step by step, and takes new weights in place between two steps.
 
 Weights are identified by the number of loads so far. vLLM keeps the keys and values of running requests when weights
 change, and cannot drop cached prefixes meanwhile. A salt keeps those of older weights from later requests.
@@ -16,7 +16,7 @@ from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason, SamplingParams
 from rlhf_core.util import write_tensors
 
-from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm, scratch_folder
+from .start import TIES, WHERE, Settings, can_sleep, described, engine_args, import_vllm, scratch_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,36 +46,28 @@ class VllmBackend:
         """Raises `PluginError` when vLLM cannot be imported, `ConfigError` when it cannot run this model."""
         self._eos_ids = list(settings.eos_ids)
         self._num_workers = settings.config.tensor_parallel_size
-        self._sleep_level = settings.config.sleep_level
-        with contained():
-            vllm = import_vllm()
-            self._vllm = vllm
-            self._sleeps = can_sleep(settings)
-            try:
-                arguments = vllm.EngineArgs(**engine_args(settings, self._sleeps))
-                self._engine: Any = vllm.LLMEngine.from_engine_args(arguments)
-            except Exception as error:  # vLLM may raise any class, from its own checks to its kernels' errors
-                raise ConfigError(
-                    f"vLLM cannot start with this model: {described(error)}",
-                    where=WHERE,
-                    hint="see engine.max_model_tokens, engine.kv_cache_bytes and model.dtype, or use the engine hf",
-                ) from error
+        self._vllm = vllm = import_vllm()
+        self._sleeps = can_sleep(settings)
+        try:
+            arguments = vllm.EngineArgs(**engine_args(settings, self._sleeps))
+            self._engine: Any = vllm.LLMEngine.from_engine_args(arguments)
+        except Exception as error:  # vLLM may raise any class, from its own checks to its kernels' errors
+            raise ConfigError(
+                f"vLLM cannot start with this model: {described(error)}",
+                where=WHERE,
+                hint="see engine.max_model_tokens, engine.kv_cache_bytes and model.dtype, or use the engine hf",
+            ) from error
         self._asleep: tuple[str, ...] = ()
         """vLLM's tags of the memory that is given back."""
         self._open: dict[str, _Growing] = {}
         self._num_loads = 0
 
     @property
-    def forgets_weights(self) -> bool:
-        """Whether weights are gone after `rest`: they are then to come by `update` before the next answers."""
-        return self._sleeps and self._sleep_level == 2
-
-    @property
     def max_model_tokens(self) -> int:
         """Longest prompt and answer together."""
         return int(self._engine.model_config.max_model_len)
 
-    def add(self, jobs: Sequence[Job], *, in_flight: bool) -> None:
+    def add(self, jobs: Sequence[Job], in_flight: bool) -> None:
         """Take up answers. in_flight: weights may change while they are made, by `update` between two steps."""
         self._wake()
         for job in jobs:
@@ -95,13 +87,11 @@ class VllmBackend:
         return completed
 
     def rest(self) -> None:
-        """Drop the answers that are open, and give memory back. Does nothing once closed."""
-        if self._engine is None:
-            return
+        """Drop the answers that are open, and give memory back."""
         self._engine.abort_request([*self._open])
         self._open.clear()
         if self._sleeps and "kv_cache" not in self._asleep:
-            self._engine.sleep(level=self._sleep_level)
+            self._engine.sleep(level=1)
             self._asleep = ("weights", "kv_cache")
 
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
@@ -117,15 +107,6 @@ class VllmBackend:
                 self._engine.collective_rpc(_reload_files, args=(_written(shards, Path(folder)),))
         self._engine.reset_prefix_cache()
         self._num_loads += 1
-
-    def close(self) -> None:
-        """End vLLM and leave the process group it made."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.engine_core.shutdown()
-            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-            cleanup_dist_env_and_memory()
 
     def _sampling_params(self, job: Job, in_flight: bool) -> Any:
         sampling, kinds = job.sampling, self._vllm.sampling_params.RequestOutputKind

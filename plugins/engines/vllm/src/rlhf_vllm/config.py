@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,11 +18,11 @@ MAX_TOP_K = 1024
 class VllmEngineConfig(EngineConfig):
     """Rollouts by vLLM."""
 
-    in_process: bool = Field(
-        False,
-        description="Run vLLM inside the process that trains or makes experience, not in one of its own. Saves the "
-        "copy of the weights between the two; cannot be used where that process already is one of several.",
-    )
+    removed: ClassVar[Mapping[str, str]] = {
+        "in_process": "vLLM always runs in a process of its own; remove it",
+        "sleep_level": "in sleep the weights move to host memory; remove it",
+    }
+
     max_batch_size: int = Field(64, ge=1, le=4096, description="Sequences decoded at once (vLLM's max_num_seqs).")
     max_model_tokens: int | None = Field(
         None, ge=2, description="Longest prompt and answer together; null is what the model has positions for."
@@ -52,37 +53,24 @@ class VllmEngineConfig(EngineConfig):
     )
     sleep: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Give vLLM's memory back between rollouts; the key-value cache is dropped. auto does it on a GPU; "
-        "vLLM's CPU build cannot, and keeps kv_cache_bytes.",
-    )
-    sleep_level: Literal[1, 2] = Field(
-        1,
-        description="What becomes of the weights in sleep: at 1 they move to host memory; at 2 they are dropped, and "
-        "loaded anew from the model of this process before the next rollout.",
+        description="Give vLLM's memory back between rollouts: the key-value cache is dropped, weights move to host "
+        "memory. auto does it on a GPU; vLLM's CPU build cannot, and keeps kv_cache_bytes.",
     )
     max_shard_bytes: int = Field(
         512 * 1024**2, ge=1024, description="New weights reach vLLM in pieces of at most this size (or one tensor)."
     )
-    start_timeout_seconds: float = Field(
-        600.0, gt=0, le=86400, description="Longest wait for vLLM to start in its own process."
-    )
+    start_timeout_seconds: float = Field(600.0, gt=0, le=86400, description="Longest wait for vLLM to start.")
     answer_timeout_seconds: float = Field(
         600.0,
         gt=0,
         le=86400,
-        description="Longest wait for a step of vLLM in its own process, or for a piece of weights to load.",
+        description="Longest wait for a step of vLLM, or for a piece of weights to load.",
     )
 
     @model_validator(mode="after")
     def _kept_tokens_are_told(self) -> VllmEngineConfig:
         if problem := truncation_problem(self.top_k, self.top_p):
             raise ValueError(problem)
-        return self
-
-    @model_validator(mode="after")
-    def _workers_have_a_process(self) -> VllmEngineConfig:
-        if self.in_process and self.tensor_parallel_size > 1:
-            raise ValueError("tensor_parallel_size above 1 needs in_process: false")
         return self
 
 

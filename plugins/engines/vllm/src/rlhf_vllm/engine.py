@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
 from rlhf_core.models import eos_token_ids, is_lora, merged_weights
-from rlhf_core.protocols import Asked, InFlightEngine, WeightReceiver
-from rlhf_core.rollout import ModuleReceiver, named_weights
+from rlhf_core.protocols import Asked, InFlightEngine
+from rlhf_core.rollout import named_weights
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 from rlhf_strategies import group_into_shards
 
-from .backend import Job, VllmBackend
+from .backend import Job
 from .config import VllmEngineConfig, truncation_problem
 from .process import VllmProcess
 from .start import WHERE, Settings, described
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class VllmEngine:
-    """vLLM's copy of the weights follows the module's: at `weights_updated`, and at each version received for it."""
+    """vLLM's copy of the weights follows the module's at each `weights_updated`."""
 
     def __init__(self, config: VllmEngineConfig, context: EngineContext) -> None:
         """Raises `PluginError` when vLLM is broken, `ConfigError` when it cannot run this model."""
@@ -35,7 +35,6 @@ class VllmEngine:
         self._module = context.model
         self._seed = context.seed
         self._policy_version = 0
-        self._has_weights = False
         self._loaded: list[int] = []
         """Versions that vLLM was given, in order."""
         model: Any = context.model
@@ -52,9 +51,7 @@ class VllmEngine:
                 eos_ids=tuple(sorted(self._eos_ids)),
                 in_flight=context.in_flight,
             )
-            self._backend: VllmBackend | VllmProcess = (
-                VllmBackend(settings) if config.in_process else VllmProcess(settings)
-            )
+            self._backend = VllmProcess(settings)
 
     @property
     def policy_version(self) -> int:
@@ -114,7 +111,7 @@ class VllmEngine:
 
     def _completions(self, joining: Callable[[], Sequence[Job]], *, in_flight: bool) -> Iterator[Completion]:
         """Answer what `joining` returns, which is called before each step, until nothing is open."""
-        if not self._has_weights:
+        if not self._loaded:
             self._load(self._policy_version)
         num_open = 0
         try:
@@ -129,8 +126,6 @@ class VllmEngine:
                     yield self._checked(completion)
         finally:
             self._backend.rest()
-            if self._backend.forgets_weights:
-                self._has_weights = False
 
     def _checked(self, completion: Completion) -> Completion:
         """The completion with policy versions in place of numbers of loads. Raises `DivergenceError`."""
@@ -161,12 +156,7 @@ class VllmEngine:
             if isinstance(error, RlhfError):
                 raise
             raise SyncError(f"vLLM did not take the new weights: {described(error)}", where=WHERE) from error
-        self._has_weights = True
         self._loaded.append(version)
-
-    def receiver(self) -> WeightReceiver:
-        """Whole versions for the module, checked and swapped in place at commit, then given to vLLM."""
-        return ModuleReceiver(self._module, on_commit=self.weights_updated)
 
     def close(self) -> None:
         """End vLLM; the module belongs to the caller."""

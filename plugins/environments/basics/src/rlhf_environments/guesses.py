@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.protocols import PromptSource
 from rlhf_core.util import derive_seed
 
@@ -47,7 +47,7 @@ class Guesses:
         return f"guess-number game {index}"
 
 
-def build(config: GuessesConfig, context: PromptsContext) -> PromptSource:
+def build(config: GuessesConfig, context: TaskContext) -> PromptSource:
     """The source of a `prompts` section."""
     return Guesses(
         numbers=config.numbers,

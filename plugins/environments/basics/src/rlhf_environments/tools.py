@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_core.plugins import function_of_file
 
 from .config import PYTHON, ToolsConfig
@@ -19,7 +19,7 @@ class Tools:
         self.tools = tools
 
 
-def build(config: ToolsConfig, context: EnvironmentContext) -> Tools:
+def build(config: ToolsConfig, context: TaskContext) -> Tools:
     """The tools of one episode.
 
     Raises `PluginError` where a file has no such function, `ConfigError` where this machine has no sandbox.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_episodes import EpisodeTruncated, Outcome, Policy, Status, Task
 
 from .config import GymnasiumConfig
@@ -58,6 +58,6 @@ async def _play(made: list[Game], text: str, call: OwnThread, policy: Policy) ->
     return Outcome(turn_rewards=rewards, metrics={"invalid_actions": float(num_invalid)}, status=status)
 
 
-def build(config: GymnasiumConfig, context: EnvironmentContext) -> GymnasiumEnvironment:
+def build(config: GymnasiumConfig, context: TaskContext) -> GymnasiumEnvironment:
     """An environment for one episode."""
     return GymnasiumEnvironment(config, context.base_folder)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mcp.types import Tool as ServerTool
 
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.types import ToolCall
 from rlhf_core.util import printable
@@ -114,7 +114,7 @@ def _failed(tool: str, what: str) -> EpisodeError:
     return EpisodeError(f"the tool {tool} failed: {said}", where="environment", hint="mend the server")
 
 
-def build(config: McpConfig, context: EnvironmentContext) -> McpEnvironment:
+def build(config: McpConfig, context: TaskContext) -> McpEnvironment:
     """An environment for one episode. Raises `ConfigError` for a variable in `env` that is not set."""
     if missing := [name for name in config.env if name not in os.environ]:
         raise ConfigError(

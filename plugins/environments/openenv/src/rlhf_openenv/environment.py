@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import EpisodeError
 from rlhf_episodes import EpisodeTruncated, Outcome, Policy, Status, Task
 
@@ -75,6 +75,6 @@ class OpenEnvEnvironment:
             ) from error
 
 
-def build(config: OpenEnvConfig, context: EnvironmentContext) -> OpenEnvEnvironment:
+def build(config: OpenEnvConfig, context: TaskContext) -> OpenEnvEnvironment:
     """An environment for one episode."""
     return OpenEnvEnvironment(config)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import verifiers.v1 as vf
 
-from rlhf_core.components import EnvironmentContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError
 from rlhf_episodes import Outcome, Policy, Status, Task
 
@@ -96,6 +96,6 @@ def _said(error: vf.Error) -> str:
     return f"{said[: _MAX_SAID_CHARS // 3]} … {said[-_MAX_SAID_CHARS * 2 // 3 :]}"
 
 
-def build(config: VerifiersConfig, context: EnvironmentContext) -> VerifiersEnvironment:
+def build(config: VerifiersConfig, context: TaskContext) -> VerifiersEnvironment:
     """An environment for one episode. Raises `ConfigError` for what verifiers cannot load."""
     return VerifiersEnvironment(load(config))

@@ -38,7 +38,7 @@ class Loaded:
 def load(config: VerifiersConfig) -> Loaded:
     """Load it, once in this process. Raises `ConfigError`."""
     with _loading:
-        return _load(config.model_dump_json())
+        return _load(config.model_dump_json(include=set(VerifiersConfig.model_fields)))
 
 
 @lru_cache(maxsize=4)  # one for training, one for evaluation

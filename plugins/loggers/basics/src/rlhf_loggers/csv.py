@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 
 from .config import CsvConfig
 
@@ -59,6 +59,6 @@ class CsvLogger:
             writer.writerows(rows)
 
 
-def build(config: CsvConfig, context: LoggerContext) -> CsvLogger:
+def build(config: CsvConfig, context: HookContext) -> CsvLogger:
     """The logger of `logging: {csv: …}`."""
     return CsvLogger(context.run_folder / config.path)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 
 from .config import TensorBoardConfig
 
@@ -39,6 +39,6 @@ class TensorBoardLogger:
             self._writer = None
 
 
-def build(config: TensorBoardConfig, context: LoggerContext) -> TensorBoardLogger:
+def build(config: TensorBoardConfig, context: HookContext) -> TensorBoardLogger:
     """The logger of `logging: {tensorboard: …}`."""
     return TensorBoardLogger(context.run_folder / config.folder)

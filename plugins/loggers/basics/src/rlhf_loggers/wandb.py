@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 
 from .config import WandbConfig
 
@@ -17,7 +17,7 @@ _RUN_ID = "wandb-id"
 class WandbLogger:
     """Opens its W&B run at the first update."""
 
-    def __init__(self, config: WandbConfig, context: LoggerContext) -> None:
+    def __init__(self, config: WandbConfig, context: HookContext) -> None:
         self._config = config
         self._context = context
         self._run: Any = None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 
 from .plugin import MlflowConfig
 
@@ -20,7 +20,7 @@ _PARAMETERS_AT_ONCE = 100
 class MlflowLogger:
     """Opens its MLflow run at the first update."""
 
-    def __init__(self, config: MlflowConfig, context: LoggerContext) -> None:
+    def __init__(self, config: MlflowConfig, context: HookContext) -> None:
         self._config = config
         self._context = context
         self._client: Any = None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 
 from .plugin import TrackioConfig
 
@@ -16,7 +16,7 @@ from .plugin import TrackioConfig
 class TrackioLogger:
     """Opens its Trackio run at the first update."""
 
-    def __init__(self, config: TrackioConfig, context: LoggerContext) -> None:
+    def __init__(self, config: TrackioConfig, context: HookContext) -> None:
         self._config = config
         self._context = context
         self._run: Any = None

@@ -14,7 +14,7 @@ from rlhf_core.util import suggestion
 
 if TYPE_CHECKING:
     from rlhf_core.config import ResolvedRun
-    from rlhf_core.prompts import Records
+    from rlhf_core.prompts import PromptStream
     from rlhf_core.protocols import Sampler
 
 Count = Annotated[int, Field(ge=1)]
@@ -159,7 +159,7 @@ class CurriculumConfig(Section):
             near = suggestion(self.reward, rewards)
             yield Problem("reward", f'no reward "{self.reward}" in this run{near} (rewards: {rewards})')
 
-    def sampler(self, records: Records) -> Sampler:
+    def sampler(self, records: PromptStream) -> Sampler:
         make = import_module("rlhf_data.curriculum").make_curriculum  # imported when it is used, as a `build`
         return cast("Sampler", make(self, records))
 

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.prompts import Records
+from rlhf_core.prompts import PromptStream
 from rlhf_core.types import RolloutGroup
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _Estimate:
 class Curriculum:
     """Draws records; a `Sampler` of the coordinator."""
 
-    def __init__(self, options: CurriculumConfig, records: Records, pools: Mapping[int, str]) -> None:
+    def __init__(self, options: CurriculumConfig, records: PromptStream, pools: Mapping[int, str]) -> None:
         """pools: record -> the name of its pool, of all training records; empty if there are no pools."""
         self._options = options
         assert records.order is not None
@@ -145,7 +145,7 @@ class Curriculum:
         return after is not None and known.perfect >= after
 
 
-def make_curriculum(options: CurriculumConfig, records: Records) -> Curriculum:
+def make_curriculum(options: CurriculumConfig, records: PromptStream) -> Curriculum:
     """Make one over training records. Raises `ConfigError` if their number is unknown, or one has no pool."""
     if records.training is None:
         raise ConfigError("needs a source whose number of records is known", where="prompts.curriculum")

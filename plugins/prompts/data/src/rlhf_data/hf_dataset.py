@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import DataError, PluginError, first_line
 from rlhf_core.models import check_answer
 from rlhf_core.plugins import load
-from rlhf_core.prompts import RecordRules, Records
-from rlhf_core.protocols import OrderedPromptSource, PromptSource
+from rlhf_core.prompts import PromptStream, RecordRules
+from rlhf_core.protocols import PromptSource
 from rlhf_core.util import suggestion
 
 from .config import HfDatasetConfig
@@ -78,7 +78,7 @@ class StreamedRows(_Renamed):
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return map(self._renamed, self._rows)
 
-    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+    def make_stream(self, rules: RecordRules, *, seed: int, held_out: int) -> PromptStream:
         """Return the rows in their own order. Raises `DataError` on wrong ones."""
         return StreamedRecords(self, rules, held_out=held_out)
 
@@ -96,7 +96,7 @@ class TableRows:
         return dict(self._table.slice(index, 1).to_pylist()[0])
 
 
-def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | OrderedPromptSource:
+def build(config: HfDatasetConfig, context: TaskContext) -> PromptSource | StreamedRows:
     """Build the prompt source `hf-dataset`."""
     if config.streaming:
         return StreamedRows(_load_hub(config), config.columns, config.path)
@@ -118,7 +118,7 @@ def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | Or
 
 def _read_jsonl(path: Path) -> PromptSource:
     jsonl = load("prompts", "jsonl")
-    built: PromptSource = jsonl.build(jsonl.component.config(path=str(path)), PromptsContext(0, Path.cwd()))
+    built: PromptSource = jsonl.build(jsonl.component.config(path=str(path)), TaskContext(0, Path.cwd()))
     return built
 
 

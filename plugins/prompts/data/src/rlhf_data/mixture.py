@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.plugins import load
-from rlhf_core.prompts import RecordRules, Records
-from rlhf_core.protocols import OrderedPromptSource, PromptSource
+from rlhf_core.prompts import PromptStream, RecordRules
+from rlhf_core.protocols import PromptSource
 
 from .config import MixtureConfig, MixtureEntry
 from .order import MixtureOrder, shares
@@ -38,9 +38,9 @@ class Mixture:
         part, inner = self._place(index)
         return origin(self._sources[part], inner)
 
-    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+    def make_stream(self, rules: RecordRules, *, seed: int, held_out: int) -> PromptStream:
         """Return the records of all sources in turn. Raises `DataError` on wrong ones."""
-        records = Records(self, rules, seed=seed, held_out=held_out)
+        records = PromptStream(self, rules, seed=seed, held_out=held_out)
         assert records.training is not None
         records.order = self.order(records.training, seed) or records.order
         return records
@@ -76,11 +76,11 @@ class StreamedMixture:
             for name, weight, each in sources
         ]
 
-    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+    def make_stream(self, rules: RecordRules, *, seed: int, held_out: int) -> PromptStream:
         """Return the records of all sources in turn, each of which holds out its share."""
         each = shares([weight for weight, _ in self.sources], held_out)
         parts = [
-            (weight, source.make_records(rules, seed=seed, held_out=own))
+            (weight, source.make_stream(rules, seed=seed, held_out=own))
             for own, (weight, source) in zip(each, self.sources, strict=True)
         ]
         return MixedRecords(parts, seed=seed)
@@ -98,18 +98,18 @@ class _LabelledStream:
     def describe(self, index: int) -> str:
         return origin(self._source, index)
 
-    def make_records(self, rules: RecordRules, *, seed: int, held_out: int) -> Records:
+    def make_stream(self, rules: RecordRules, *, seed: int, held_out: int) -> PromptStream:
         return StreamedRecords(self, rules, held_out=held_out)
 
 
-def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | OrderedPromptSource:
+def build(config: MixtureConfig, context: TaskContext) -> PromptSource | StreamedMixture:
     """Build the prompt source `mixture`."""
     sources = [(entry.known_as, entry.weight, _build(entry, context)) for entry in config.sources]
     lists = [(name, weight, source) for name, weight, source in sources if isinstance(source, PromptSource)]
     return Mixture(lists) if len(lists) == len(sources) else StreamedMixture(sources)
 
 
-def _build(entry: MixtureEntry, context: PromptsContext) -> PromptSource | Iterable[Mapping[str, Any]]:
+def _build(entry: MixtureEntry, context: TaskContext) -> PromptSource | Iterable[Mapping[str, Any]]:
     selected = load("prompts", entry.name)
     model = selected.component.config  # its own options, without core's, which the mixture reads of none
     own = {name: value for name, value in entry.options.items() if name in model.model_fields}

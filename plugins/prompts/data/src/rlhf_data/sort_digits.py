@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.protocols import PromptSource
 from rlhf_core.util import derive_seed
 
@@ -56,6 +56,6 @@ def _near_miss(answer: str, draw: int) -> str:
     return answer[:position] + wrong + answer[position + 1 :]
 
 
-def build(config: SortDigitsConfig, context: PromptsContext) -> PromptSource:
+def build(config: SortDigitsConfig, context: TaskContext) -> PromptSource:
     """The source of a `prompts` section."""
     return SortDigits(num_digits=config.num_digits, size=config.size, seed=config.problem_seed)

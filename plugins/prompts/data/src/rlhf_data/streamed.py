@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from rlhf_core.errors import DataError
-from rlhf_core.prompts import RecordRules, Records
+from rlhf_core.prompts import PromptStream, RecordRules
 
 from .order import Turns
 
@@ -27,7 +27,7 @@ def origin(source: object, index: int) -> str:
     return str(describe(index)) if callable(describe) else f"record {index + 1}"
 
 
-class StreamedRecords(Records):
+class StreamedRecords(PromptStream):
     """Records in the order of the source, which begins again where it ends; its first ones are held out.
 
     The cursor of a run is its position: a process that begins later, on a resume say, reads up to it, so a source must
@@ -36,6 +36,7 @@ class StreamedRecords(Records):
 
     def __init__(self, source: Iterable[Record], rules: RecordRules, *, held_out: int) -> None:
         """Read the held-out records and check the first ones. Raises `DataError` if one is wrong."""
+        self.encoder = rules.encoder
         self._stream = source
         self._rules = rules
         self._num_held_out = held_out
@@ -99,20 +100,20 @@ class StreamedRecords(Records):
 
     def _usable(self, index: int, record: Record, seen: set[bytes]) -> bool:
         rules, name = self._rules, origin(self._stream, index)
-        if rules.check is not None:
-            rules.check(record, name)
-        return not rules.refuses(record, name, seen) and (rules.fits is None or rules.fits([record], [name])[0])
+        rules.verify(record, name)
+        return not rules.refuses(record, name, seen) and rules.fits([record], [name])[0]
 
 
-class MixedRecords(Records):
+class MixedRecords(PromptStream):
     """Parts that take turns by their weights, of which some have no known length.
 
     A position says whose turn it is and how many that part had before, which is its cursor.
     """
 
-    def __init__(self, parts: Sequence[tuple[float, Records]], *, seed: int) -> None:
+    def __init__(self, parts: Sequence[tuple[float, PromptStream]], *, seed: int) -> None:
         """parts: weight and records of each."""
         self._parts = [records for _, records in parts]
+        self.encoder = self._parts[0].encoder
         self._turns = Turns(seed, [weight for weight, _ in parts])
         self.digest = sha256("".join(part.digest for part in self._parts).encode()).hexdigest()
         counts: Counter[str] = Counter()

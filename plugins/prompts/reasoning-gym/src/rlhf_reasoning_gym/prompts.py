@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from rlhf_containment.processes import AskedProcess, ProcessFault, TooSlow
-from rlhf_core.components import PromptsContext
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.protocols import PromptSource
 
@@ -86,7 +86,7 @@ def _refused(task: str, error: str, known: list[str]) -> ConfigError:
     return ConfigError(f"{task} refuses its options: {error}", where="prompts.task_options")
 
 
-def build(config: ReasoningGymPrompts, context: PromptsContext) -> PromptSource:
+def build(config: ReasoningGymPrompts, context: TaskContext) -> PromptSource:
     """The source of a `prompts` section."""
     chat = context.has_chat_template if config.chat is None else config.chat
     return ReasoningGymSource(config, chat=chat)

@@ -7,7 +7,7 @@ from .config import DdpConfig, GeminiConfig, LowLevelZeroConfig
 _REQUIRES = ("colossalai", "galore_torch", "bitsandbytes", "einops")
 # ColossalAI 0.5.0 pins old versions of torch and transformers that its boosters do not need.
 _INSTALL = "pip install --no-deps colossalai==0.5.0 galore_torch bitsandbytes && pip install einops"
-_LAUNCH = "rlhf_strategies.run_processes"
+_LAUNCH = "rlhf_strategies.run_processes:run_in_processes"
 
 ddp = Component(
     summary="Every process holds the whole model; gradients are averaged (PyTorch DistributedDataParallel)",

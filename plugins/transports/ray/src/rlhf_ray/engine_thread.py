@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rlhf_core import Column
 from rlhf_core.errors import RlhfError
-from rlhf_core.protocols import Asked, InFlightEngine, WeightReceiver
+from rlhf_core.protocols import Asked, InFlightEngine
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
 from .holder_weights import StagedWeights
@@ -110,10 +110,6 @@ class EngineThread:
 
     def weights_updated(self, version: int) -> None:
         self.run(lambda: self._engine.weights_updated(version))
-
-    def receiver(self) -> WeightReceiver:
-        """The engine's own, for `StagedWeights`, which commits when this thread lets it."""
-        return self._engine.receiver()
 
     def close(self) -> None:
         """End the thread after its current step, and close the engine."""

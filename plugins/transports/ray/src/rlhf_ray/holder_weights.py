@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import DeadlineError, SyncError
-from rlhf_core.protocols import WeightReceiver
-from rlhf_core.rollout import ModuleReceiver, named_weights, verify_weights
+from rlhf_core.rollout import named_weights, replace_weights, verify_weights
 
 from .checksum import Checksum
 from .wire import LoraScales, check_lora_scales
@@ -34,14 +33,12 @@ WHERE = "weight sync"
 class WeightTarget:
     """A model of a maker that receives weights."""
 
-    receiver: WeightReceiver
-    """Takes a full version: the engine's own for the policy, a `ModuleReceiver` for a critic."""
     module: nn.Module
-    """The module behind it, which says what names and shapes must arrive."""
+    """It says what names and shapes must arrive."""
     adapter: frozenset[str] = frozenset()
     """Names of the weights in an adapter-only version; empty where there is no adapter."""
     on_commit: Callable[[int], None] = lambda version: None
-    """Called with an adapter-only version after it was swapped in."""
+    """Called with a version after it was swapped in."""
 
     def check(self, version: int, arrived: Mapping[str, Tensor], adapter_only: bool) -> None:
         """Raise `SyncError` unless the arrived names and shapes are exactly the module's."""
@@ -58,12 +55,8 @@ class WeightTarget:
 
     def swap(self, version: int, arrived: Mapping[str, Tensor], adapter_only: bool) -> None:
         """Copy the weights in place; names and shapes were checked."""
-        receiver = self.receiver
-        if adapter_only:
-            receiver = ModuleReceiver(self.module, on_commit=self.on_commit, only=self.adapter.__contains__)
-        receiver.begin(version)
-        receiver.stage(version, arrived)
-        receiver.commit(version)
+        replace_weights(self.module, arrived, version, only=self.adapter.__contains__ if adapter_only else None)
+        self.on_commit(version)
 
 
 @dataclass(slots=True)

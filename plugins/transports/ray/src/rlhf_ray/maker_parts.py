@@ -28,7 +28,6 @@ from rlhf_core.plugins import load
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rewards import RewardScorer
 from rlhf_core.rollout import (
-    ModuleReceiver,
     Passes,
     PolicyExperienceMaker,
     SingleAnswers,
@@ -122,10 +121,9 @@ def staged_weights(
     """models: by role, the modules that take new weights: `policy`, which the engine generates with, and `critic`.
     adapters: by role, the names of an adapter-only version (see `trained_names`). published: called with each version.
     """
-    targets = {"policy": WeightTarget(engine.receiver(), models["policy"], adapters["policy"], engine.weights_updated)}
+    targets = {"policy": WeightTarget(models["policy"], adapters["policy"], engine.weights_updated)}
     if (critic := models.get("critic")) is not None:
-        received = ModuleReceiver(critic, on_commit=lambda version: None)
-        targets["critic"] = WeightTarget(received, critic, adapters["critic"])
+        targets["critic"] = WeightTarget(critic, adapters["critic"])
     return StagedWeights(targets, idle_seconds=idle_seconds, published=published)
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.components import LoggerContext
+from rlhf_core.components import HookContext
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import is_lora, write_model_config
@@ -16,10 +16,10 @@ from rlhf_core.runfolder import (
     CheckpointStore,
     MetricsWriter,
     RunState,
-    find_damage,
     load_channel_state,
     load_run_state,
     save_run_state,
+    whole_checkpoint,
 )
 from rlhf_core.training import EpisodeRecord
 from rlhf_core.util import read_lines, stored_dtype
@@ -62,12 +62,11 @@ class TrainerCheckpoints:
 
     def load(self, path: Path | None) -> tuple[RunState, dict[str, Any]]:
         """Restore models, optimizers and schedulers from `path`, or from the newest complete checkpoint. Raises
-        `CheckpointError` when there is none or it is damaged."""
-        chosen = path if path is not None else self._store.newest()
+        `CheckpointError` when there is none, `UserInputError` when `path` is damaged."""
+        chosen = self._store.newest() if path is None else whole_checkpoint(path)
         if chosen is None:
-            raise CheckpointError("holds no checkpoint", where=str(self._folder), hint="is save_interval above 0?")
-        if problem := find_damage(chosen):
-            raise CheckpointError(problem, where=str(chosen), hint="load an older step-N")
+            where = str(path or self._folder)
+            raise CheckpointError("holds no checkpoint", where=where, hint="is save_interval above 0?")
         return load_run_state(chosen, self._trained, self._strategy), load_channel_state(chosen) or {}
 
     def _complete_policy(self, folder: Path) -> None:
@@ -92,7 +91,7 @@ def open_record(
         return EpisodeRecord(None)
     folder = _folder(Path(log_dir), step)
     folder.mkdir(parents=True, exist_ok=True)
-    context = LoggerContext(run_folder=folder, run={})
+    context = HookContext(run_folder=folder, run={})
     for name, options in {"tensorboard": {"folder": "."}, **({"wandb": {}} if use_wandb else {})}.items():
         selected = load("loggers", name)
         logger = selected.build(selected.component.config.model_validate(options), context)

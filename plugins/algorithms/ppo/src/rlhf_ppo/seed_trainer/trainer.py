@@ -232,7 +232,8 @@ class PPOTrainer(OLTrainer):
     def load_checkpoint(self, path: str | Path | None = None) -> int:
         """Resume from a checkpoint that `_save_checkpoint` wrote: the folder `step-N`, or the newest in `save_dir`.
 
-        Returns the episode that the next `fit` starts with. Raises `CheckpointError`.
+        Returns the episode that the next `fit` starts with. Raises `CheckpointError`, or
+        `UserInputError` for a damaged one.
         """
         if path is not None:
             checkpoints, chosen = TrainerCheckpoints(Path(path).parent, self._context), Path(path)

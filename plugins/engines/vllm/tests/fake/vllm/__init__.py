@@ -41,7 +41,6 @@ class LLMEngine:
     def __init__(self, args):
         self.args = args
         self.model_config = SimpleNamespace(max_model_len=args.max_model_len or 64)
-        self.engine_core = SimpleNamespace(shutdown=lambda: None)
         self.requests = {}
         self.flying = {}
         self.model = Model()
@@ -118,10 +117,8 @@ class LLMEngine:
         return True
 
     def sleep(self, level):
-        assert level in (1, 2) and not self.requests and not self.asleep
+        assert level == 1 and not self.requests and not self.asleep
         self.asleep = {"weights", "kv_cache"}
-        if level == 2:
-            self.version = None
 
     def wake_up(self, tags):
         assert tags and self.asleep >= set(tags)
