@@ -34,6 +34,9 @@ class HostAccelerator(CpuAccelerator):  # type: ignore[misc]  # ColossalAI has n
     def name(self) -> str:
         return "cuda"
 
+    def device_count(self) -> int:
+        return 1
+
     def synchronize(self, device: torch.device | int | None = None) -> None:
         """Do nothing: no work is pending."""
 
