@@ -112,11 +112,11 @@ def measure(name: str) -> dict[str, Any]:
 
     from rlhf_core.batching import collate
     from rlhf_core.components import EngineContext
-    from rlhf_core.models import disable_dropout
     from rlhf_core.types import BufferItem, GenerationRequest, SamplingParams
     from rlhf_forward.forward import policy_forward
     from rlhf_hf.config import HfEngineConfig
     from rlhf_hf.engine import build as build_engine
+    from rlhf_models import disable_dropout
     from rlhf_passes.fast_passes import fast_passes
     from rlhf_passes.packing import takes_packed_rows
     from rlhf_testing.models import tiny_tokenizer

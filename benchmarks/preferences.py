@@ -49,9 +49,9 @@ def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
     import torch
 
     from rlhf_core.config.resolve import resolve
-    from rlhf_core.models.loading import load_policy, load_tokenizer
     from rlhf_core.runfolder.folder import RunFolder
     from rlhf_core.wiring import RunInputs
+    from rlhf_models import load_policy, load_tokenizer
     from rlhf_offline.config import DPOConfig
     from rlhf_offline.dpo import DPO
     from rlhf_offline.pairs import pair_log_probs

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import ModelConfig
-from rlhf_core.models.loading import load_policy
+from rlhf_models import load_policy
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.tiny_training import token_loss
 from rlhf_torch.config import FsdpConfig

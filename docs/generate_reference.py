@@ -30,7 +30,7 @@ from rlhf_core.config.section import Section
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.config.select import shared_options
 from rlhf_core.hookspecs import Action, MakerHooks, Moment, SetupHooks, TrainerHooks
-from rlhf_core.models.pretrained import ModelKind
+from rlhf_core.models.kinds import ModelKind
 from rlhf_core.plugins.discovery import discover
 from rlhf_core.plugins.selected import Selected, has_options, load_ref
 from rlhf_core.protocols import Logger, PromptSource, Reward, RolloutEngine
@@ -200,7 +200,7 @@ def page(kind: str) -> str:
     if kind == "environments":
         parts += tools_part()
     shared = shared_options(kind)
-    if shared is not None:
+    if shared is not None and shared.model_fields:
         parts += ["## Options that core reads in every section", *options_table(shared)]
     parts.append("## The plugins of this repository")
     for selected in installed(kind):

@@ -39,13 +39,14 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 }
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
-CheckpointStore BatchPlan EpisodeBatches EpisodeEstimates EpisodeRecord Estimated EvaluationRow FitResult HookRelay
-ItemSummary LocalTransport MadeEpisode MetricsWriter OwnProcesses Passes PhaseTimer PhaseTimes PolicyEvaluator
-PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec RolloutCoordinator
-RolloutSource RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer TrainerParts TrainerSession
-Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics load_channel_state
-load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder replace_weights
-reward_spec save_adapter save_run_state set_up_host_memory verify_weights
+CheckpointStore
+BatchPlan EpisodeBatches EpisodeEstimates EpisodeRecord Estimated EvaluationRow FitResult
+HookRelay ItemSummary LocalTransport MadeEpisode OwnProcesses Passes PhaseTimer PhaseTimes
+PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
+RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer
+TrainerParts TrainerSession Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics
+load_channel_state load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder
+replace_weights reward_spec save_run_state set_up_host_memory verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""

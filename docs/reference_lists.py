@@ -67,10 +67,11 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _shared() -> list[tuple[str, Any]]:
     from rlhf_core.config.load import PLUGIN_SECTIONS
-    from rlhf_core.config.select import CORE_OPTIONS, shared_options
+    from rlhf_core.config.select import CORE_OPTIONS
 
-    places = [(section, CORE_OPTIONS[kind]) for section, kind in PLUGIN_SECTIONS.items() if kind in CORE_OPTIONS]
-    return [*places, ("rewards.N", shared_options("rewards"))]
+    places = {**PLUGIN_SECTIONS, "rewards.N": "rewards"}
+    shared = [(section, CORE_OPTIONS.get(kind)) for section, kind in places.items()]
+    return [(section, model) for section, model in shared if model is not None and model.model_fields]
 
 
 SHARED_SECTIONS = _shared()

@@ -127,7 +127,7 @@ class SetupHooks:
     def rlhf_transform_config(self, config: dict[str, Any]) -> Mapping[str, Any] | None:
         """Change the run file before it is checked. Return a changed copy, or None to leave it.
 
-        `config` includes the changes of earlier plugins; for the order see `docs/hooks.md`.
+        `config` includes the changes of earlier plugins; order and wrappers as in `docs/hooks.md`.
         """
 
     @hookspec

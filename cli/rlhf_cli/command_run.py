@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,7 +51,6 @@ class DescribedRun:
     def check(self, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
         """Check the run without running code from files, and report on stderr what was not run."""
         from rlhf_core.config.processes import check_groups, check_processes
-        from rlhf_core.config.section import Section
         from rlhf_core.entry.train import check_run
         from rlhf_core.errors import ConfigError
 
@@ -60,21 +59,18 @@ class DescribedRun:
             message = f"is set, but {self.command} runs no code that comes with a model"
             raise ConfigError(message, where="model.trust_remote_code")
         self._refuse_files(resolved)
-        config = resolved.algorithm.config
-        if isinstance(config, Section):
-            resolved = replace(resolved, algorithm=replace(resolved.algorithm, config=config.without_files()))
         check_processes(resolved, num_processes)
         check_groups(resolved, num_processes)
         return resolved, check_run(resolved)
 
     def _refuse_files(self, resolved: ResolvedRun) -> None:
-        """Raise `ConfigError` if a file would have to be run: an algorithm, a prompt source, or a source's filter."""
+        """Raise `ConfigError` if a file would have to be run: one that the algorithm or a prompt source names."""
         from rlhf_core.errors import ConfigError
         from rlhf_core.plugins.trust import referenced_files
 
         run = resolved.to_mapping()
         evaluation = run["eval"] or {"prompts": None, "sets": {}}
-        sections = {"algorithm": run["algorithm"]["name"], "prompts": run["prompts"]}
+        sections = {"algorithm": run["algorithm"], "prompts": run["prompts"]}
         sections["eval.prompts"] = evaluation["prompts"]
         sections |= {f"eval.sets.{name}.prompts": each["prompts"] for name, each in evaluation["sets"].items()}
         for place, section in sections.items():

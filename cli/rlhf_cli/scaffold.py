@@ -34,7 +34,7 @@ TEMPLATES: Mapping[str, Template] = {
     "rewards": Template("reward", "reward:{{snake}}", needs=()),
     "algorithms": Template("algorithm", needs=("rlhf-core", "rlhf-forward")),
     "strategies": Template("strategy", needs=("rlhf-core", "rlhf-strategies")),
-    "engines": Template("engine", needs=("rlhf-core", "rlhf-forward")),
+    "engines": Template("engine", needs=("rlhf-core", "rlhf-forward", "rlhf-models")),
     "transports": Template("transport"),
     "prompts": Template("prompts"),
     "environments": Template("environment", "environment:{{Camel}}", needs=("rlhf-episodes",)),

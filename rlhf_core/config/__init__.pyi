@@ -3,7 +3,6 @@ from .problems import Problem as Problem
 from .processes import OwnProcesses as OwnProcesses
 from .processes import StrategyConfig as StrategyConfig
 from .processes import TransportConfig as TransportConfig
-from .processes import other_strategies as other_strategies
 from .resolve import ResolvedRun as ResolvedRun
 from .resolve import resolve as resolve
 from .resolve import resolve_reward as resolve_reward

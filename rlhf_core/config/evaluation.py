@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
@@ -52,8 +52,6 @@ class EvalSetOptions(Section):
 
 class EvalConfig(EvalSetOptions):
     """Scoring held-out prompts before, during and after training."""
-
-    change_effects: ClassVar[Mapping[str, str]] = {"": "scores before and after cannot be compared"}
 
     every_episodes: Count | None = Field(
         10, description="Evaluate after every so many episodes; null only before the first and after the last."

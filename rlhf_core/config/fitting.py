@@ -12,12 +12,11 @@ from pydantic import BaseModel
 from ..errors import PluginError, RlhfError
 from ..util.error_text import error_text
 from ..util.redact import redact_mapping
-from .load import PLUGIN_SECTIONS, expand
-from .problems import Problem, Problems, models_in
+from .load import expand
+from .problems import Problem, Problems
 from .resolved import ReadsInvalid, ResolvedRun, map_options
 from .section import Section, options_of
-from .sections import RunConfig
-from .select import CORE_OPTIONS, DEFAULT_PLUGINS, section_models
+from .select import DEFAULT_PLUGINS
 
 _DEFAULTS = {f"{section}.name": name for section, name in DEFAULT_PLUGINS.items()}
 """Of a section that a run folder of an earlier version lacks."""
@@ -34,17 +33,13 @@ class Change:
     why: str | None = None
     """The reason, if a section adapted itself to the run."""
 
-    @property
-    def meaning(self) -> str:
-        """The reason or, for a run resumed from a checkpoint, the effect of the change."""
-        return self.why or _effect(self.key)
-
     def __str__(self) -> str:
-        return f"{self.key}: {self.before!r} -> {self.after!r} ({self.meaning})"
+        told = f"{self.key}: {self.before!r} -> {self.after!r}"
+        return told if self.why is None else f"{told} ({self.why})"
 
     def to_json(self) -> dict[str, Any]:
         """The change as JSON, for the manifest."""
-        return {"key": self.key, "before": self.before, "after": self.after, "meaning": self.meaning}
+        return {"key": self.key, "before": self.before, "after": self.after}
 
 
 def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
@@ -57,18 +52,6 @@ def option_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     old, new = dict(_leaves(before)), dict(_leaves(after))
     keys = [*new, *(key for key in old if key not in new)]
     return [Change(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
-
-
-def _effect(key: str) -> str:
-    core = {name: model for name, field in RunConfig.model_fields.items() for model in models_in(field.annotation)}
-    shared = {section: CORE_OPTIONS[kind] for section, kind in PLUGIN_SECTIONS.items() if kind in CORE_OPTIONS}
-    models: dict[str, Any] = {"": RunConfig, **core, **shared, **section_models()}
-    section = max((name for name in models if f"{key}.".startswith(f"{name}." if name else "")), key=len)
-    option = key.removeprefix(f"{section}.") if section else key.partition(".")[0]
-    if (instead := models[section].removed.get(option)) is not None:
-        return f"an option no more: {instead}"
-    effects: Mapping[str, str] = models[section].change_effects
-    return effects.get(option) or effects.get("") or "holds from here on"
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -66,22 +66,28 @@ class Problems:
         self.add(path, message, error.hint or "")
 
     def validate(
-        self, model: type[ModelT], data: Mapping[str, Any], path: str = "", also_known: Sequence[str] = ()
+        self,
+        model: type[ModelT],
+        data: Mapping[str, Any],
+        path: str = "",
+        also_known: Sequence[str] = (),
+        context: Any = None,
     ) -> ModelT | None:
         """Validate `data` strictly as `model`; None, with problems added, where it is invalid.
 
         `also_known`: further valid keys at this place, for suggestions. An option that is text takes any scalar of
-        `--set` as it was typed.
+        `--set` as it was typed. `context`: of the validators, whose errors may have a `hint` in their context.
         """
         try:
             extra: Literal["allow", "forbid"] = "allow" if issubclass(model, UnreadOptions) else "forbid"
-            return model.model_validate_json(json.dumps(data), strict=True, extra=extra)
+            return model.model_validate_json(json.dumps(data), strict=True, extra=extra, context=context)
         except ValidationError as error:
             details = [each for each in error.errors(include_url=False) if each["type"] != _UNCALLED]
         if (retyped := self._retyped(details, data, path)) is not None:
-            return self.validate(model, retyped, path, also_known)
+            return self.validate(model, retyped, path, also_known, context)
         messages: dict[str, list[str]] = {}
         given: dict[str, str] = {}
+        hints = {place: f"pip install {home}" for place, home in KNOWN["sections"].items()}  # those not installed
         for detail in details:
             place, value = _place(detail["loc"], data, keep_last=detail["type"] == "missing")
             dotted = ".".join(part for part in (path, *map(str, place)) if part)
@@ -91,10 +97,10 @@ class Problems:
             messages.setdefault(dotted, []).append(told)
             is_shown = detail["type"] != "extra_forbidden" and not names_secret(dotted)  # a key may be misspelled
             given[dotted] = _given(value) if is_shown else ""
+            if (hint := detail.get("ctx", {}).get("hint")) is not None:
+                hints[dotted] = hint
         for dotted, texts in messages.items():
-            home = KNOWN["sections"].get(dotted)  # not installed: an installed section is validated by its own model
-            hint = None if home is None else f"pip install {home}"
-            self.add(dotted, " or ".join(dict.fromkeys(texts)) + given[dotted], hint)
+            self.add(dotted, " or ".join(dict.fromkeys(texts)) + given[dotted], hints.get(dotted))
         return None
 
     def _retyped(self, details: Sequence[Any], data: Mapping[str, Any], path: str) -> dict[str, Any] | None:

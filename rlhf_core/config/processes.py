@@ -31,7 +31,7 @@ class OwnProcesses:
 
 
 class StrategyConfig(Section):
-    """Base of the options of a strategy with capabilities that depend on them."""
+    """Options every strategy has. The config of one subclasses this for capabilities that depend on its options."""
 
     def processes_per_rank(self) -> int:
         """Processes that compute the same rows together; their number divides that of all training processes."""
@@ -46,7 +46,7 @@ class StrategyConfig(Section):
 
 
 class TransportConfig(Section):
-    """Base of a transport's options; core asks about the transport's capabilities through these methods."""
+    """Options every transport has; one with other capabilities than these overrides what core asks about them."""
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if self.updates_in_flight() and not run.engine.component.in_flight:
@@ -99,8 +99,7 @@ def strategies_with(ability: Callable[[Component], bool]) -> str:
 
 def processes_per_rank(run: ResolvedRun) -> int:
     """Training processes that compute the same rows together; 1 unless the strategy declares otherwise."""
-    config = run.strategy.config
-    return config.processes_per_rank() if isinstance(config, StrategyConfig) else 1
+    return run.strategy.typed(StrategyConfig).processes_per_rank()
 
 
 def check_groups(run: ResolvedRun, num_processes: int) -> None:

@@ -14,7 +14,7 @@ from ..plugins.trust import EVERY_FILE, FileTrust
 from ..types import SamplingParams
 from .load import OWN_REWARD, PLUGIN_SECTIONS
 from .processes import OwnProcesses, TransportConfig
-from .section import Section, commands_of, options_of
+from .section import Section, options_of
 from .sections import DEFAULT_LOGGER, EngineConfig, EvalSetOptions, RewardEntry, RunConfig
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class ResolvedRun:
     """Dotted name -> each active section that a plugin brings, or the plugin that it selects."""
     trust: FileTrust = field(default=EVERY_FILE, compare=False)
     """Which files and programs that the run names may be run."""
+    commands: frozenset[tuple[str, ...]] = frozenset()
+    """The programs, with their arguments, that options of its plugins name."""
     adapted: Sequence[Change] = field(default_factory=list, compare=False)
     """The options that sections changed to fit this run."""
 
@@ -201,18 +203,6 @@ class ResolvedRun:
     def generates(self) -> bool:
         """Whether an engine is needed at all."""
         return self.rolls_out or self.evaluates
-
-    @property
-    def commands(self) -> frozenset[tuple[str, ...]]:
-        """The programs, with their arguments, that options of its plugins name."""
-        found: set[tuple[str, ...]] = set()
-
-        def collect(place: str, options: BaseModel, owner: str) -> BaseModel:
-            found.update(tuple(command) for _, command in commands_of(options))
-            return options
-
-        map_options(self, collect)
-        return frozenset(found)
 
     def to_mapping(self) -> dict[str, Any]:
         """The whole run as JSON values; `resolve` of it gives the same run again."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SecretStr
-from pydantic_core import core_schema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationInfo
 
 from ..errors import ConfigError
 from ..util.redact import ENVIRONMENT, learn_secret
@@ -45,8 +44,6 @@ class Section(BaseModel):
     """
     needs_no_prompts: ClassVar[bool] = False
     """For a section of a plugin: whether a run with it may leave out `prompts`; its tasks are then empty prompts."""
-    change_effects: ClassVar[Mapping[str, str]] = {}
-    """Option -> effect of changing it on a resumed run. The key "" stands for all other options."""
     removed: ClassVar[Mapping[str, str]] = {}
     """Option that earlier versions had -> what to use instead. A run file that sets it is refused with this text. A
     resume of an older run drops it, and shows that.
@@ -96,10 +93,6 @@ class Section(BaseModel):
     def rehearse(self, inputs: RunInputs) -> None:
         """Try the section out for `--dry-run`, without weights: one sample with a made-up answer, say."""
 
-    def without_files(self) -> Self:
-        """Return the section with the default for each option that names a file of code, for those who run none."""
-        return self
-
     def sampler(self, records: PromptStream) -> Sampler | None:
         """Return what draws the training `records`; None changes nothing. At most one section of a run may bring one.
 
@@ -144,27 +137,14 @@ def options_of(config: BaseModel) -> dict[str, Any]:
     return dumped
 
 
-class Command(list[str]):
-    """The type of an option that is a program and its arguments, to start without a shell.
-
-    Core refuses a run that may not start it, before anything is built.
-    """
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        words = Annotated[list[Annotated[str, Field(pattern=r"^[^\x00]+$")]], Field(min_length=1)]
-        return core_schema.no_info_after_validator_function(cls, handler.generate_schema(words))
+def _may_start(command: list[str], info: ValidationInfo) -> list[str]:
+    if info.context is not None:
+        info.context.check_command(command)
+    return command
 
 
-def commands_of(value: Any, path: str = "") -> Iterator[tuple[str, Command]]:
-    """Dotted key and value of each `Command` in options."""
-    if isinstance(value, Command):
-        yield path, value
-        return
-    parts: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, BaseModel | Mapping):
-        parts = dict(value).items()
-    elif isinstance(value, list | tuple):
-        parts = enumerate(value)
-    for key, part in parts:
-        yield from commands_of(part, f"{path}.{key}".lstrip("."))
+Command = Annotated[list[Annotated[str, Field(pattern=r"^[^\x00]+$")]], Field(min_length=1), AfterValidator(_may_start)]
+"""The type of an option that is a program and its arguments, to start without a shell.
+
+Core refuses a run that may not start it, before anything is built.
+"""

@@ -75,8 +75,6 @@ class ChatConfig(Section):
 class ModelConfig(Section):
     """The policy that is trained."""
 
-    change_effects: ClassVar[Mapping[str, str]] = {"": "the checkpoint's weights must fit the model"}
-
     path: str = Field(min_length=1, description="A model folder, a hub name, or `builtin:NAME`.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
@@ -116,8 +114,6 @@ class ModelConfig(Section):
 class PromptsConfig(Section):
     """Options every prompt source has. The config of one may subclass this; otherwise it gets these options, too."""
 
-    change_effects: ClassVar[Mapping[str, str]] = {"": "the same records, read from another place"}
-
     max_prompt_tokens: Count = Field(512, description="Longest prompt trained on, in tokens.")
     too_long: Literal["skip", "error"] = Field("skip", description="What to do with a longer prompt.")
     duplicates: Literal["skip"] | None = Field(None, description="skip leaves out prompts that came before; null none.")
@@ -130,8 +126,6 @@ class PromptsConfig(Section):
 
 class EngineConfig(Section):
     """Options every engine has. The config of an engine may subclass this; otherwise it gets these options, too."""
-
-    change_effects: ClassVar[Mapping[str, str]] = {"": "answers are sampled otherwise from the next episode on"}
 
     max_new_tokens: Count = Field(128, description="Longest answer, in tokens.")
     temperature: float = Field(1.0, gt=0, description="Softmax temperature of sampling.")
@@ -166,11 +160,6 @@ class EngineConfig(Section):
 
 class OptimizerConfig(Section):
     """Options every optimizer has. The config of one may subclass this; otherwise it gets these options, too."""
-
-    change_effects: ClassVar[Mapping[str, str]] = {
-        "": "holds from the next update on; its moments are kept",
-        "name": "its state cannot be read: a run keeps its optimizer",
-    }
 
     lr: float = Field(1e-6, ge=0, description="Peak learning rate of the policy.")
     critic_lr: float | None = Field(None, ge=0, description="Peak learning rate of the critic; null takes lr.")
@@ -208,10 +197,6 @@ class RewardCallOptions(Section):
         None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
     )
 
-    def without_cache(self) -> RewardCallOptions:
-        """The options without a cache, for a run that has no folder for one."""
-        return self.model_copy(update={"cache": False})
-
     def fitted_to(self, reward: Component) -> Self:
         """The options with the reward's own default of `isolate`, if that is not set."""
         return self if self.isolate is not None else self.model_copy(update={"isolate": reward.isolate})
@@ -247,8 +232,6 @@ class RewardEntry(RewardCallOptions):
 class RewardScaling(Section):
     """Scaling and clipping of an answer's combined score before advantages are computed."""
 
-    change_effects: ClassVar[Mapping[str, str]] = {"": "scores before and after cannot be compared"}
-
     clip: tuple[float, float] | None = Field(
         None, description="[low, high] bounds of the combined score; null leaves it. The clipped fraction is logged."
     )
@@ -279,13 +262,6 @@ def _batch_size(data: dict[str, Any]) -> int:
 class TrainConfig(Section):
     """How much is trained. All counts are global, whatever the number of processes."""
 
-    change_effects: ClassVar[Mapping[str, str]] = {
-        "": "holds from the next episode on",
-        "episodes": "the run ends at another episode; a schedule that falls to 0 does so there",
-        "seed": "prompts are drawn in another order, answers with other noise",
-        "prompts_per_episode": "an episode is of another size; prompts may come again or be left out",
-        "samples_per_prompt": "sample ids are counted anew and may be there twice",
-    }
     removed: ClassVar[Mapping[str, str]] = {
         "compile": "updates run on rows without padding, which is as fast; remove it",
     }
@@ -324,8 +300,6 @@ class TrainConfig(Section):
 class CheckpointConfig(Section):
     """When the run saves what a resume needs."""
 
-    change_effects: ClassVar[Mapping[str, str]] = {"": "learning stays the same"}
-
     every_episodes: Count | None = Field(
         10, description="Save after every so many episodes; null only at the end or when interrupted."
     )
@@ -345,8 +319,6 @@ DEFAULT_LOGGER = "tensorboard"
 class LoggingConfig(Section):
     """The keys of `logging` that core reads; the others are names of loggers."""
 
-    change_effects: ClassVar[Mapping[str, str]] = {"": "learning stays the same"}
-
     samples: Literal["all", "none"] | Annotated[StrictInt, Field(ge=1)] = Field(
         "all", description="Samples written to samples.jsonl: all, none, or at most so many an episode."
     )
@@ -360,20 +332,11 @@ class LoggingConfig(Section):
 class HooksConfig(Section):
     """The keys of `hooks` that core reads; the others are hook plugins with options, on where they are listed."""
 
-    change_effects: ClassVar[Mapping[str, str]] = {"": "depends on what the hooks do"}
-
     disable: list[str] = Field(default_factory=list, description="Names of hook plugins that stay off.")
 
 
 class RunConfig(Section):
     """The sections of a run file that name no plugin, checked."""
-
-    change_effects: ClassVar[Mapping[str, str]] = {
-        "algorithm": "holds from the next update on; what adapts goes on from its saved value",
-        "strategy": "the same training, computed otherwise: numbers may differ in their last digits",
-        "rewards": "rewards before and after cannot be compared; a running normaliser keeps its moments",
-        "transport": "the same training, run elsewhere: the order of samples may differ",
-    }
 
     model: ModelConfig
     eval: EvalConfig | None = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
 from pydantic import BaseModel
+from pydantic_core import PydanticCustomError
 
 from ..errors import PluginError
 from ..plugins.discovery import PluginRef, check_clash, discover
@@ -18,9 +19,9 @@ from ..plugins.trust import EVERY_FILE, FileTrust, referenced_files
 from ..util.did_you_mean import suggestion
 from .load import OWN_REWARD, PLUGIN_SECTIONS
 from .problems import Problems
-from .processes import TransportConfig
+from .processes import StrategyConfig, TransportConfig
 from .resolved import Configured
-from .section import Section, commands_of
+from .section import Section
 from .sections import (
     METRICS_OF_SCORE,
     EngineConfig,
@@ -44,6 +45,8 @@ CORE_OPTIONS: Mapping[str, type[Section]] = {
     "optimizers": OptimizerConfig,
     "prompts": PromptsConfig,
     "rewards": RewardEntry,
+    "strategies": StrategyConfig,
+    "transports": TransportConfig,
 }
 """Kind -> options of core that stand beside those of each of its plugins."""
 
@@ -73,11 +76,6 @@ def section_model(ref: PluginRef) -> type[Section]:
 OTHER_SECTIONS = frozenset({*PLUGIN_SECTIONS, "rewards"})
 """Sections that core reads beside those of `RunConfig`."""
 
-_BASES: Mapping[str, tuple[type[BaseModel], str]] = {
-    "transports": (TransportConfig, "rlhf_core.config.TransportConfig, which says what processes are its own"),
-    "sections": (Section, "rlhf_core.Section"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Selector:
@@ -86,6 +84,8 @@ class Selector:
     problems: Problems
     trust: FileTrust = EVERY_FILE
     """Which files of code and programs that the run names are run."""
+    commands: set[tuple[str, ...]] = field(default_factory=set)
+    """The programs, with their arguments, that options name."""
 
     def plugin(
         self, kind: str, path: str, data: Any, *, name_path: str | None = None, section: Selected | None = None
@@ -127,10 +127,9 @@ class Selector:
     ) -> Configured | None:
         """A plugin with its own options and those `beside` them, checked; `also_known`: other keys of its section."""
         self._check_files(given, path)
-        config = self.problems.validate(mixed(selected.component.config, beside), given, path, also_known)
+        config = self.problems.validate(mixed(selected.component.config, beside), given, path, also_known, context=self)
         if config is None:
             return None
-        self._check_commands(config, path)
         if isinstance(config, Section):
             try:
                 config = config.with_plugin(selected)
@@ -238,13 +237,13 @@ class Selector:
                 except PluginError as error:
                     self.problems.add_error(f"{path}.{key}", error)
 
-    def _check_commands(self, config: BaseModel, path: str) -> None:
-        """Add a problem for each program that a plugin's options name."""
-        for key, command in commands_of(config) if self.trust.runs else ():
-            try:
-                self.trust.check_command(command, f"{path}.{key}")
-            except PluginError as error:
-                self.problems.add(f"{path}.{key}", error.message, error.hint)
+    def check_command(self, command: Sequence[str]) -> None:
+        """Take note of a program that an option names. Raises a pydantic error if it may not be started."""
+        self.commands.add(tuple(command))
+        try:
+            self.trust.check_command(command)
+        except PluginError as error:
+            raise PydanticCustomError("untrusted", "{told}", {"told": error.message, "hint": error.hint}) from error
 
 
 def section_names(parent: str = "") -> list[str]:
@@ -258,14 +257,10 @@ def check_options(selected: Selected, beside: type[Section] | None = None) -> No
     model = selected.component.config
     if selected.kind == "sections" and selected.name in {*RunConfig.model_fields, *OTHER_SECTIONS}:
         raise PluginError("is a section of rlhf-core itself", where=selected.label, hint="its authors must rename it")
-    base, told = _BASES.get(selected.kind, (BaseModel, ""))
-    if not issubclass(model, base):
-        raise PluginError(
-            f"its options are no {told}",
-            where=selected.label,
-            hint="the plugin's authors must derive its config from it",
-        )
     if selected.kind == "sections":
+        if not issubclass(model, Section):
+            hint = "the plugin's authors must derive its config from it"
+            raise PluginError("its options are no rlhf_core.Section", where=selected.label, hint=hint)
         return
     reserved = {"name"} if beside is None or issubclass(model, beside) else {"name", *beside.model_fields}
     if taken := sorted(reserved & model.model_fields.keys()):

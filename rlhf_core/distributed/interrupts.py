@@ -8,17 +8,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
-
-from .lock_watch import LockWatch, lock_watch
 
 INTERRUPT_FILE = "RLHF_INTERRUPT_FILE"
 """Environment variable: a file whose appearance asks this process to stop, set by the launcher of several."""
-_NOT_HEARD = (
-    "error: two signals were not heard, since something holds Python's lock: the process is ended\n"
-    "  -> a reward or an environment with isolate: true can be ended by itself"
-)
 _AGAIN_SECONDS = 0.05
 logger = logging.getLogger("rlhf")
 
@@ -53,7 +47,18 @@ def interrupts_kept() -> Iterator[None]:
             sys.unraisablehook = before
 
 
-_Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+@contextmanager
+def signals_to(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Have `stop_signals` call `handle` within the block. No effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 class InterruptFlag:
@@ -62,33 +67,19 @@ class InterruptFlag:
     def __init__(self) -> None:
         self.requested = False
         self._stops_at_once = False
-        self._before: dict[int, _Handler] = {}
-        self._watch: LockWatch | None = None
-        self._wakeup_before = -1
-        self._kept = interrupts_kept()
+        self._entered = ExitStack()
 
     def __call__(self) -> bool:
         shared = os.environ.get(INTERRUPT_FILE)
         return self.requested or (shared is not None and os.path.exists(shared))
 
     def __enter__(self) -> InterruptFlag:
-        if threading.current_thread() is threading.main_thread():
-            self._kept.__enter__()
-            self._watch = lock_watch()
-            self._wakeup_before = self._watch.hear_signals(_NOT_HEARD)
-            for number in stop_signals():
-                self._before[number] = signal.signal(number, self._handle)
+        self._entered.enter_context(interrupts_kept())
+        self._entered.enter_context(signals_to(self._handle))
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._watch is not None:
-            signal.set_wakeup_fd(self._wakeup_before)
-            self._watch.heard()
-        for number, handler in self._before.items():
-            if handler is not None:  # None: not set from Python, and cannot be set back from it
-                signal.signal(number, handler)
-        if self._watch is not None:
-            self._kept.__exit__(None, None, None)
+        self._entered.close()
 
     @contextmanager
     def unswallowed(self) -> Iterator[None]:
@@ -101,8 +92,6 @@ class InterruptFlag:
             raise
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._watch is not None:
-            self._watch.heard()
         if self.requested:
             self._stops_at_once = True
             raise KeyboardInterrupt
@@ -112,21 +101,14 @@ class InterruptFlag:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Context that delays SIGINT, SIGTERM and a SIGHUP that is not ignored until its end.
+    """Context that delays `stop_signals` until its end.
 
     For short operations only, since they cannot be stopped. Has no effect outside the main thread.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     held: list[int] = []
-    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
-    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
-    before = {number: signal.signal(number, lambda number, frame: held.append(number)) for number in numbers}
     try:
-        yield
+        with signals_to(lambda number, frame: held.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for one in held:
-            os.kill(os.getpid(), one)
+        for number in held:
+            os.kill(os.getpid(), number)

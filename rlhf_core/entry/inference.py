@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..components import EngineContext
 from ..config.sections import ModelConfig
-from ..models.loading import check_model, load_policy, load_tokenizer
+from ..models.kinds import kind_for
 from ..place import resolve_device
 from ..plugins.selected import load
 from ..protocols import RolloutEngine
@@ -20,11 +21,18 @@ if TYPE_CHECKING:
 
 
 def open_engine(
-    config: ModelConfig, engine: str, seed: int, *, weights: Path | None = None, in_flight: bool = False
+    config: ModelConfig,
+    engine: str,
+    seed: int,
+    *,
+    options: Mapping[str, Any] | None = None,
+    weights: Path | None = None,
+    in_flight: bool = False,
 ) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
     """An engine over a model that is loaded for it.
 
-    weights: of a checkpoint, in place of the model's own. in_flight: call `generate_in_flight` if the engine has it.
+    options: the engine's. weights: of a checkpoint, in place of the model's own. in_flight: call `generate_in_flight`
+    if the engine has it.
     """
     selected = load("engines", engine)
     policy, tokenizer, place = load_for_inference(config, seed, weights=weights)
@@ -36,7 +44,7 @@ def open_engine(
         model_path=config.path,
         in_flight=in_flight and selected.component.in_flight,
     )
-    built = selected.build(selected.component.config(), context)
+    built = selected.build(selected.component.config.model_validate(dict(options or {})), context)
     return cast(RolloutEngine, built), tokenizer
 
 
@@ -46,11 +54,12 @@ def load_for_inference(
     """A model that only answers, in float32 on a CPU and bfloat16 on a GPU, its tokenizer, and where it is."""
     import torch
 
-    check_model(config)
-    tokenizer = load_tokenizer(config)
+    kind = kind_for(config)
+    kind.check()
+    tokenizer = kind.load_tokenizer()
     place = resolve_device(config.device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
-    policy = load_policy(config, dtype=dtype, seed=seed, tokenizer=tokenizer)
+    policy = kind.load_policy(dtype=dtype, seed=seed, tokenizer=tokenizer)
     if weights is not None:
         load_weights(policy, weights)
-    return policy.to(place).eval(), tokenizer, place  # type: ignore[arg-type]
+    return policy.to(place).eval(), tokenizer, place

@@ -26,7 +26,6 @@ from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
 from ..runfolder.folder import FileWatch, RunFolder, RunStatus
 from ..training.decisions import ROLLBACK
 from ..training.request import FitResult
-from ..util.jsonl import write_json
 from .resume import find_checkpoint, has_updates
 
 logger = logging.getLogger("rlhf")
@@ -78,17 +77,20 @@ class RunLedger:
         self._is_running = True
         self._started = time.perf_counter()
         self.folder.write_summary(
-            status="running",
-            eval_before=None if earlier is None else earlier.eval_before,
-            eval_after=None,
-            wall_s=0.0 if earlier is None else earlier.wall_s,
-            extra={"pid": os.getpid(), "host": socket.gethostname()},
+            {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "status": "running",
+                "eval_before": None if earlier is None else earlier.eval_before,
+                "eval_after": None,
+                "wall_s": 0.0 if earlier is None else earlier.wall_s,
+            }
         )
 
     def rlhf_eval_end(self, step: int, metrics: Mapping[str, float] | None) -> None:
         if step == 0 and metrics is not None:
             summary = self.folder.read_json(self.folder.summary)
-            write_json(self.folder.summary, {**summary, "eval_before": metrics.get("eval/score")})
+            self.folder.write_summary({**summary, "eval_before": metrics.get("eval/score")})
 
     def end(self, error: BaseException | None, result: FitResult | None = None) -> dict[str, Any] | None:
         """Record how the run ended (error None: it is done), unless that is recorded, and return the summary.
@@ -113,19 +115,16 @@ class RunLedger:
         before, status = recorded.get("status", "running"), _status(folder, error)
         if before == status or (isinstance(error, KeyboardInterrupt) and before == "done"):
             return recorded
-        extra: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _place_of_model(folder, error)}
+        summary: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _place_of_model(folder, error)}
         if result is None:
             result = FitResult(recorded.get("eval_before"), recorded.get("eval_after"), step=0)
         if result.finished is not None:
-            extra["finished"] = {"guard": result.finished.by, "reason": result.finished.reason}
+            summary["finished"] = {"guard": result.finished.by, "reason": result.finished.reason}
         seconds = time.perf_counter() - self._started if before == "running" else 0.0
-        return folder.write_summary(
-            status=status,
-            eval_before=result.eval_before,
-            eval_after=result.eval_after,
-            wall_s=recorded.get("wall_s", 0.0) + seconds,
-            extra=extra,
-        )
+        summary |= {"status": status, "eval_before": result.eval_before, "eval_after": result.eval_after}
+        summary["wall_s"] = recorded.get("wall_s", 0.0) + seconds
+        folder.write_summary(summary)
+        return summary
 
 
 def _status(folder: RunFolder, error: BaseException | None) -> RunStatus:

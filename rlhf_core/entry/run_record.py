@@ -10,12 +10,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..config.fitting import config_changes
+from ..config.fitting import config_changes, option_changes
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
 from ..models.kinds import owner_of
@@ -163,7 +163,7 @@ def _code_run(resolved: ResolvedRun) -> FileTrust:
 
 
 def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
-    """Warn of a run that starts again, or has nothing left to do, and of each changed option, with what that means."""
+    """Warn of a run that starts again, or has nothing left to do, and of each changed option."""
     checkpoint = resumed.checkpoint
     if checkpoint is None:
         logger.warning("the run ended before its first checkpoint: it starts again")
@@ -171,35 +171,21 @@ def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
         hint = "only model and report are made; to train on: --set train.episodes=N"
         logger.warning("all %d episodes are trained already: %s", resolved.run.train.episodes, hint)
     for change in resumed.changes:
-        what = change if checkpoint is not None else f"{change.key}: {change.before!r} -> {change.after!r}"
-        logger.warning("resumed with a changed config: %s", what)
+        logger.warning("resumed with a changed config: %s", change)
 
 
 def _tell_recreation(
     folder: RunFolder, origin: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, Any]
 ) -> None:
+    """Of what can change the numbers: options, versions, data, code, machine."""
     earlier = origin.read_json(origin.manifest)
-    options = [
-        f"{change.key}: {change.before!r} -> {change.after!r}"
-        for change in config_changes(redact_mapping(origin.read_config()), redact_mapping(config))
-    ]
-    differences = [*options, *_differences(earlier, manifest)]
+    shared = (earlier.keys() & manifest.keys()) - _EXPECTED_TO_DIFFER
+    before, after = ({key: each[key] for key in manifest if key in shared} for each in (earlier, manifest))
+    options = config_changes(redact_mapping(origin.read_config()), redact_mapping(config))
+    differences = list(map(str, [*options, *option_changes(before, after)]))
     for difference in differences:
         logger.warning("differs from %s: %s", origin.path, difference)
     folder.add_event(RECREATE, {"run": str(origin.path), "differences": differences})
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Differences that can change the numbers of the same config: versions, data, code, machine."""
-    for key, value in after.items():
-        if key in _EXPECTED_TO_DIFFER or key not in before or before[key] == value:
-            continue
-        if isinstance(value, Mapping) and isinstance(before[key], Mapping):
-            names = [*value, *(name for name in before[key] if name not in value)]
-            for name in (name for name in names if before[key].get(name) != value.get(name)):
-                yield f"{key}.{name}: {before[key].get(name)!r} -> {value.get(name)!r}"
-        else:
-            yield f"{key}: {before[key]!r} -> {value!r}"
 
 
 def refuse_output(path: Path) -> None:

@@ -23,7 +23,7 @@ from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
-from ..models.loading import check_model
+from ..models.kinds import kind_for
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
@@ -196,7 +196,6 @@ def train_in(
             tell_resume(resolved, resumed)
         num_processes = max(prepared.num_processes, prepared.environment.world_size)
         begin_record(folder, prepared.inputs, num_processes, resumed=resumed, origin=origin)
-        folder.discard_half_written()
         CheckpointStore(folder.checkpoints).discard_partial()
         if prepared.num_processes > 1:
             _launch(folder, prepared, checkpoint)
@@ -250,11 +249,11 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 
     Returns what was built on the way. is_check: nothing is run with it, so the lengths of a sample of prompts suffice.
     """
-    from ..models.frozen import check_frozen
     from ..models.passes import planned_passes
     from ..rollout.samples import check_columns
+    from ..wiring.models import check_frozen
 
-    check_model(resolved.run.model)
+    kind_for(resolved.run.model).check()
     for selected in resolved.selected:
         if not selected.is_unread and selected.kind != "sections":
             selected.import_build()
@@ -268,7 +267,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
                 raise ConfigError(f"there is no file {file}", where=name, hint="paths start at the current folder")
     algorithm = inputs.algorithm
     check_algorithm(resolved, algorithm)
-    check_frozen(getattr(algorithm, "frozen_models", {}), tokenizer)
+    check_frozen(algorithm, tokenizer)
     stream = inputs.prompts
     passes = planned_passes(algorithm, resolved.algorithm.label, resolved.sampling.temperature)
     check_columns(resolved, algorithm, passes, stream.encoder.columns)

@@ -1,9 +1,8 @@
 """Calls the hooks of a run: registration, spans that always close, and errors that name the plugin.
 
-A `HookRelay` is made for one run and passed in; there is no global plugin manager. Which hooks there are, their
-arguments and their order are pluggy's; the relay calls them, one after the other. A hook's exception becomes a
-`HookError` naming plugin, distribution and hook; an `RlhfError` raised by a hook keeps its type, since a guard stops a
-run that way.
+A `HookRelay` is made for one run and passed in; there is no global plugin manager. Order, wrappers and calls are
+pluggy's. A hook's exception becomes a `HookError` naming plugin, distribution and hook; an `RlhfError` raised by a hook
+keeps its type, since a guard stops a run that way.
 """
 
 from __future__ import annotations
@@ -11,15 +10,17 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import pluggy
 
 from ..config.resolve import check_sections_kept
 from ..errors import HookError, PluginError, RlhfError
-from ..hookspecs import PREFIX, PROJECT, SPECS, Action, Part
+from ..hookspecs import PREFIX, PROJECT, SPECS, Action, Part, hookimpl
 from ..protocols import Logger
 from ..util.did_you_mean import closest
 from ..util.error_text import error_text
@@ -57,26 +58,15 @@ class _Registered(NamedTuple):
     """Whether it was installed with a distribution, not given as an object."""
 
 
-class _Manager(pluggy.PluginManager):
-    """Takes unmarked functions by their names, too, and no wrappers."""
-
-    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
-        marks = super().parse_hookimpl_opts(plugin, name)
-        if marks is not None and (marks["wrapper"] or marks["hookwrapper"]):
-            told = f"{name} is a wrapper, which is not called: write {PREFIX}…_start and {PREFIX}…_end"
-            raise pluggy.PluginValidationError(plugin, told)
-        is_named = marks is None and name.startswith(PREFIX) and _is_function(getattr(plugin, name, None))
-        return {} if is_named else marks
-
-    def has_hook(self, plugin: object) -> bool:
-        return any(self.parse_hookimpl_opts(plugin, name) is not None for name in dir(plugin))
+class _Hooks:
+    """The hook functions of one plugin, as pluggy gets them."""
 
 
 class HookRelay:
     """The hooks of one run."""
 
     def __init__(self) -> None:
-        self._manager = _Manager(PROJECT)
+        self._manager = pluggy.PluginManager(PROJECT)
         for spec in SPECS.values():
             self._manager.add_hookspecs(spec)
         self._callers: dict[str, pluggy.HookCaller] = {
@@ -84,6 +74,10 @@ class HookRelay:
         }
         self._argument_names = {event: caller.spec.argnames for event, caller in self._callers.items() if caller.spec}
         self._registered: dict[str, _Registered] = {}
+        self._failures: list[RlhfError] = []
+        """Of the end that is being fired."""
+        self._config: dict[str, Any] = {}
+        """The run file as the hooks that were called left it."""
         self._events = self.events
         self._one_at_a_time = threading.RLock()  # a process may have events on several threads
 
@@ -119,17 +113,19 @@ class HookRelay:
         unique = shown if name is not None or shown not in self._registered else f"{shown}-{id(instance):x}"
         if unique in self._registered:
             raise PluginError(f"the name {unique} is taken", where=who, hint="give each hook plugin its own name")
+        hooks = self._hooks_of(instance, who)
+        if not vars(hooks) and isinstance(instance, Logger):
+            hooks = self._hooks_of(LoggerHook(instance), who)
+        if not vars(hooks):
+            hint = f"name a function {PREFIX}episode_end, say; rlhf_core.hookspecs lists them"
+            raise PluginError("it has no hook", where=who, hint=hint)
         try:
-            has_hook = self._manager.has_hook(instance)
-            if not has_hook and not isinstance(instance, Logger):
-                hint = f"name a function {PREFIX}episode_end, say; rlhf_core.hookspecs lists them"
-                raise PluginError("it has no hook", where=who, hint=hint)
-            self._manager.register(instance if has_hook else LoggerHook(instance), unique)  # type: ignore[arg-type]
+            self._manager.register(hooks, unique)
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
-            if self._manager.has_plugin(unique):
-                self._manager.unregister(name=unique)
-            raise PluginError(" ".join(str(error).split()), where=who, hint=self._hint(instance)) from error
+            if self._manager.is_registered(hooks):
+                self._manager.unregister(hooks)
+            raise PluginError(" ".join(str(error).split()), where=who, hint=self._hint(hooks)) from error
         self._registered[unique] = _Registered(instance, who, distribution is not None)
         return unique
 
@@ -146,7 +142,7 @@ class HookRelay:
 
     def listens(self, event: str) -> bool:
         """Whether any hook receives the event; lets callers skip work needed only for it."""
-        return bool(self._hooks_of(event))
+        return event in self._events and bool(self._callers[event].get_hookimpls())
 
     def fire(self, event: str, **arguments: Any) -> list[Any]:
         """Call the hooks of a single event, all arguments by keyword. Returns the results that are not None.
@@ -159,22 +155,23 @@ class HookRelay:
         if not self.listens(event):
             return []
         complete = self._complete(event, arguments)
-        answers: list[Any] = []
-        failures: list[RlhfError] = []
         with self._one_at_a_time:
-            for hook in self._hooks_of(event):
-                try:
-                    answers.append(self._answer(event, hook, complete))
-                except RlhfError as failure:
-                    if not event.endswith(_END):
-                        raise
-                    failures.append(failure)
+            outer, self._failures = self._failures, []
+            try:
+                answers = self._call(event, complete)
+            except RlhfError as raised:  # at an end from a wrapper: errors of plain hooks were collected
+                if not event.endswith(_END):
+                    raise
+                self._failures.append(raised)
+                answers = []
+            finally:
+                failures, self._failures = self._failures, outer
         has_error = complete.get("error") is not None
         for each in failures if has_error else failures[1:]:
             logger.error("%s", each, exc_info=each)
         if failures and not has_error:
             raise failures[0]
-        return [answer for answer in answers if answer is not None]
+        return answers
 
     @contextmanager
     def span(self, event: str, **arguments: Any) -> Iterator[Span]:
@@ -195,37 +192,84 @@ class HookRelay:
             self.fire(f"{event}{_END}", **{**arguments, **span.results, "error": error})
 
     def transform_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Let each plugin change the run file in turn, in pluggy's order; each sees the changes of those before it."""
-        changed = dict(config)
-        for hook in self._hooks_of(_TRANSFORM):
-            before = tuple(changed)
-            answer = self._answer(_TRANSFORM, hook, {"config": changed})
-            changed = changed if answer is None else dict(answer)
-            check_sections_kept(before, changed, self._label(hook))
+        """Let each plugin change the run file in turn, in pluggy's order; each sees the changes of those before it.
+
+        The `yield` of a wrapper gives the answers of those inside it, each a whole run file; the last one counts.
+        """
+        self._config = dict(config)
+        answers = self.fire(_TRANSFORM, config=self._config)
+        changed = dict(answers[-1]) if answers else self._config
+        check_sections_kept(config, changed, "a hook wrapper")
         return changed
 
-    def _hooks_of(self, event: str) -> list[pluggy.HookImpl]:
-        """In the order in which they are called."""
-        return self._callers[event].get_hookimpls()[::-1] if event in self._events else []
+    def _hooks_of(self, plugin: object, who: str) -> _Hooks:
+        """The hooks of a plugin, marked or named `rlhf_…`."""
+        hooks = _Hooks()
+        for name in dir(plugin):
+            marks: Mapping[str, Any] | None = self._manager.parse_hookimpl_opts(plugin, name)
+            if marks is None and not (name.startswith(PREFIX) and inspect.isroutine(getattr(plugin, name, None))):
+                continue
+            marks, function = marks or {}, getattr(plugin, name)
+            if not (marks.get("wrapper") or marks.get("hookwrapper")):
+                event = (marks.get("specname") or name).removeprefix(PREFIX)
+                function = hookimpl(**marks)(wraps(function)(self._named(function, event, who)))
+            setattr(hooks, name, function)
+        return hooks
 
-    def _label(self, hook: pluggy.HookImpl) -> str:
-        return self._registered[hook.plugin_name].label
+    def _named(self, function: Callable[..., Any], event: str, who: str) -> Callable[..., Any]:
+        """The function with errors that name its plugin; those of an end are collected, so that all of them run."""
 
-    def _answer(self, event: str, hook: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
-        """What a hook returns. Raises `HookError`, which names it, for an `Exception` that is no `RlhfError`."""
-        name, who = PREFIX + event, self._label(hook)
+        def named(*args: Any, **kwargs: Any) -> Any:
+            before = tuple(self._config)
+            try:
+                answer = function(*args, **kwargs)
+                _check_answer(answer, event, who)
+                return self._take_config(before, answer, who) if event == _TRANSFORM else answer
+            except RlhfError as failure:
+                raised = failure
+            except Exception as error:
+                raised = _raised(error, event, who)
+            if not event.endswith(_END):
+                raise raised
+            self._failures.append(raised)
+            return None
+
+        return named
+
+    def _take_config(self, before: Sequence[str], answer: Mapping[str, Any] | None, who: str) -> dict[str, Any] | None:
+        """Give those that are called next the run file as this hook left it."""
+        changed = None if answer is None else dict(answer)
+        if changed is not None:
+            self._config.clear()
+            self._config.update(changed)
+        check_sections_kept(before, self._config, who)
+        return changed
+
+    def _call(self, event: str, arguments: Mapping[str, Any]) -> list[Any]:
+        """Have pluggy call the hooks. Plain ones name themselves; the rest is about wrappers."""
+        caller = self._callers[event]
         try:
-            answer: Any = hook.function(*(arguments[each] for each in hook.argnames))
+            answers: Any = caller(**arguments)
         except RlhfError:
             raise
         except Exception as error:
-            raise HookError(f"{name} raised {error_text(error)}", where=who) from error
-        kind, expected = {_TRANSFORM: (Mapping, "a mapping"), _DECIDE: (Action, "an Action")}.get(event, (object, ""))
-        parts = answer if event == _DECIDE and isinstance(answer, Sequence) else [answer]
-        wrong = [] if answer is None else [part for part in parts if not isinstance(part, kind)]
-        if wrong:
-            raise HookError(f"{name} returned {type(wrong[0]).__name__}, not {expected}", where=who)
-        return answer
+            raise _raised(error, event, self._wrappers(caller, error)) from error
+        if isinstance(answers, list):
+            for answer in answers:
+                _check_answer(answer, event, self._wrappers(caller))
+            return answers
+        if event in (_TRANSFORM, _DECIDE):
+            told = f"{caller.name} returned {type(answers).__name__}, not a list of answers, as its yield gave it"
+            raise HookError(told, where=self._wrappers(caller))
+        return []
+
+    def _wrappers(self, caller: pluggy.HookCaller, error: Exception | None = None) -> str:
+        """The plugins with wrappers of a hook, or that one of them that raised an error."""
+        wrappers = [impl for impl in caller.get_hookimpls() if impl.wrapper or impl.hookwrapper]
+        labels = {impl.function.__code__: self._registered[impl.plugin_name].label for impl in wrappers}
+        frames = walk_tb(None if error is None else error.__traceback__)
+        raised = [labels[frame.f_code] for frame, _ in frames if frame.f_code in labels]
+        return raised[-1] if raised else " or ".join(labels.values())
 
     def _complete(self, event: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Exactly the arguments of the spec; those that only the end hook gets default to None."""
@@ -236,9 +280,9 @@ class HookRelay:
             raise TypeError(f"{PREFIX}{event} takes {names}: unknown {sorted(unknown)}, missing {sorted(missing)}")
         return {name: arguments.get(name) for name in names}
 
-    def _hint(self, plugin: object) -> str:
+    def _hint(self, hooks: _Hooks) -> str:
         known = [PREFIX + event for event in self._callers]
-        wrong = [name for name in dir(plugin) if name.startswith(PREFIX) and name not in known]
+        wrong = [name for name in vars(hooks) if name.startswith(PREFIX) and name not in known]
         if wrong and wrong[0] in _DECIDED_BEFORE:
             return f"{wrong[0]} no longer exists; use {PREFIX}{_DECIDE}(moment), which returns an Action: docs/hooks.md"
         close = closest(wrong[0], known) if wrong else None
@@ -251,5 +295,16 @@ def events_of(part: Part) -> list[str]:
     return [name.removeprefix(PREFIX) for name in vars(SPECS[part]) if name.startswith(PREFIX)]
 
 
-def _is_function(value: object) -> bool:
-    return inspect.isfunction(value) or inspect.ismethod(value)
+def _raised(error: Exception, event: str, who: str) -> HookError:
+    failure = HookError(f"{PREFIX}{event} raised {error_text(error)}", where=who)
+    failure.__cause__ = error
+    return failure
+
+
+def _check_answer(answer: Any, event: str, who: str) -> None:
+    """Raise `HookError` if `transform_config` or `decide` returned a value of another type than theirs."""
+    kind, expected = {_TRANSFORM: (Mapping, "a mapping"), _DECIDE: (Action, "an Action")}.get(event, (object, ""))
+    parts = answer if event == _DECIDE and isinstance(answer, Sequence) else [answer]
+    wrong = [] if answer is None else [part for part in parts if not isinstance(part, kind)]
+    if wrong:
+        raise HookError(f"{PREFIX}{event} returned {type(wrong[0]).__name__}, not {expected}", where=who)

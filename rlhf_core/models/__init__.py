@@ -1,4 +1,4 @@
-"""Models: loading, inputs of forward passes, and faster forward passes."""
+"""Models: their kinds, the price of a forward pass, and passes over finished groups."""
 
 import lazy_loader
 

@@ -41,12 +41,6 @@ class ForwardPasses:
         """Context of one forward of `models` and its backward."""
         return nullcontext()
 
-    def disable_noise(self, model: nn.Module) -> None:
-        """Make a policy that is to be trained, on the CPU, compute the same in each forward of training mode.
-
-        By default only the dropout that `load_policy` switches off. Raises `UserInputError` if it cannot.
-        """
-
 
 _APPLIED: ContextVar[ForwardPasses] = ContextVar("applied passes")
 

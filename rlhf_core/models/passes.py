@@ -94,7 +94,7 @@ def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: floa
     context = PassModels(
         LocalPlace(torch.device("cpu"), torch.float32), defaultdict(_unloaded), temperature=temperature
     )
-    with errors_of(label, "passes", module=type(algorithm).__module__):
+    with errors_of(label, "passes"):
         return algorithm.passes(context)
 
 

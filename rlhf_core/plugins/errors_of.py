@@ -12,7 +12,7 @@ _LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", 
 
 
 @contextmanager
-def errors_of(plugin: str | None, call: str, *, module: str) -> Iterator[None]:
+def errors_of(plugin: str | None, call: str, *, caller: str = "rlhf_core") -> Iterator[None]:
     """Name the plugin, and the line of its code, in what its `call` raises.
 
     An `RlhfError` keeps its type. A lost process and an out-of-memory error pass unchanged: they are not the plugin's.
@@ -20,7 +20,7 @@ def errors_of(plugin: str | None, call: str, *, module: str) -> Iterator[None]:
     Args:
         plugin: its label, such as `algorithm "ppo" (rlhf-ppo 0.1.0)`; None changes nothing (made by hand).
         call: the function of the plugin that is called.
-        module: the module that defines it; the line is the innermost one of its package.
+        caller: see `error_text`.
     """
     if plugin is None:
         yield
@@ -34,7 +34,7 @@ def errors_of(plugin: str | None, call: str, *, module: str) -> Iterator[None]:
         if isinstance(error, RuntimeError) and (is_lost_peer(error) or is_out_of_memory(error)):
             raise
         raise RlhfError(
-            f"{call} raised {error_text(error, module)}",
+            f"{call} raised {error_text(error, caller=caller)}",
             where=plugin,
             hint="if its options are right, the plugin is broken: tell its authors; the traceback is in the run's log",
         ) from error

@@ -26,7 +26,7 @@ _BUILT: Mapping[str, str] = {
     "strategies": "rlhf_core.strategy:Strategy",
     "engines": "rlhf_core.protocols:RolloutEngine",
     "loggers": "rlhf_core.protocols:Logger",
-    "models": "rlhf_core.models.pretrained:ModelKind",
+    "models": "rlhf_core.models.kinds:ModelKind",
     "optimizers": "torch.optim:Optimizer",
 }
 """Kind -> class of what its `build` returns. An environment is looked at when it is played, a hook when registered."""

@@ -104,22 +104,21 @@ class FileTrust:
             hint="read it; if you trust it, add --trust",
         )
 
-    def check_command(self, command: Sequence[str], where: str) -> None:
-        """Raise `PluginError`, as `where`, for a program that may not be started with its arguments.
+    def check_command(self, command: Sequence[str]) -> None:
+        """Raise `PluginError` for a program that may not be started with its arguments.
 
         A file that may be run may be started; what is looked for in PATH is none, whatever its arguments name.
         """
         program = command[0]
-        is_file = "/" in program
-        if self.everything or tuple(command) in self.commands or (is_file and self.allows(_absolute(program))):
+        is_allowed_file = "/" in program and self.allows(_absolute(program))
+        if not self.runs or self.everything or tuple(command) in self.commands or is_allowed_file:
             return
         outside = "given on the command line"
         if self.folder is not None:
             outside = f"a file in or below {_real(self.folder)}, the run file's folder, nor {outside}"
         raise PluginError(
             f"the program {printable(program)!r} is not {outside}, so it is not started",
-            where=where,
-            hint=f"read what it does; if you trust it, add --trust, or --set {where}='[…]' with the whole command",
+            hint="read what it does; if you trust it, add --trust, or give the whole command by --set",
         )
 
 

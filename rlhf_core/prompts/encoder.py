@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..columns import Column, Columns, check_owners
 from ..errors import DataError, PluginError, first_line
-from ..models.kinds import PLAIN
-from ..models.pretrained import ModelKind
+from ..models.kinds import ModelKind
 from ..types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -57,10 +56,11 @@ class PromptEncoder:
     ) -> None:
         """kind: of the model that gets the prompts. columns: those of the source, whose values are in its records."""
         self._tokenizer = tokenizer
-        self._kind = kind or PLAIN
+        self._kind = kind
         self._own_columns = columns or {}
-        check_owners([("the source of prompts", self._own_columns), (type(self._kind).__name__, self._kind.columns)])
-        self.columns = {**self._own_columns, **self._kind.columns}
+        of_kind = {} if kind is None else kind.columns
+        check_owners([("the source of prompts", self._own_columns), (type(kind).__name__, of_kind)])
+        self.columns = {**self._own_columns, **of_kind}
         """All columns of a prompt."""
         if wrong := [name for name, column in self.columns.items() if column.per != "prompt"]:
             raise PluginError(f"the column {wrong[0]!r} of prompts is not per prompt", hint="tell the plugin's authors")
@@ -82,14 +82,14 @@ class PromptEncoder:
 
     def _with_columns(self, record: Record, ids: Sequence[int], name: str) -> tuple[Sequence[int], Columns]:
         try:
-            ids, values = self._kind.encode(record, ids)
+            ids, values = (ids, {}) if self._kind is None else self._kind.encode(record, ids)
             return ids, Columns({**{each: record[each] for each in self._own_columns}, **values}, self.columns)
         except (DataError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"the columns of its prompt cannot be read: {first_line(error)}", where=name) from error
 
     def lengths(self, records: Sequence[Record], names: Sequence[str]) -> list[int]:
         """Tokens of each prompt."""
-        if self.columns or type(self._kind) is not ModelKind:  # checks its columns, too
+        if self.columns or (self._kind is not None and type(self._kind).encode is not ModelKind.encode):
             pairs = zip(records, names, strict=True)
             return [len(self.prompt(record, 0, name).prompt_ids) for record, name in pairs]
         rendered = [self._render(record, name) for record, name in zip(records, names, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,16 +12,10 @@ from ..config.sections import RewardCallOptions
 from ..errors import PluginError
 from ..plugins.discovery import import_target
 from ..types import Rollout
-from .values import BadScore, RewardFault
+from .values import Outcome
 
-Outcome = float | BadScore | RewardFault
-"""What a call found for one answer."""
-Start = Callable[[Sequence[Rollout]], Callable[[], list[Outcome]]]
-"""Begins to score answers; the returned callable waits for their outcomes."""
-Call = Callable[[Sequence[Rollout], float], Sequence[float | BadScore]]
+Call = Callable[[Sequence[Rollout], float], Awaitable[Sequence[Outcome]]]
 """Calls the reward within a number of seconds. Raises `RewardFault`."""
-Ask = Callable[[Rollout, float], Outcome]
-"""Scores one answer within a number of seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,26 +47,18 @@ class RewardCaller:
 
     The entry points of the group `rlhf.reward_callers` name subclasses. The callers `isolate` and `cache` are used for
     the rewards whose entry sets that option, a caller of any other name for every reward. Batches, concurrency,
-    retries and `on_failure` stay with core. Methods are called from several threads.
+    retries and `on_failure` stay with core.
     """
 
     def __init__(self, spec: RewardSpec, folder: Path | None) -> None:
         """folder: of the rewards' files in the run folder; None if there is none."""
 
-    def start(self, rollouts: Sequence[Rollout], score: Start) -> Callable[[], list[Outcome]]:
-        """Begin to score answers, by `score` or otherwise."""
-        return score(rollouts)
-
-    def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[float | BadScore]:
-        """Scores of one batch, by `call` or otherwise. Raises `RewardFault`."""
-        return call(rollouts, timeout_seconds)
-
-    def single_out(self, rollouts: Sequence[Rollout], fault: RewardFault, ask: Ask) -> list[Outcome] | None:
-        """Outcomes of the answers of a batch whose last try failed; None leaves the fault to all of them."""
-        return None
+    async def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[Outcome]:
+        """Outcomes of one batch, by `call` or otherwise. Raises `RewardFault`. It must not block the event loop."""
+        return await call(rollouts, timeout_seconds)
 
     def take_counts(self) -> Mapping[str, float]:
-        """Numbers since the last call, logged as `reward_calls/<reward>/<name>` if they are not 0."""
+        """Numbers since the last call, added to `reward_calls/<reward>/<name>`."""
         return {}
 
     def close(self) -> None:

@@ -6,11 +6,12 @@ overlaps generation. `RewardCombiner` (the trainer's part) makes one score of th
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,22 +20,21 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..components import RewardContext
-from ..config.sections import METRICS_OF_SCORE, RewardCallOptions
-from ..errors import ConfigError
+from ..config.sections import RewardCallOptions
+from ..errors import RewardError
 from ..plugins.selected import Selected
 from ..types import Rollout
 from ..util.kept_state import load_state_of, state_of
 from .calling import RewardSpec
 from .combiner import Combined, RewardCombiner
 from .runner import RewardRunner
-from .threads import DaemonPool
+from .threads import LoopThread
 
 __all__ = ["Combined", "RewardCombiner", "RewardScorer", "RewardSpec", "Scores", "reward_spec"]
 
 Scores = list[dict[str, float] | None]
 """One entry a sample: raw score by reward name, or None where a reward's policy drops the sample."""
-
-_MAX_SUBMISSIONS = 64
+_STOPPED = "scoring was stopped: the run is ending"
 
 
 def reward_spec(
@@ -75,46 +75,51 @@ def _source_digest(selected: Selected) -> str:
 class RewardScorer:
     """Asks every reward of a run about samples, each under its own policy."""
 
-    def __init__(
-        self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None, may_be_empty: bool = False
-    ) -> None:
-        """Raises `ConfigError` for names that cannot be used, and `PluginError` for an option without its caller.
+    def __init__(self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None) -> None:
+        """Raises `PluginError` for an option without its caller.
 
-        Args:
-            cache_folder: of the rewards' files in the run folder, which the option `cache` needs.
-            may_be_empty: there may be no `specs`, since an environment gives the reward; every sample is then kept.
+        specs: none where an environment gives the reward; every sample is then kept. cache_folder: of the rewards'
+        files in the run folder.
         """
-        _check_names([spec.name for spec in specs])
-        if not specs and not may_be_empty:
-            raise ConfigError("a run needs at least one reward", where="rewards", hint="--reward NAME")
         self.weights = {spec.name: spec.weight for spec in specs}
         self._runners: list[RewardRunner] = []
-        self._pool = DaemonPool(_MAX_SUBMISSIONS, "rewards")
+        self._is_closed = False
         with ExitStack() as stack:  # what was opened is closed again when a later reward cannot be built
-            stack.callback(self._pool.close)
             for spec in specs:
                 runner = RewardRunner(spec, cache_folder)
                 stack.callback(runner.close)
                 self._runners.append(runner)
             self._closing = stack.pop_all()
 
+    @cached_property
+    def _loop(self) -> LoopThread:
+        loop = LoopThread("rewards")
+        self._closing.callback(loop.close)
+        return loop
+
     def score(self, rollouts: Sequence[Rollout]) -> Scores:
         """Raw scores by reward name, in the order of `rollouts`; None where a sample is dropped.
 
         Raises `RewardError` where a reward failed whose policy is `fail`.
         """
-        waiting = [(runner.spec.name, runner.start(rollouts)) for runner in self._runners]
-        columns = {name: collect() for name, collect in waiting}
-        scores: Scores = []
-        for index in range(len(rollouts)):
-            row = {name: column[index] for name, column in columns.items()}
-            kept = {name: value for name, value in row.items() if value is not None}
-            scores.append(kept if len(kept) == len(row) else None)
-        return scores
+        return self.submit(rollouts).result()
 
     def submit(self, rollouts: Sequence[Rollout]) -> Future[Scores]:
-        """`score`, in the background."""
-        return self._pool.submit(partial(self.score, list(rollouts)))
+        """`score`, in the background. Raises `RewardError` after `close`."""
+        if self._is_closed:
+            raise RewardError(_STOPPED, where="rewards")
+        return self._loop.submit(self._score(list(rollouts)))
+
+    async def _score(self, rollouts: Sequence[Rollout]) -> Scores:
+        try:
+            columns = await asyncio.gather(*(runner.score(rollouts) for runner in self._runners))
+        except asyncio.CancelledError:
+            raise RewardError(_STOPPED, where="rewards") from None
+        scores: Scores = []
+        for row in zip(*columns, strict=True) if columns else [()] * len(rollouts):
+            kept = {name: value for name, value in zip(self.weights, row, strict=True) if value is not None}
+            scores.append(kept if len(kept) == len(row) else None)
+        return scores
 
     def take_metrics(self) -> dict[str, float]:
         """Take the costs of each reward since the last call, as `reward_calls/<name>/<count>`.
@@ -138,16 +143,5 @@ class RewardScorer:
 
     def close(self) -> None:
         """End threads, processes and the cache. Scores still waited for end with `RewardError`."""
+        self._is_closed = True
         self._closing.close()
-
-
-def _check_names(names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"two rewards are called {name!r}", where="rewards", hint="give one of them a label of its own"
-            )
-        if name in METRICS_OF_SCORE:
-            raise ConfigError(
-                f"{name!r} is a metric's own name under reward/", where="rewards", hint="give it another label"
-            )

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 
+from ..types import Rollout
+
 LARGEST = 3.4028234663852886e38
 """Largest finite float32: scores become float32 tensors, where anything beyond it would be infinite."""
 
@@ -37,10 +39,15 @@ class TurnScores(float):
         return TurnScores, (dict(self.turns),)
 
 
-def fits(score: float | BadScore, num_turns: int) -> float | BadScore:
-    """The score of a rollout with so many turns of the policy, or what is wrong with it."""
+Outcome = float | BadScore | RewardFault
+"""What a call found for one answer."""
+
+
+def fits(score: Outcome, rollout: Rollout) -> Outcome:
+    """The score of a rollout, or what is wrong with it."""
     if not isinstance(score, TurnScores):
         return score
+    num_turns = sum(turn.role == "policy" for turn in rollout.turns)
     beyond = [turn for turn in score.turns if not 0 <= turn < num_turns]
     return BadScore(f"a number for turn {beyond[0]}, counted from 0, of {num_turns}") if beyond else score
 

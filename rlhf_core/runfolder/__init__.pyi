@@ -5,5 +5,4 @@ from .checkpoint_state import save_run_state as save_run_state
 from .checkpoints import CheckpointStore as CheckpointStore
 from .checkpoints import whole_checkpoint as whole_checkpoint
 from .folder import RunFolder as RunFolder
-from .metrics import MetricsWriter as MetricsWriter
 from .metrics import PhaseTimer as PhaseTimer

@@ -13,14 +13,14 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import ConfigError, DataError, RlhfError, UserInputError
-from ..util.files import discard_half_written, oddity, open_unlinked, write_bytes
+from ..util.files import oddity, open_unlinked, write_bytes
 from ..util.jsonl import write_json
 from ..util.redact import PrintableFormatter, redact_mapping
 from ..util.yaml12 import dump_yaml, parse_yaml
@@ -81,8 +81,8 @@ class RunFolder:
             raise UserInputError(f"cannot be a run folder: {reason}", where=str(path)) from error
         self.path = path
         self._lock_file: IO[str] | None = None
-        self._before: Collection[Path] = ()
-        self._made: Collection[Path] = ()
+        self._before: set[Path] = set()
+        """Of the folder, what is in it and the folders above it, those that were there before this process took it."""
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
@@ -91,7 +91,8 @@ class RunFolder:
         Raises:
             UserInputError: it holds a run, another process uses it, or it cannot be made.
         """
-        folder = cls._locked(path, make=True)
+        folder = cls(path)
+        folder._take()
         try:
             folder.refuse_run()
         except UserInputError:
@@ -106,11 +107,13 @@ class RunFolder:
         Raises:
             UserInputError: no run has begun in it, or another process uses it.
         """
-        if not cls(path).has_begun:
+        folder = cls(path)
+        if not folder.has_begun:
             raise UserInputError(
                 "this folder holds no run", where=str(path), hint="give the folder that --output named"
             )
-        return cls._locked(path, make=False)
+        folder._take()
+        return folder
 
     @classmethod
     def read(cls, path: Path) -> RunFolder:
@@ -123,55 +126,51 @@ class RunFolder:
         folder.refuse_oddities()
         return folder
 
-    @classmethod
-    def _locked(cls, path: Path, *, make: bool) -> RunFolder:
-        folder = cls(path)
-        folder.refuse_oddities()
+    def _take(self) -> None:
+        """Make the folder, and lock it until `close`."""
+        self.refuse_oddities()
         for _ in range(_LOCK_ATTEMPTS):
-            folder._made = [each for each in (path, *path.parents) if not each.exists()]
-            lock = folder._take_lock(make=make)
-            if _identity(folder.lock) == _identity(lock.fileno()):
+            try:
+                self._before = {path for path in (self.path, *self.path.parents) if path.exists()}
+                self.path.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private to the user
+                self._before |= set(self.path.iterdir())
+                lock = open(self.lock, "a+", opener=open_unlinked)  # noqa: SIM115  # until `close`
+            except OSError as error:
+                why = f"cannot be written: {error.strerror or error}"
+                raise UserInputError(why, where=str(self.path), hint="choose another --output") from error
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                lock.seek(0)
+                owner = lock.read().strip() or "unknown"
+                lock.close()
+                raise UserInputError(
+                    f"another process (pid {owner}) runs in this folder",
+                    where=str(self.path),
+                    hint="wait for it, stop it, or choose another --output",
+                ) from error
+            if _identity(self.lock) == _identity(lock.fileno()):
                 lock.truncate(0)
                 lock.write(str(os.getpid()))
                 lock.flush()
-                folder._lock_file = lock
-                return folder
+                self._lock_file = lock
+                return
             lock.close()  # its owner was refused meanwhile and removed the paths it had made
-        raise UserInputError("its .lock is removed again and again", where=str(path), hint="choose another --output")
+        raise UserInputError(
+            "its .lock is removed again and again", where=str(self.path), hint="choose another --output"
+        )
 
     def remove_made(self) -> None:
         """Leave the folder, and those above it, as they were before this process took it."""
-        for path in set(self.path.iterdir()) - set(self._before):
+        for path in set(self.path.iterdir()) - self._before:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        for path in self._made:
-            with suppress(OSError):  # it is not empty
-                path.rmdir()
-
-    def _take_lock(self, *, make: bool) -> IO[str]:
-        try:
-            if make:
-                self.path.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private to the user
-            self._before = set(self.path.iterdir())
-            lock = open(self.lock, "a+", opener=open_unlinked)  # noqa: SIM115  # until `close`
-        except OSError as error:
-            raise UserInputError(
-                f"cannot be written: {error.strerror or error}", where=str(self.path), hint="choose another --output"
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            owner = lock.read().strip() or "unknown"
-            lock.close()
-            raise UserInputError(
-                f"another process (pid {owner}) runs in this folder",
-                where=str(self.path),
-                hint="wait for it, stop it, or choose another --output",
-            ) from error
-        return lock
+        for path in (self.path, *self.path.parents):
+            if path not in self._before:
+                with suppress(OSError):  # it is not empty
+                    path.rmdir()
 
     def refuse_oddities(self) -> None:
         """Raise `UserInputError` where a link, pipe or device is in the place of a run's file.
@@ -215,11 +214,6 @@ class RunFolder:
                 return True
         return False
 
-    def discard_half_written(self) -> None:
-        """Remove what an owner that was killed had half written; for the owner, before it writes."""
-        for folder in (self.path, self.checkpoints):
-            discard_half_written(folder)
-
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the resolved run file (JSON-like values) without secrets."""
         write_bytes(self.config, dump_yaml(redact_mapping(config)).encode())
@@ -238,30 +232,17 @@ class RunFolder:
         events = self.read_json(self.manifest).get("events", [])
         return [event for event in events if isinstance(event, dict) and event.get("kind") == kind]
 
-    def write_summary(
-        self,
-        *,
-        status: RunStatus,
-        eval_before: float | None,
-        eval_after: float | None,
-        wall_s: float,
-        extra: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Write `summary.json` and return its content. `extra` adds keys, but never changes these four."""
-        summary = {
-            **(extra or {}),
-            "status": status,
-            "eval_before": eval_before,
-            "eval_after": eval_after,
-            "wall_s": wall_s,
-        }
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`."""
         try:
             write_json(self.summary, summary)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.summary.exists():
                 raise
-            _overwrite(self.summary, json.dumps(summary, ensure_ascii=False, allow_nan=False, indent=2).encode())
-        return summary
+            with self.summary.open("r+b") as file:  # in place: this needs no new block of the disk
+                file.write(json.dumps(summary, allow_nan=False).encode() + b"\n")
+                file.truncate()
+                os.fsync(file.fileno())
 
     def read_json(self, path: Path) -> dict[str, Any]:
         """A JSON object of this folder, {} for a missing file; raises `DataError` where it is not an object."""
@@ -363,14 +344,6 @@ def find_newest(runs: Path = DEFAULT_RUNS) -> Path | None:
 def _started(path: Path) -> tuple[int, str]:
     config = RunFolder(path).config
     return (config if config.exists() else path).stat().st_mtime_ns, path.name
-
-
-def _overwrite(path: Path, content: bytes) -> None:
-    """Overwrite a small file in place; on a full disk this needs no new block."""
-    with path.open("r+b") as file:
-        file.write(content + b"\n")
-        file.truncate()
-        os.fsync(file.fileno())
 
 
 def _identity(path: Path | int) -> tuple[int, int] | None:

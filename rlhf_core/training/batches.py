@@ -34,7 +34,7 @@ class Units:
 
     def places(self, items: Sequence[Any]) -> list[list[int]]:
         """The units, as indices into `items`. Raises `PluginError` unless each item is in one of them."""
-        with errors_of(self.plugin, "units", module=self.split.__module__):
+        with errors_of(self.plugin, "units"):
             units = [list(unit) for unit in self.split(items)]
         if not all(units) or Counter(map(id, items)) != Counter(map(id, chain.from_iterable(units))):
             raise PluginError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
@@ -98,7 +97,7 @@ class EpisodeEstimates:
         scalars, metrics = self._scalars(made.rows)
         filler = self.algorithm.masked(loaded[0])
         given = self._rows([items[row] for row in held], filler, scalars, held)
-        with self._errors_of("advantages"):
+        with errors_of(self._plugin, "advantages"):
             output = self.algorithm.advantages(given)
         computed = _computed(given, output.experience)
         stand_in = _with(items[held[0]] if held else loaded[0], computed[0])
@@ -163,7 +162,7 @@ class EpisodeEstimates:
 
         def log_probs(rows: Sequence[BufferItem]) -> Tensor:
             batch = to_device(collate(rows), self._place.device)
-            with self._errors_of("policy_log_probs"):
+            with errors_of(self._plugin, "policy_log_probs"):
                 return algorithm.policy_log_probs(policy, batch)
 
         tokens, shared = self._batch_tokens, algorithm.needs == "episode"
@@ -173,9 +172,6 @@ class EpisodeEstimates:
             replace(row, trainer_log_probs=values[: row.num_response_tokens])
             for row, values in zip(mine, found, strict=True)
         ]
-
-    def _errors_of(self, call: str) -> AbstractContextManager[None]:
-        return errors_of(self._plugin, call, module=type(self.algorithm).__module__)
 
     def _users(self, items: Sequence[ItemSummary], plan: BatchPlan) -> list[set[int]]:
         """The rows that each rank trains on."""

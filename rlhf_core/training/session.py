@@ -15,7 +15,7 @@ from ..errors import CheckpointError, DivergenceError, InterruptedRun
 from ..hooks.relay import HookRelay
 from ..hookspecs import FitInfo, Moment
 from ..models.forward_passes import passes_of
-from ..models.loading import save_plain_model
+from ..models.kinds import kind_of
 from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
 from ..rollout.weight_sync import SHARD_BYTES
@@ -338,7 +338,7 @@ class TrainerSession(Trainer[TrainBatch]):
         inner = self._strategy.unwrap(self._run.models["policy"])
         tokenizer, folder = self._run.inputs.tokenizer, self._folder
         self._strategy.run_on_main(
-            lambda: save_plain_model(inner, weights, tokenizer, folder.model, adapter=folder.adapter)
+            lambda: kind_of(inner).save_policy(inner, weights, tokenizer, folder.model, folder.adapter)
         )
 
     def _ended_by(self, error: CheckpointError) -> CheckpointError:

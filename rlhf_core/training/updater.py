@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, LossOutput, Max, Mean
@@ -87,7 +87,7 @@ class Updater:
     def _run(self, items: Sequence[Any], gap_version: int | None, *, backward: bool) -> _Meter:
         """Run forward (and backward) on all micro-batches, in step with the other ranks."""
         plans = self._units.micro_batches(items, self._micro_batch)
-        with self._errors_of("collate"):
+        with errors_of(self._plugin, "collate"):
             batches = [self._algorithm.collate([items[i] for i in plan]) for plan in plans]
         counts, num_micro_batches = self._global_counts(batches)
         meter = _Meter(self._strategy, counts, self._learning(counts))
@@ -100,9 +100,6 @@ class Updater:
             if index < len(batches):
                 self._measure(meter, output, batch, gap_version)
         return meter
-
-    def _errors_of(self, call: str) -> AbstractContextManager[None]:
-        return errors_of(self._plugin, call, module=type(self._algorithm).__module__)
 
     def _learning(self, counts: Mapping[str, float]) -> frozenset[str]:
         """Roles with a nonzero count in this update. Others take no step: AdamW moves weights at zero gradient too."""
@@ -120,7 +117,7 @@ class Updater:
         import torch
 
         terms = list(self._algorithm.terms)
-        with self._errors_of("counts"):
+        with errors_of(self._plugin, "counts"):
             local = [dict(self._algorithm.counts(batch)) for batch in batches]
         totals = torch.tensor([math.fsum(c.get(t, 0.0) for c in local) for t in terms], dtype=torch.float64)
         steps = torch.tensor([float(len(batches))], dtype=torch.float64)
@@ -138,7 +135,7 @@ class Updater:
             stack.enter_context(applying(self._passes, self._passes.applied(*self._models.values())))
             for model in self._models.values():
                 stack.enter_context(strategy.accumulate(model, is_last))
-            with strategy.autocast(), self._errors_of("loss"):
+            with strategy.autocast(), errors_of(self._plugin, "loss"):
                 output = self._algorithm.loss(self._models, self._algorithm.to_device(batch, strategy.device))
             for role, trained in self._trained.items() if backward else ():
                 loss = self._objective(role, output, counts)

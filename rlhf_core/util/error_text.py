@@ -6,33 +6,22 @@ import os
 import sys
 import sysconfig
 from contextlib import suppress
-from itertools import dropwhile
+from itertools import dropwhile, groupby
 from pathlib import Path
-from traceback import FrameSummary, extract_tb, walk_tb
+from traceback import extract_tb
 
 _CORE = f"{Path(__file__).parents[1]}/"
 _STANDARD = sysconfig.get_path("stdlib")
 
 
-def error_text(error: BaseException, module: str | None = None, *, caller: str = "rlhf_core") -> str:
+def error_text(error: BaseException, *, caller: str = "rlhf_core") -> str:
     """`KeyError: 'level' (rewards/mine.py, line 7)`.
 
-    The line is the innermost one of the top-level package of `module`. Otherwise it is the last one in the file that
-    core called, whatever that called in turn; where core itself raised there is none. caller: a module of a library
-    whose frames count as core's.
+    The line is the last one in the file that core called, whatever that called in turn; there is none where core called
+    no other code. caller: a module of a library whose frames count as core's.
     """
-    place = (module and _line_of(error, module)) or _own_line(error, (_CORE, _folder_of(caller)))
+    place = _own_line(error, (_CORE, _folder_of(caller)))
     return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
-
-
-def _line_of(error: BaseException, module: str) -> str:
-    package = module.partition(".")[0]
-    lines = [
-        f"{_shown(frame.f_code.co_filename)}, line {line}"
-        for frame, line in walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__", "").partition(".")[0] == package
-    ]
-    return lines[-1] if lines else ""
 
 
 def _folder_of(module: str) -> str:
@@ -40,10 +29,9 @@ def _folder_of(module: str) -> str:
 
 
 def _own_line(error: BaseException, callers: tuple[str, ...]) -> str:
-    called: list[FrameSummary] = []
-    for frame in extract_tb(error.__traceback__):
-        called = [] if frame.filename.startswith(callers) else [*called, frame]
-    own = list(dropwhile(lambda frame: _is_standard(frame.filename), called))
+    frames = groupby(extract_tb(error.__traceback__), lambda frame: frame.filename.startswith(callers))
+    called = [list(part) for is_caller, part in frames if not is_caller]
+    own = list(dropwhile(lambda frame: _is_standard(frame.filename), called[-1])) if called else []
     lines = [frame.lineno for frame in own if frame.filename == own[0].filename]
     return f"{_shown(own[0].filename)}, line {lines[-1]}" if own else ""
 

@@ -13,8 +13,8 @@ from pathlib import Path
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside `path` to write to; it is synced and renamed over `path`, or removed on error."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    beside.unlink(missing_ok=True)  # a link left there would be followed
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.unlink(missing_ok=True)  # what a kill left; a link would be followed
     try:
         yield beside
         with beside.open("rb") as file:
@@ -35,13 +35,6 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         beside.rename(path)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def discard_half_written(folder: Path) -> None:
-    """Remove what processes that were killed in `replacing` have left beside the files of a folder."""
-    for beside in folder.glob(".*.tmp"):
-        if beside.name.split(".")[-2].isdigit():
-            beside.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -7,7 +7,6 @@ header. Weights are a folder with transformers' layout: `model.safetensors`, or 
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from ..errors import CheckpointError
 from .files import replacing
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 
@@ -156,14 +154,6 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
                     yield name, file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot be read: {error}", where=str(path)) from error
-
-
-def stored_dtype(folder: Path) -> torch.dtype:
-    """The widest type among the floating-point tensors of a folder of weights."""
-    import torch
-
-    floats = {tensor.dtype for _, tensor in read_weights(folder) if tensor.is_floating_point()}
-    return functools.reduce(torch.promote_types, floats)
 
 
 def load_weights(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None] | None = None) -> None:

@@ -15,7 +15,6 @@ from ..config.section import Section
 from ..config.sections import PromptsConfig
 from ..errors import ConfigError
 from ..models.kinds import kind_for
-from ..models.loading import load_tokenizer
 from ..plugins.functions import function_of_file
 from ..prompts.encoder import PromptEncoder
 from ..prompts.records import Check, RecordRules
@@ -41,7 +40,7 @@ class RunInputs:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(self.resolved.run.model)
+        return cast("PreTrainedTokenizerBase", kind_for(self.resolved.run.model).load_tokenizer())
 
     @cached_property
     def algorithm(self) -> Algorithm[Any, Any]:

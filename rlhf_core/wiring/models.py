@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ..algorithm import RolloutAlgorithm
+from ..algorithm import Algorithm, FrozenModel, RolloutAlgorithm
 from ..components import OptimizerContext, ScheduleContext, StrategyContext
 from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
-from ..config.sections import OptimizerConfig, TrainConfig
-from ..errors import PluginError
-from ..models.forward_passes import passes_of
-from ..models.loading import disable_dropout, load_policy
+from ..config.sections import ModelConfig, OptimizerConfig, TrainConfig
+from ..errors import PluginError, UserInputError
+from ..models.kinds import kind_for
 from ..place import Place, resolve_device
 from ..strategy import Strategy, Trained
 from ..types import Role
@@ -41,29 +42,50 @@ def model_dtype(resolved: ResolvedRun, place: Place) -> torch.dtype:
 
 def load_start_policy(resolved: ResolvedRun, place: Place) -> nn.Module:
     """Another copy of the start policy: a reference, or a module that takes the trained weights."""
-    return load_policy(resolved.run.model, dtype=model_dtype(resolved, place), seed=resolved.run.train.seed)
+    kind = kind_for(resolved.run.model)
+    return kind.load_policy(dtype=model_dtype(resolved, place), seed=resolved.run.train.seed)
 
 
 def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dict[Role, nn.Module]:
     """Load the policy and, if the algorithm has one, make the critic. trains: without the noise of training mode."""
     resolved, algorithm = inputs.resolved, inputs.algorithm
+    kind, dtype = kind_for(resolved.run.model, algorithm.model_kind), model_dtype(resolved, place)
     with place.model_init_context():
-        policy = load_policy(
-            resolved.run.model,
-            dtype=model_dtype(resolved, place),
-            seed=resolved.run.train.seed,
-            tokenizer=inputs.tokenizer,
-            kind=algorithm.model_kind,
-        )
-        if trains:
-            passes_of(place).disable_noise(policy)
+        policy = kind.load_policy(dtype=dtype, seed=resolved.run.train.seed, tokenizer=inputs.tokenizer)
+        if trains:  # a ratio compares one function with itself; a dataset may be learned with an adapter's dropout
+            kind.disable_noise(policy, adapters=isinstance(algorithm, RolloutAlgorithm))
         models: dict[Role, nn.Module] = {"policy": policy}
         if "critic" in algorithm.roles:
             models["critic"] = algorithm.build_critic(policy)
-        if isinstance(algorithm, RolloutAlgorithm):  # the adapters' too: a ratio compares one function with itself
-            for model in models.values():
-                disable_dropout(model)
     return models
+
+
+def check_frozen(algorithm: Algorithm[Any, Any], tokenizer: Any) -> None:
+    """Raise `UserInputError` if a frozen model cannot be, or its tokens are not those of the policy's `tokenizer`."""
+    for role, frozen in getattr(algorithm, "frozen_models", {}).items():
+        with _of_role(role):
+            kind = kind_for(ModelConfig(path=frozen.path))
+            kind.check()
+            kind.check_tokens(tokenizer)
+
+
+def place_frozen(role: Role, frozen: FrozenModel, place: Place, *, dtype: torch.dtype, seed: int) -> nn.Module:
+    """A frozen model that the algorithm declares, a teacher say, placed. dtype: the one that `auto` stands for."""
+    import torch
+
+    chosen = dtype if frozen.dtype == "auto" else getattr(torch, frozen.dtype)
+    with _of_role(role), place.model_init_context():
+        model = kind_for(ModelConfig(path=frozen.path)).load_policy(dtype=chosen, seed=seed)
+    return place.prepare_inference(model)
+
+
+@contextmanager
+def _of_role(role: Role) -> Iterator[None]:
+    """Context whose errors are about the model of a role of the algorithm."""
+    try:
+        yield
+    except UserInputError as error:
+        raise UserInputError(error.message, where=f"algorithm.{role}.path", hint=error.hint) from error
 
 
 def prepare(resolved: ResolvedRun, role: Role, model: nn.Module, strategy: Strategy) -> Trained:

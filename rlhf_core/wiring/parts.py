@@ -13,8 +13,7 @@ from ..components import EngineContext, RewardContext
 from ..config.resolved import Configured
 from ..config.sections import RewardEntry
 from ..hooks.relay import HookRelay
-from ..models.frozen import place_frozen
-from ..models.loading import is_lora
+from ..models.kinds import kind_of
 from ..models.passes import GroupPasses, PassModels
 from ..place import Place
 from ..protocols import RolloutEngine
@@ -27,7 +26,7 @@ from ..rollout.weight_sync import build_engine_beside
 from ..strategy import Strategy
 from ..types import Role, SamplingParams
 from .inputs import RunInputs
-from .models import load_models, load_start_policy, model_dtype, prepare
+from .models import load_models, load_start_policy, model_dtype, place_frozen, prepare
 from .players import build_player
 
 if TYPE_CHECKING:
@@ -100,12 +99,8 @@ class RunParts:
         specs = []
         for reward in rewards:
             entry = reward.typed(RewardEntry)
-            options = entry if cache_folder is not None else entry.without_cache()
-            made = reward_spec(reward, entry, context, options, name=entry.label, weight=entry.weight)
-            specs.append(made)
-        # Whether there have to be some, `resolve` has checked.
-        scorer = RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
-        return self._opened.enter_context(closing(scorer))
+            specs.append(reward_spec(reward, entry, context, entry, name=entry.label, weight=entry.weight))
+        return self._opened.enter_context(closing(RewardScorer(specs, cache_folder=cache_folder)))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
         """A new player, by which the policy answers prompts."""
@@ -125,8 +120,8 @@ class RunParts:
         around: dict[Role, Any] = {}
         if "reference" in algorithm.roles:
             inner = place.unwrap(policy := self.models["policy"])
-            if is_lora(inner):
-                models["reference"], around["reference"] = policy, inner.disable_adapter
+            if (adapter_off := kind_of(inner).adapter_off(inner)) is not None:
+                models["reference"], around["reference"] = policy, adapter_off
             else:
                 with place.model_init_context():
                     model = load_start_policy(resolved, place)

@@ -11,7 +11,7 @@ from run_files import metrics, start
 
 from rlhf_cli.main import run as rlhf
 from rlhf_core.config.sections import LoraConfig, ModelConfig
-from rlhf_core.models import load_policy
+from rlhf_models import load_policy
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "kinds" / "models.md").read_text(encoding="utf-8")
 SOURCES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))

@@ -81,8 +81,8 @@ def test_a_function_that_fails_is_named_with_the_algorithm_that_calls_it(acme, t
 
 def test_what_is_not_the_plugins_keeps_its_name():
     for error in (RuntimeError("CUDA out of memory"), RuntimeError("gloo: Connection closed by peer")):
-        with pytest.raises(RuntimeError) as caught, errors_of("algorithm x", "loss", module="x"):
+        with pytest.raises(RuntimeError) as caught, errors_of("algorithm x", "loss"):
             raise error
         assert caught.value is error
-    with pytest.raises(DivergenceError, match=r"nan \(algorithm x\)"), errors_of("algorithm x", "loss", module="x"):
+    with pytest.raises(DivergenceError, match=r"nan \(algorithm x\)"), errors_of("algorithm x", "loss"):
         raise DivergenceError("nan")

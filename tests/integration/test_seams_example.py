@@ -20,7 +20,7 @@ from run_files import metrics, samples, start, write_run
 from rlhf_cli.main import run
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import InterruptedRun
-from rlhf_core.models import load_policy
+from rlhf_models import load_policy
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "novelty"
 POINTS = tomllib.loads((FOLDER / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]

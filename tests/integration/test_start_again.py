@@ -282,7 +282,7 @@ def test_the_best_follows_a_fall_back(tmp_path):
 
 def test_what_a_kill_left_half_written_is_gone_after_the_next_start(tmp_path):
     half = tmp_path / "run/checkpoints/.partial-step-2"
-    beside = [tmp_path / "run" / name for name in (".manifest.json.4711.tmp", "checkpoints/.last.4711.tmp")]
+    beside = [tmp_path / "run" / name for name in (".manifest.json.tmp", "checkpoints/.last.tmp")]
     start(EACH, tmp_path / "run")
     half.mkdir()
     for path in beside:

@@ -148,7 +148,7 @@ def left_overs(chain: Chain) -> str:
     half = chain.folder / "checkpoints/.partial-step-99"
     half.mkdir(parents=True, exist_ok=True)
     (half / "state.json").write_text("{")
-    (chain.folder / ".summary.json.123456.tmp").write_text("{")
+    (chain.folder / ".summary.json.tmp").write_text("{")
     (chain.folder / "control").mkdir(exist_ok=True)
     (chain.folder / "control" / "00000000000000000001-1.json").write_bytes(chain.chance.choice(_GARBAGE))
     return ""

@@ -16,8 +16,9 @@ from rlhf_example_novelty.section import NoveltyConfig
 from rlhf_core import DataError, GenerationRequest, SamplingParams
 from rlhf_core.components import ScheduleContext
 from rlhf_core.config import ModelConfig
-from rlhf_core.models import kind_of, load_policy
+from rlhf_core.models import kind_of
 from rlhf_core.rollout import Played, Row
+from rlhf_models import load_policy
 from rlhf_testing.contracts import AlgorithmContract, EngineContract, HooksContract
 from rlhf_testing.samples import make_prompt
 

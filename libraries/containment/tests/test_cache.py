@@ -10,11 +10,18 @@ from faulty_rewards import make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_containment.rewards.cache import ScoreCache, cache_key, reward_identity
+from rlhf_containment.rewards.cache import ScoreCache, cache_key
 from rlhf_core.config.sections import RewardCallOptions
-from rlhf_core.errors import ConfigError, RewardError
+from rlhf_core.errors import RewardError
 from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.types import Turn
+
+
+def spec(**changes):
+    return RewardSpec(**({"name": "r", "function": faulty.right, "call_options": RewardCallOptions()} | changes))
+
+
+SPEC = spec()
 
 
 def counting():
@@ -56,13 +63,8 @@ def test_a_new_version_or_other_options_are_asked_again(score, rollouts):
     reward = counting()
     score(reward, rollouts, cache=True)
     assert values(score(reward, rollouts, cache=True, plugin="dist 1.1")[0]) == [5, 6, 7, 8]
-    identities = {
-        reward_identity("r", "dist 1.0", {}),
-        reward_identity("r", "dist 1.0", {"target": 1}),
-        reward_identity("r", "dist 1.0", {"target": 2}),
-        reward_identity("s", "dist 1.0", {}),
-    }
-    assert len(identities) == 4
+    others = [SPEC, spec(options={"target": 1}), spec(options={"target": 2}), spec(name="s"), spec(source="digest")]
+    assert len({cache_key(each, rollouts[0]) for each in others}) == 5
 
 
 def test_failures_are_not_remembered(score, rollouts):
@@ -86,7 +88,7 @@ def test_failures_are_not_remembered(score, rollouts):
 )
 def test_whatever_a_reward_judges_by_is_in_the_key(change):
     rollout = make_rollout(0)
-    assert cache_key("id", rollout) != cache_key("id", dataclasses.replace(rollout, **change))
+    assert cache_key(SPEC, rollout) != cache_key(SPEC, dataclasses.replace(rollout, **change))
 
 
 def test_turns_are_in_the_key_without_their_log_probs():
@@ -95,7 +97,7 @@ def test_turns_are_in_the_key_without_their_log_probs():
             Turn(role="policy", text="4", token_ids=(5, 2), logprobs=(logprob, logprob), reward=reward),
             Turn(role="environment", text=said, token_ids=(9,), logprobs=(0.0,)),
         )
-        return cache_key("id", dataclasses.replace(make_rollout(0), turns=turns))
+        return cache_key(SPEC, dataclasses.replace(make_rollout(0), turns=turns))
 
     assert key() == key(logprob=-0.25)
     assert len({key(), key(reward=1.0), key(said="higher")}) == 3
@@ -103,8 +105,8 @@ def test_turns_are_in_the_key_without_their_log_probs():
 
 @given(st.text(), st.text(), st.text(), st.text())
 def test_keys_do_not_run_together(prompt, completion, other_prompt, other_completion):
-    one = cache_key("id", make_rollout(0, completion, prompt=prompt))
-    other = cache_key("id", make_rollout(0, other_completion, prompt=other_prompt))
+    one = cache_key(SPEC, make_rollout(0, completion, prompt=prompt))
+    other = cache_key(SPEC, make_rollout(0, other_completion, prompt=other_prompt))
     assert (one == other) == ((prompt, completion) == (other_prompt, other_completion))
 
 
@@ -134,10 +136,14 @@ def test_many_keys(tmp_path):
 
 def test_a_broken_file_is_named(tmp_path, rollouts):
     (tmp_path / "rewards.sqlite").write_text("no database " * 100)
-    spec = RewardSpec(name="r", function=faulty.right, call_options=RewardCallOptions(cache=True))
+    cached = spec(call_options=RewardCallOptions(cache=True))
     with pytest.raises(RewardError, match=r"rewards.sqlite cannot be used") as caught:
-        RewardScorer([spec], cache_folder=tmp_path)
+        RewardScorer([cached], cache_folder=tmp_path)
     assert "delete" in caught.value.hint
     assert isinstance(caught.value.__cause__, sqlite3.Error)
-    with pytest.raises(ConfigError, match="keeps no folder"):
-        RewardScorer([spec])
+
+
+def test_without_a_folder_scores_are_kept_in_memory(rollouts):
+    scorer = RewardScorer([spec(function=counting(), call_options=RewardCallOptions(cache=True))])
+    assert values(scorer.score(rollouts)) == values(scorer.score(rollouts)) == [1, 2, 3, 4]
+    scorer.close()

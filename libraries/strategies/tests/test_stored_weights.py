@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.models.loading import load_policy
+from rlhf_models import load_policy
 from rlhf_strategies import StoredTensor, blank_tensor, stored_parameters, weights_left_in_files
 from rlhf_testing.models import tiny_tokenizer
 

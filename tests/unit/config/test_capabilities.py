@@ -110,9 +110,8 @@ def test_weights_in_flight_need_an_engine_that_takes_them(run):
     resolve({**run, "engine": "acme-steady", "transport": {"name": "acme-fleet", "lag": 1}})
 
 
-def test_a_transport_that_declares_nothing_is_refused(run):
-    with pytest.raises(ConfigError, match=r"its options are no rlhf_core\.config\.TransportConfig"):
-        resolve({**run, "transport": "acme-vague"})
+def test_a_transport_that_declares_nothing_has_the_capabilities_of_the_default(run):
+    assert resolve({**run, "transport": "acme-vague"}).own_processes is None
 
 
 def test_a_plan_counts_the_processes_a_transport_says_it_starts(run):

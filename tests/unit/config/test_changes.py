@@ -1,10 +1,9 @@
-"""What differs between two run files, and what that means."""
+"""What differs between two run files."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config.fitting import Change, config_changes
-from rlhf_core.config.sections import RunConfig
+from rlhf_core.config.fitting import config_changes
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
@@ -22,7 +21,7 @@ def test_every_changed_option_is_named_with_both_values():
         ("rewards.0.weight", 1, 2),
         ("train.episodes", 2, 3),
     ]
-    assert str(changes[2]).startswith("train.episodes: 2 -> 3 (the run ends at another episode")
+    assert str(changes[2]) == "train.episodes: 2 -> 3"
 
 
 def test_what_came_and_what_went():
@@ -36,8 +35,3 @@ def test_what_came_and_what_went():
 @given(st.dictionaries(st.sampled_from("abc"), values))
 def test_a_run_file_does_not_differ_from_itself(run):
     assert config_changes(run, run) == []
-
-
-def test_every_section_has_a_meaning_of_its_own():
-    sections = {*RunConfig.model_fields, "algorithm", "strategy", "rewards", "transport"}
-    assert not [name for name in sections if Change(f"{name}.x", 0, 1).meaning == "holds from here on"]

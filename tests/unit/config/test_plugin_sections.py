@@ -261,7 +261,7 @@ def test_a_run_notes_the_owner_for_a_resume(safety, tmp_path, capsys):
 def test_a_resume_says_what_changed(safety):
     before, after = (resolve(load_run(RUN, [f"safety.most={most}"])).to_mapping() for most in (0.1, 0.2))
     told = [str(change) for change in config_changes(before, after)]
-    assert told == ["safety.most: 0.1 -> 0.2 (holds from the next episode on)"]
+    assert told == ["safety.most: 0.1 -> 0.2"]
 
 
 def test_late_samples_are_weighted_and_it_is_said():

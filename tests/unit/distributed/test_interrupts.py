@@ -8,7 +8,6 @@ import pytest
 from running import PATIENCE_SECONDS
 
 from rlhf_core.distributed.interrupts import INTERRUPT_FILE, InterruptFlag
-from rlhf_core.distributed.lock_watch import lock_watch
 
 
 @pytest.mark.usefixtures("sighup_not_ignored")
@@ -39,16 +38,6 @@ def test_an_order_that_python_drops_is_heard_again(capfd):
         InterruptedAtItsEnd()
         threading.Event().wait(PATIENCE_SECONDS)
     assert capfd.readouterr().err == ""
-
-
-def test_a_watch_that_something_has_ended_is_started_anew():
-    watch = lock_watch()
-    watch._process.kill()
-    watch._process.wait()
-    with InterruptFlag() as flag:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert flag()
-    assert lock_watch() is not watch
 
 
 def test_a_launcher_asks_through_a_file(tmp_path, monkeypatch):

@@ -95,6 +95,20 @@ def test_an_rlhf_error_of_a_hook_keeps_its_type():
         pass
 
 
+def test_wrappers_run_around_and_their_errors_are_named():
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def rlhf_metrics(self, line):
+            result = yield
+            raise OSError("disk")
+            return result
+
+    relay = HookRelay()
+    relay.register(Wrapper())
+    with pytest.raises(HookError, match="Wrapper.*rlhf_metrics raised OSError: disk"):
+        relay.fire("metrics", line={"step": 1})
+
+
 def test_nested_spans_close_from_the_inside():
     order: list[str] = []
 

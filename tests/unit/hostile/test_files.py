@@ -14,12 +14,12 @@ from rlhf_cli.main import run as rlhf
 from rlhf_core.config.load import read_run_file
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import ConfigError, DataError, UserInputError
-from rlhf_core.models.loading import load_policy
 from rlhf_core.prompts.jsonl import JsonlSource
 from rlhf_core.runfolder.checkpoints import find_damage
 from rlhf_core.util.yaml12 import parse_yaml
 from rlhf_data.config import HfDatasetConfig
 from rlhf_data.hf_dataset import build
+from rlhf_models import load_policy
 from rlhf_testing.models import save_tiny_model
 from rlhf_testing.runs import tiny_run
 

@@ -12,10 +12,10 @@ from rlhf_core.batching import collate
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import DataError, PluginError, UserInputError
 from rlhf_core.models.kinds import kind_for
-from rlhf_core.models.pretrained import ModelKind
 from rlhf_core.runfolder.folder import RunFolder
 from rlhf_forward.forward import model_rows
 from rlhf_forward.rows import PaddedRows
+from rlhf_models import CausalLM
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_passes.packing import PackedRows
 from rlhf_testing.episodes import prompt_stream
@@ -31,7 +31,7 @@ SOURCE = """
         return path == "builtin:other" or config.get("model_type") == "other"
     other = Component("Another", NoOptions, "NAME_build:Other", claims=claims)
 """
-BUILD = "from rlhf_core.models import ModelKind\nclass Other(ModelKind):\n    pass\n"
+BUILD = "from rlhf_models import CausalLM\nclass Other(CausalLM):\n    pass\n"
 CONDITION = {"condition": Column(per="prompt", model_input=True)}
 
 
@@ -50,7 +50,7 @@ def test_a_plugin_claims_a_path_or_a_config(other, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "other"}')
     for path in ("builtin:other", str(tmp_path)):
         assert type(kind_for(ModelConfig(path=path))).__name__ == "Other"
-    assert type(kind_for(ModelConfig(path="builtin:tiny-digits"))) is ModelKind
+    assert type(kind_for(ModelConfig(path="builtin:tiny-digits"))) is CausalLM
     with pytest.raises(UserInputError, match="the algorithm trains the kind 'sequence-classification'"):
         kind_for(ModelConfig(path="builtin:other"), "sequence-classification")
 
@@ -68,7 +68,7 @@ def test_two_that_claim_a_path_are_named(other, kind, tmp_path, capsys):
 
 def test_a_broken_one_hurts_no_other(other, caplog):
     other(source=SOURCE.replace("return path", "return 1 / 0, path"))
-    assert type(kind_for(ModelConfig(path="builtin:tiny-digits"))) is ModelKind
+    assert type(kind_for(ModelConfig(path="builtin:tiny-digits"))) is CausalLM
     assert 'kind of model "other" (acme 1.2.3) is left out: division by zero' in caplog.text
 
 

@@ -19,7 +19,8 @@ RUN = """
 import sys
 sys.path.append({here!r})
 import faulty_rewards as faulty
-from rlhf_core.distributed import lock_watch
+from rlhf_containment import lock_watch
+from rlhf_containment.signals import signal_watch
 from rlhf_core.config import RewardCallOptions
 from rlhf_core.distributed.interrupts import InterruptFlag
 from rlhf_core.rewards import RewardScorer, RewardSpec
@@ -28,6 +29,7 @@ recipe = faulty.Recipe(faulty.__file__, {name!r})
 policy = RewardCallOptions(timeout_seconds={timeout}, isolate={isolate})
 scorer = RewardScorer([RewardSpec(name="r", recipe=recipe, plugin="dist 1.0", call_options=policy)])
 with InterruptFlag():
+    signal_watch.rlhf_run_start()
     print("started", flush=True)
     scorer.score([faulty.make_rollout(0)])
 """
@@ -79,16 +81,18 @@ def test_two_signals_end_the_run_where_a_reward_hangs(started):
 def test_signals_that_were_heard_end_nothing():
     source = """
 import os, signal, time
-from rlhf_core.distributed import lock_watch
+from rlhf_containment import lock_watch
+from rlhf_containment.signals import signal_watch
 from rlhf_core.distributed.interrupts import InterruptFlag
 lock_watch.GRACE_SECONDS = 0.2
 for number in (signal.SIGINT, signal.SIGTERM) * 20:
     try:
         with InterruptFlag():
+            signal_watch.rlhf_run_start()
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)
     except KeyboardInterrupt:
-        pass
+        signal_watch.rlhf_run_end()
 time.sleep(1.0)
 """
     assert (

@@ -8,7 +8,7 @@ import pytest
 from running import PATIENCE_SECONDS
 
 from rlhf_core.config.sections import RewardCallOptions
-from rlhf_core.errors import ConfigError, RewardError
+from rlhf_core.errors import RewardError
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 
 OWN = {"r": 0.0}
@@ -275,16 +275,6 @@ def test_close_ends_a_coroutine_that_runs(rollouts):
     scorer.close()
     with pytest.raises(RewardError):
         future.result(20)
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [(["a", "a"], "two rewards are called 'a'"), (["mean"], "metric's own name"), ([], "at least one reward")],
-)
-def test_unfit_names(names, message):
-    specs = [RewardSpec(name=name, function=faulty.right, call_options=RewardCallOptions()) for name in names]
-    with pytest.raises(ConfigError, match=message):
-        RewardScorer(specs)
 
 
 class Holds:

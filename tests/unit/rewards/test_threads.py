@@ -32,7 +32,7 @@ def test_a_reward_that_multiplies_leaves_no_openmp_worker_behind(two_torch_threa
     """A second pool of them, kept, would put every parallel operation of the process to sleep and wake it again."""
     product()  # this thread's own pool
     before = set(os.listdir("/proc/self/task"))
-    assert CallThread(product, "call").result(PATIENCE_SECONDS) == 700
+    assert CallThread(product, "call").outcome.result(PATIENCE_SECONDS) == 700
     deadline = time.monotonic() + PATIENCE_SECONDS
     while left := set(os.listdir("/proc/self/task")) - before:
         assert time.monotonic() < deadline, f"{len(left)} threads are left after the call"

@@ -1,16 +1,19 @@
 """What counts as a score."""
 
 import math
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy
 import pytest
 import torch
+from faulty_rewards import make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.rewards.values import LARGEST, BadScore, RewardFault, TurnScores, fits, read_scores
+from rlhf_core.types import Turn
 
 
 @given(st.lists(st.floats(-LARGEST, LARGEST) | st.integers(-(2**80), 2**80) | st.booleans()))
@@ -95,6 +98,8 @@ class TestNumbersOfTurns:
         assert isinstance(score, BadScore) and says in score.reason
 
     def test_turns_are_those_of_the_rollout(self):
-        assert fits(TurnScores({0: 1.0, 1: 2.0}), 2) == 3.0
+        turn = Turn(role="policy", text="x", token_ids=(1,), logprobs=(0.0,))
+        rollout = replace(make_rollout(0), turns=(turn, turn))
+        assert fits(TurnScores({0: 1.0, 1: 2.0}), rollout) == 3.0
         for wrong in ({2: 1.0}, {-1: 1.0}):
-            assert isinstance(fits(TurnScores(wrong), 2), BadScore)
+            assert isinstance(fits(TurnScores(wrong), rollout), BadScore)

@@ -6,9 +6,10 @@ import torch
 
 from rlhf_core import Completion, GenerationRequest, SamplingParams
 from rlhf_core.components import EngineContext
-from rlhf_core.models import eos_token_ids, kind_of
+from rlhf_core.models import kind_of
 from rlhf_core.protocols import RolloutEngine
 from rlhf_forward import SampledTokens, greedy_sample, innermost, inverse_cdf_sample, uniforms
+from rlhf_models import eos_token_ids
 
 from .answer import Answer, begin
 from .config import HotStartConfig

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from rlhf_core import Column
-from rlhf_core.config import ModelConfig
-from rlhf_core.models import ModelKind, load_tokenizer, quiet_progress
+from rlhf_models import CausalLM, quiet_progress
 
 from .config import VARIED_PATH, VARIED_TYPE
 
@@ -49,7 +48,7 @@ class VariedLM(LlamaForCausalLM):
         self.post_init()
 
 
-class Varied(ModelKind):
+class Varied(CausalLM):
     """`builtin:varied-digits` is made here, with the tokens of `builtin:tiny-digits`; saved ones are loaded."""
 
     columns: Mapping[str, Column] = {"variety": Column(per="prompt", model_input=True)}
@@ -63,7 +62,8 @@ class Varied(ModelKind):
             super().check()
 
     def load_tokenizer(self) -> Any:
-        return load_tokenizer(ModelConfig(path="builtin:tiny-digits")) if self.is_new else super().load_tokenizer()
+        path = "builtin:tiny-digits" if self.is_new else self.model.path
+        return CausalLM(model=self.model.model_copy(update={"path": path})).load_tokenizer()
 
     def load(self, *, dtype: torch.dtype, seed: int, tokenizer: Any) -> VariedLM:
         if not self.is_new:

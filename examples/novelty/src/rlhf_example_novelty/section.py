@@ -16,7 +16,6 @@ from rlhf_core.rollout import Player, PlayerContext
 class NoveltyConfig(Section):
     """How new answers should be, to the witness and to their prompt."""
 
-    change_effects = {"": "holds from the next episode on"}  # noqa: RUF012 - core only reads it
     adapt_reasons = {"patience": "a tenth of the episodes of this run"}  # noqa: RUF012
     columns: ClassVar[Mapping[str, Column]] = {"draws": Column(per="sample", dtype="int64")}
     """Columns that the player fills: the number of answers drawn for the sample."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from rlhf_core.models.forward_passes import ForwardPasses, applied_passes
 
 from .logprobs import Temperature, entropy, token_log_probs
-from .training_noise import disable_training_noise
 
 if TYPE_CHECKING:
     from .rows import PaddedRows
@@ -35,9 +34,6 @@ class PaddedPasses(ForwardPasses):
 
     Within `applied`, `policy_forward` and `value_forward` call `lay_out` and `log_probs`.
     """
-
-    def disable_noise(self, model: nn.Module) -> None:
-        disable_training_noise(model)
 
     def lay_out(self, model: nn.Module, rows: PaddedRows) -> Any:
         """The rows in the form in which the innermost `model` is given them.

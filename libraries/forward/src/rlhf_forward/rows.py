@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlhf_core.models.kinds import PLAIN
-from rlhf_core.models.pretrained import ModelKind
+from rlhf_core.models.kinds import ModelKind, default_kind
 
 from .row_lengths import RowLengths
 
@@ -30,7 +29,7 @@ class PaddedRows:
     """[B, W] bool: True where the next token is an action, which this position predicts."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """[B, ...] by name: what the model takes besides."""
-    kind: ModelKind = PLAIN
+    kind: ModelKind = field(default_factory=default_kind)
 
     @classmethod
     def of(cls, experience: Experience) -> PaddedRows:

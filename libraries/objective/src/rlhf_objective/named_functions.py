@@ -93,13 +93,6 @@ class NamesFunctions(Section, ABC):
                 found[option] = {"name": f"{path}:{attribute}", **options} if options else f"{path}:{attribute}"
         return super().adapt(run).model_copy(update=found)
 
-    def without_files(self) -> Self:
-        """Replace each function of a file with the option's default."""
-        fields = type(self).model_fields
-        chosen = {option: split_choice(use.choice, option)[0] for option, use in self.functions().items()}
-        found = {option: fields[option].default for option, name in chosen.items() if is_file_reference(name)}
-        return self.model_copy(update=found)
-
 
 def bind_function(
     kind: FunctionKind, choice: FunctionChoice, *, where: str, shared: Mapping[str, Any] | None = None
@@ -127,7 +120,7 @@ def bind_function(
 
     @wraps(function)  # with what the function declares as its attributes
     def called(*args: Any, **options: Any) -> Any:
-        with errors_of(label, function.__name__, module=function.__module__):
+        with errors_of(label, function.__name__, caller=__name__):
             return function(*args, **options)
 
     bound = partial(called, **{name: getattr(checked, name) for name in schema.model_fields})

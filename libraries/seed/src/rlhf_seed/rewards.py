@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.components import RewardContext
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.loading import disable_dropout, is_lora
 from rlhf_core.plugins.selected import load
 from rlhf_core.rewards.scorer import RewardSpec, reward_spec
 from rlhf_forward import last_token_scores
+from rlhf_models import disable_dropout, is_lora
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rlhf_core.distributed.interrupts import INTERRUPT_FILE, held_signals, interrupts_kept, stop_signals
+from rlhf_core.distributed.interrupts import INTERRUPT_FILE, held_signals, interrupts_kept, signals_to
 from rlhf_core.errors import UserInputError
 
 from .loopback import HOST, loopback_store
@@ -124,10 +123,5 @@ def _interrupts_as_file(path: Path, *, asks_first: bool) -> Iterator[None]:
         else:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, handle) for number in stop_signals()}
-    try:
-        with interrupts_kept():
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals_to(handle), interrupts_kept():
+        yield

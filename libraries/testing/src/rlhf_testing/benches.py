@@ -233,7 +233,7 @@ def _random_items(per_prompt: int) -> list[BufferItem]:
 
 def _policy(algorithm: DatasetAlgorithm[Any, Any]) -> nn.Module:
     """The tiny model in the kind that the algorithm trains: a language model or a score model."""
-    from rlhf_core.models.pretrained import as_score_model
+    from rlhf_models.classifier import as_score_model
 
     model = contract_policy()
     return model if algorithm.model_kind == "causal-lm" else as_score_model(model, contract_tokenizer())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config import ModelConfig
-from rlhf_core.models import load_policy, load_tokenizer
+from rlhf_models import load_policy, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase

@@ -1,6 +1,5 @@
 from .client import JsonClient as JsonClient
 from .client import RemoteError as RemoteError
-from .client import RemoteLost as RemoteLost
 from .connection import WebServer as WebServer
 from .connection import serve_until_stopped as serve_until_stopped
 from .guard import Bodies as Bodies

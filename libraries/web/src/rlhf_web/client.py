@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 import time
 from collections.abc import Callable, Collection
@@ -23,10 +22,6 @@ _LONGEST_ASKED_WAIT_SECONDS = 60.0
 
 class RemoteError(Exception):
     """The server gave no answer that can be used; names its address, and holds no secret."""
-
-
-class RemoteLost(RemoteError):
-    """Every attempt was lost: the server is busy or away."""
 
 
 class _TryAgain(Exception):
@@ -51,9 +46,7 @@ class JsonClient:
         max_response_bytes: int,
         again: Collection[int],
         first_wait_seconds: float,
-        attempts: float = math.inf,
-        patience_seconds: float = math.inf,
-        before_each: Callable[[], None] = lambda: None,
+        patience_seconds: float,
     ) -> None:
         """Open nothing yet.
 
@@ -61,8 +54,7 @@ class JsonClient:
             key: sent as `Authorization: Bearer`, and taken out of every message.
             answer_seconds: longest silence on a connection.
             again: statuses of a server, or of what stands before it, that is busy or away. As after a connection that
-                failed, a request is then sent again, until `attempts` or `patience_seconds` are used up.
-            before_each: called before each attempt; what it raises ends the request.
+                failed, a request is then sent again, until `patience_seconds` are over.
         """
         parts = urlsplit(url)
         self._url = url
@@ -74,9 +66,7 @@ class JsonClient:
         self._max_response_bytes = max_response_bytes
         self._again = frozenset(again)
         self._first_wait_seconds = first_wait_seconds
-        self._attempts = attempts
         self._patience_seconds = patience_seconds
-        self._before_each = before_each
         self._random = random.Random()  # for waits only
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -91,15 +81,14 @@ class JsonClient:
             attempt = 0
             while True:
                 attempt += 1
-                self._before_each()
                 try:
                     return await self._ask(client, body)
                 except _TryAgain as failure:
                     wait = min(self._first_wait_seconds * 2 ** min(attempt - 1, 10), _LONGEST_WAIT_SECONDS)
                     wait = max(wait * self._random.uniform(0.5, 1.0), failure.wait_seconds)
-                    if attempt >= self._attempts or time.monotonic() + wait > deadline:
-                        within = "" if math.isinf(deadline) else f" in {self._patience_seconds:g} s"
-                        raise RemoteLost(f"{self.shown}: {failure}; gave up after {attempt} attempts{within}") from None
+                    if time.monotonic() + wait > deadline:
+                        within = f"{attempt} attempts in {self._patience_seconds:g} s"
+                        raise RemoteError(f"{self.shown}: {failure}; gave up after {within}") from None
                 await asyncio.sleep(wait)
 
     async def aclose(self) -> None:

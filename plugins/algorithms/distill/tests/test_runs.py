@@ -14,7 +14,7 @@ from rlhf_core.config import ModelConfig
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError, UserInputError
-from rlhf_core.models import load_policy
+from rlhf_models import load_policy
 from rlhf_plan import plan_run
 from rlhf_testing.models import builtin_model
 from rlhf_testing.runs import tiny_run

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_core.errors import DataError, UserInputError
-from rlhf_core.models.pretrained import as_score_model
+from rlhf_models.classifier import as_score_model
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 RECORDS = [

@@ -13,7 +13,7 @@ import torch
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError, DataError
-from rlhf_core.models.pretrained import as_score_model
+from rlhf_models.classifier import as_score_model
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 

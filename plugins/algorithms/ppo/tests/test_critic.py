@@ -16,10 +16,10 @@ from huggingface_hub import constants
 from rlhf_core.batching import collate
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.kinds import PLAIN
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem
 from rlhf_forward.forward import value_forward
+from rlhf_models import CausalLM
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_ppo import Critic
 from rlhf_ppo.seed_trainer.saving import save_critic
@@ -125,7 +125,7 @@ def test_impossible_layer_counts_are_an_error_before_a_model_is_built(actor: Any
 
 
 def test_of_an_actor_with_lora_it_trains_an_adapter_of_its_own(actor: Any) -> None:
-    adapted = PLAIN.add_adapter(actor, LoraConfig(r=4), seed=0)
+    adapted = CausalLM().add_adapter(actor, LoraConfig(r=4), seed=0)
     critic = Critic.from_pretrained(adapted)
     trained = {name for name, parameter in critic.named_parameters() if parameter.requires_grad}
     assert {"value_head.weight", "value_head.bias"} <= trained

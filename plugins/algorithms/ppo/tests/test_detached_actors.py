@@ -84,9 +84,9 @@ def my_actor() -> Any:
 
 def my_lora_actor() -> Any:
     from rlhf_core.config.sections import LoraConfig
-    from rlhf_core.models.kinds import PLAIN
+    from rlhf_models import CausalLM
 
-    return PLAIN.add_adapter(my_actor(), LoraConfig(r=2), seed=0)
+    return CausalLM().add_adapter(my_actor(), LoraConfig(r=2), seed=0)
 
 
 def my_critic() -> Any:

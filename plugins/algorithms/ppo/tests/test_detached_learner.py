@@ -22,12 +22,12 @@ from rlhf_core.batching import collate, split
 from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import RlhfError, UserInputError
-from rlhf_core.models.kinds import PLAIN
 from rlhf_core.plugins.selected import load
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.updater import Updater
 from rlhf_core.types import BufferItem, Experience
 from rlhf_forward.forward import policy_forward, value_forward
+from rlhf_models import CausalLM
 from rlhf_ppo import Critic
 from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig
@@ -191,7 +191,7 @@ def test_shards_are_bounded_and_whole(make_learner: Callable[..., DetachedLearne
 def test_an_adapter_is_all_that_is_trained(
     make_learner: Callable[..., DetachedLearner], actor: Any, experience: Experience
 ) -> None:
-    learner = make_learner(PLAIN.add_adapter(actor, LoraConfig(r=2), seed=0))
+    learner = make_learner(CausalLM().add_adapter(actor, LoraConfig(r=2), seed=0))
     before = {role: weights(learner, role) for role in learner.trained}
     for _ in range(4):  # lora_B, lora_A and the head start at zero, and hold each other up
         learner.step(experience, 1.0)
@@ -213,7 +213,7 @@ def test_without_an_adapter_there_is_none_to_send(make_learner: Callable[..., De
 def test_a_saved_actor_is_a_plain_model(
     make_learner: Callable[..., DetachedLearner], actor: Any, experience: Experience, tmp_path: Path, lora: bool
 ) -> None:
-    learner = make_learner(PLAIN.add_adapter(actor, LoraConfig(r=2), seed=0) if lora else None)
+    learner = make_learner(CausalLM().add_adapter(actor, LoraConfig(r=2), seed=0) if lora else None)
     learner.step(experience, 1.0)
     learner.step(experience, 1.0)
     learner.save("policy", tmp_path / "actor")
@@ -229,7 +229,7 @@ def test_gemini_trains_sends_and_saves_an_adapter(
     """Weights of 32 KiB and more, of which a checksum makes sums; kept in 16 bits where they are frozen."""
     selected = load("strategies", "gemini")
     strategy: Strategy = selected.build(selected.component.config(), StrategyContext(device="cpu"))
-    policy = PLAIN.add_adapter(make_actor(hidden_size=128), LoraConfig(r=2), seed=0)
+    policy = CausalLM().add_adapter(make_actor(hidden_size=128), LoraConfig(r=2), seed=0)
     models = (policy, Critic.from_pretrained(policy))
     learner = DetachedLearner(strategy, lambda: models, CONFIG, OPTIONS, micro_batch_tokens=None)
     try:
@@ -266,7 +266,7 @@ def test_a_saved_critic_and_optimizer_come_back(
 def test_a_saved_critic_with_lora_is_a_plain_one(
     make_learner: Callable[..., DetachedLearner], actor: Any, experience: Experience, tmp_path: Path
 ) -> None:
-    learner = make_learner(PLAIN.add_adapter(actor, LoraConfig(r=2), seed=0))
+    learner = make_learner(CausalLM().add_adapter(actor, LoraConfig(r=2), seed=0))
     for _ in range(2):
         learner.step(experience, 1.0)
     learner.save("critic", tmp_path / "critic")

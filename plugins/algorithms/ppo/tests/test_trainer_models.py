@@ -14,10 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.kinds import PLAIN
-from rlhf_core.models.loading import is_adapter_weight
 from rlhf_core.strategy import Strategy
 from rlhf_core.util.tensor_files import load_weights
+from rlhf_models import CausalLM
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.seed_trainer.booster import is_booster
 from rlhf_strategies.shards import save_weights, state_dict_shards_of
@@ -29,7 +28,7 @@ def lines(folder: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def lora_actor(make_actor: Callable[..., Any]) -> Any:
-    return PLAIN.add_adapter(make_actor(), LoraConfig(r=4), seed=0)
+    return CausalLM().add_adapter(make_actor(), LoraConfig(r=4), seed=0)
 
 
 def test_with_lora_the_reference_is_the_adapter_off(
@@ -38,7 +37,7 @@ def test_with_lora_the_reference_is_the_adapter_off(
     ids = prompt_loader[0]["input_ids"]
     with torch.no_grad():
         start = lora_actor(ids).logits
-    base = {name: t.clone() for name, t in lora_actor.state_dict().items() if not is_adapter_weight(name)}
+    base = {name: t.clone() for name, t in lora_actor.state_dict().items() if "lora_" not in name}
     trainer = make_trainer(actor=lora_actor, reference=None, lr=2e-2, kl_coef=0.1)
     trainer.fit(3, 1, 2, prompt_loader, log_dir=folder)
     rows = lines(folder)
@@ -55,7 +54,7 @@ def test_lora_checkpoints_load_again(
     make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any, folder: str
 ) -> None:
     def trainer() -> PPOTrainer:
-        actor = PLAIN.add_adapter(make_actor(), LoraConfig(r=4), seed=0)
+        actor = CausalLM().add_adapter(make_actor(), LoraConfig(r=4), seed=0)
         return make_trainer(actor=actor, reference=None, save_interval=1, save_dir=folder)
 
     saved = trainer()
@@ -110,7 +109,7 @@ def test_gradient_checkpointing_gives_the_same_run(
 def test_dropout_is_off_where_ratios_are_compared(
     make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any, folder: str
 ) -> None:
-    actor = PLAIN.add_adapter(make_actor(), LoraConfig(r=4, dropout=0.5), seed=0)
+    actor = CausalLM().add_adapter(make_actor(), LoraConfig(r=4, dropout=0.5), seed=0)
     make_trainer(actor=actor, reference=None).fit(2, 1, 1, prompt_loader, log_dir=folder)
     assert all(row["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-4) for row in lines(folder)[::2])
 
@@ -126,7 +125,7 @@ def test_where_weights_are_sharded_the_engine_has_a_copy_that_is_kept_in_step(
     lora: bool,
 ) -> None:
     def losses(name: str) -> list[float]:
-        actor = PLAIN.add_adapter(make_actor(), LoraConfig(r=4), seed=0) if lora else make_actor()
+        actor = CausalLM().add_adapter(make_actor(), LoraConfig(r=4), seed=0) if lora else make_actor()
         trainer = make_trainer(actor=actor, reference=None if lora else "copy", lr=1e-2)
         trainer.fit(3, 1, 2, prompt_loader, log_dir=str(tmp_path / name))
         return [row["loss/policy"] for row in lines(str(tmp_path / name))]

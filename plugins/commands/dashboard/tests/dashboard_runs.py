@@ -20,7 +20,7 @@ def make_run(path, *, status="running", episodes=2):
         )
         folder.write_manifest({"seed": 3})
         folder.add_event("rollback", {"guard": "kl", "reason": "kl/mean is 9, above 1", "from_step": 2, "to_step": 1})
-        folder.write_summary(status=status, eval_before=0.25, eval_after=None, wall_s=61.0)
+        folder.write_summary({"status": status, "eval_before": 0.25, "eval_after": None, "wall_s": 61.0})
         folder.log.write_text(
             "2026-11-23 05:36:43,300 INFO rlhf: a word\n"
             "2026-11-23 05:36:44,300 WARNING rlhf: guard entropy, update 3: policy/entropy is 0.01, below 0.1\n"

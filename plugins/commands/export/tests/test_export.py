@@ -163,7 +163,7 @@ def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch):
     def full(*_):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("rlhf_core.models.pretrained.write_transformers_folder", full)
+    monkeypatch.setattr("rlhf_models.causal_lm.write_transformers_folder", full)
     assert export(tmp_path / "run", "--to", tmp_path / "new") == 2
     assert "No space left on device" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

@@ -137,7 +137,7 @@ def test_what_to_type(folder, tmp_path, capsys):
     assert "the smallest layout for 60.00 GB a process: 1 training process, at most" in said
     assert "--num-processes 1" in said
     assert "policy copy of the engine makers of their own" in says("--memory", "9GB", *local)
-    assert "add --strategy" in says("--memory", "30GB", "--strategy", "single", *local)
+    assert "--strategy fsdp" in says("--memory", "30GB", "--strategy", "single", *local)
     assert "'plenty' is no size" in says("--memory", "plenty", code=2)
     assert json.loads(says("--memory", "40GB", "--json"))["layout"]["memory_bytes"] == 40_000_000_000
 

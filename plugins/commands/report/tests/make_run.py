@@ -32,7 +32,7 @@ def make_run(path: Path, *, episodes: int = 60, seed: int = 0, completion: str |
             samples += [_sample(episode, index, reward, noise, completion) for index in range(4)]
         folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         folder.samples.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-        folder.write_summary(status="done", eval_before=0.455, eval_after=0.923, wall_s=131.2)
+        folder.write_summary({"status": "done", "eval_before": 0.455, "eval_after": 0.923, "wall_s": 131.2})
     return path
 
 

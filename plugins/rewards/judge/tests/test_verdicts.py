@@ -1,4 +1,4 @@
-"""Replies of judges, well meant and hostile; what is asked; which answers are compared; the breaker."""
+"""Replies of judges, well meant and hostile; what is asked; which answers are compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from rlhf_core.types import Rollout
 from rlhf_reward_judge.pairs import comparisons
-from rlhf_reward_judge.remote import Breaker, CircuitOpen
 from rlhf_reward_judge.verdicts import (
     UnreadableVerdict,
     pairwise_messages,
@@ -108,19 +107,3 @@ def test_positions_are_drawn_and_undone() -> None:
     for each in found:
         better = 1.0 if each.first.startswith("a") else 0.0  # a judge that prefers "a"
         assert dict(each.shares(better)) == {0: 1.0, 1: 0.0}
-
-
-def test_the_breaker_opens_waits_and_tries_once() -> None:
-    now = [0.0]
-    breaker = Breaker(2, 10.0, clock=lambda: now[0])
-    breaker.failed()
-    breaker.check()
-    breaker.failed()
-    with pytest.raises(CircuitOpen, match="2 calls in a row were lost; it is asked again in 10 s"):
-        breaker.check()
-    now[0] = 11.0
-    breaker.check()
-    with pytest.raises(CircuitOpen):
-        breaker.check()  # while the one that tries is on its way
-    breaker.succeeded()
-    breaker.check()

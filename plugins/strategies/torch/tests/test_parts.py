@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rlhf_core.config.sections import LoraConfig, ModelConfig
-from rlhf_core.models.loading import load_policy
+from rlhf_models import load_policy
 from rlhf_strategies import stored_parameters
 from rlhf_strategies.shards import part_of
 from rlhf_testing.models import tiny_tokenizer

@@ -178,12 +178,12 @@ class TestPresence:
 
 def test_lora_layers_of_another_scale_are_refused() -> None:
     from rlhf_core.config.sections import LoraConfig
-    from rlhf_core.models.kinds import PLAIN
+    from rlhf_models import CausalLM
     from rlhf_ray.wire import check_lora_scales, lora_scales
     from rlhf_testing.models import builtin_model
 
     def model(alpha: float) -> nn.Module:
-        return PLAIN.add_adapter(builtin_model("builtin:tiny-digits", 0)[0], LoraConfig(r=2, alpha=alpha), seed=0)
+        return CausalLM().add_adapter(builtin_model("builtin:tiny-digits", 0)[0], LoraConfig(r=2, alpha=alpha), seed=0)
 
     sent = lora_scales(model(4))
     assert all(scales == {"default": 2.0} for scales in sent.values())

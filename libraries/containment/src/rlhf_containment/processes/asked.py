@@ -14,9 +14,9 @@ from itertools import takewhile
 from multiprocessing.connection import Connection
 from types import MappingProxyType
 
-from rlhf_core.distributed.lock_watch import STACKS_SIGNAL
 from rlhf_core.distributed.parent_watch import killed_with_parent
 
+from ..lock_watch import STACKS_SIGNAL
 from .child import START_SECONDS, ChildProcess
 
 _POLL_SECONDS = 0.05

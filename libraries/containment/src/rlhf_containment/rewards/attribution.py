@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rlhf_core.rewards.calling import Ask, Outcome
 from rlhf_core.rewards.threads import DeadlinePassed
-from rlhf_core.rewards.values import RewardFault
+from rlhf_core.rewards.values import Outcome, RewardFault
 from rlhf_core.types import Rollout
 
 Fault = TypeVar("Fault", bound=RewardFault)
@@ -26,7 +25,7 @@ MAX_LOST = 256
 
 
 def score_alone(
-    ask: Ask,
+    ask: Callable[[Rollout, float], Outcome],
     prepare: Callable[[], None],
     batch: Sequence[Rollout],
     fault: RewardFault,

@@ -5,17 +5,19 @@ Samples are sent pickled; what comes back is JSON, since a reward that is fed ho
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards.calling import Ask, Call, Outcome, RewardCaller, RewardSpec
-from rlhf_core.rewards.threads import DeadlinePassed
-from rlhf_core.rewards.values import BadScore, RewardFault
+from rlhf_core.rewards.calling import Call, RewardCaller, RewardSpec
+from rlhf_core.rewards.threads import CallThread, DeadlinePassed
+from rlhf_core.rewards.values import Outcome, RewardFault
 from rlhf_core.types import Rollout
 
 from ..processes.asked import AskedProcess, ProcessFault, ProcessLost, TooSlow
@@ -43,7 +45,8 @@ class IsolatedCalls(RewardCaller):
                 where=f'reward "{spec.name}"',
                 hint="define it at the top of a module, or isolate: false",
             ) from error
-        self._timeout_seconds = spec.call_options.timeout_seconds
+        self._name = spec.name
+        self._counts: Counter[str] = Counter()
         limit = spec.call_options.memory_limit_bytes
         self._start = partial(AskedProcess, "rlhf_containment.rewards.worker", memory_limit_bytes=limit)
         self._lock = threading.Lock()
@@ -52,7 +55,31 @@ class IsolatedCalls(RewardCaller):
         """The last one is taken first, which keeps few alive."""
         self._closed = False
 
-    def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[float | BadScore]:
+    async def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[Outcome]:
+        asking = CallThread(partial(self._score, rollouts, timeout_seconds), f"reward-{self._name}-call")
+        outcomes: Sequence[Outcome] = await asyncio.wrap_future(asking.outcome)
+        return outcomes
+
+    def _score(self, rollouts: Sequence[Rollout], timeout_seconds: float) -> Sequence[Outcome]:
+        try:
+            return self._ask(rollouts, timeout_seconds)
+        except (DeadlinePassed, LostReward) as fault:
+            if len(rollouts) < 2:
+                raise
+            outcomes = score_alone(self._ask_alone, self._prepare, rollouts, fault, timeout_seconds)
+            self._counts["failures"] += not all(each is fault for each in outcomes)  # else core counts it
+            return outcomes
+
+    def _ask_alone(self, rollout: Rollout, timeout_seconds: float) -> Outcome:
+        self._counts["calls"] += 1
+        try:
+            (outcome,) = self._ask([rollout], timeout_seconds)
+        except RewardFault as fault:
+            outcome = fault
+        self._counts["failures"] += not isinstance(outcome, float)
+        return outcome
+
+    def _ask(self, rollouts: Sequence[Rollout], timeout_seconds: float) -> Sequence[Outcome]:
         try:
             request = pickle.dumps(list(rollouts))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -66,10 +93,10 @@ class IsolatedCalls(RewardCaller):
         self._keep(worker)
         return answer
 
-    def single_out(self, rollouts: Sequence[Rollout], fault: RewardFault, ask: Ask) -> list[Outcome] | None:
-        if len(rollouts) < 2 or not isinstance(fault, DeadlinePassed | LostReward):
-            return None
-        return score_alone(ask, self._prepare, rollouts, fault, self._timeout_seconds)
+    def take_counts(self) -> Mapping[str, float]:
+        """Calls about single answers, and how many of them failed."""
+        taken, self._counts = self._counts, Counter()
+        return taken
 
     def _prepare(self) -> None:
         self._keep(self._take())
@@ -104,7 +131,7 @@ class IsolatedCalls(RewardCaller):
         self._alive.discard(worker)
         worker.end()
 
-    def _answer(self, ask: Callable[..., bytes], *request: Any, count: int) -> list[float | BadScore]:
+    def _answer(self, ask: Callable[..., bytes], *request: Any, count: int) -> Sequence[Outcome]:
         try:
             return read_answer(ask(*request), count)
         except TooSlow as fault:

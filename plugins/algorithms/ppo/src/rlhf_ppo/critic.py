@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
 from rlhf_core.algorithm import Mean, Metric
-from rlhf_core.models import check_hub, is_lora, merged_weights, write_transformers_folder
 from rlhf_core.types import Experience
 from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_sum, mean_over_ranks, value_forward
+from rlhf_models import check_hub, is_lora, merged_weights, write_transformers_folder
 from rlhf_objective import explained_variance, value_loss
 from rlhf_passes import Packing, takes_packed_rows
 

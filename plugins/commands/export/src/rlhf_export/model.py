@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from rlhf_core.config import ModelConfig
 from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.models import is_lora, kind_of, load_policy, load_tokenizer, merged_weights, save_adapter
+from rlhf_core.models import kind_of
 from rlhf_core.rollout import named_weights
 from rlhf_core.runfolder import whole_checkpoint
-from rlhf_core.util import read_weights, replacing_folder, stored_dtype
+from rlhf_core.util import read_weights, replacing_folder
+from rlhf_models import is_lora, load_policy, load_tokenizer, merged_weights, save_adapter, stored_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,8 +58,9 @@ def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype:
             else:
                 base: Any = policy
                 if is_lora(policy):
-                    base, weights = policy.get_base_model(), merged_weights(policy, weights)  # type: ignore[operator]
-                kind_of(base).save(base, _cast(weights, dtype), tokenizer, partial)
+                    base, weights = policy.get_base_model(), merged_weights(policy, weights)
+                kind: Any = kind_of(base)
+                kind.save(base, _cast(weights, dtype), tokenizer, partial)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class
         raise UserInputError(f"cannot be written: {error}", where=str(target), hint="is the disk full?") from error
     return checkpoint

@@ -90,15 +90,12 @@ def _print_times(found: Plan) -> None:
 
 def _layout(layout: Layout, resolved: ResolvedRun) -> str:
     """Two lines: what fits, and how to ask for it."""
-    from rlhf_core.config import other_strategies
-
     largest, memory = layout.largest, _size(layout.memory_bytes)
     if not layout.fits:
         part = max(largest.bytes_by_part, key=lambda part: largest.bytes_by_part[part])
-        most = resolved.strategy.component.max_processes
         hint = (
-            other_strategies(2)
-            if most is not None
+            "a strategy that divides the model over processes needs less in each: --strategy fsdp"
+            if resolved.strategy.component.max_processes is not None
             else "makers of their own (--transport ray) take the policy's copy out of the trainers"
             if part == "policy copy of the engine"
             else "docs/memory.md says what makes a run smaller"

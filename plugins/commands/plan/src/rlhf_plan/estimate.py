@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
-from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun
+from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun, StrategyConfig
 from rlhf_core.prompts import PromptStream
 from rlhf_core.strategy import StateBytes
 from rlhf_core.wiring import RunInputs, build_strategy, model_dtype
 
-from .layouts import Layout, processes_per_rank, smallest_layout
+from .layouts import Layout, smallest_layout
 from .machine import GPU_ELSEWHERE, measure
 from .meta import meta_model
 from .shape import model_shape
@@ -106,7 +106,7 @@ def plan_run(
             prompt_tokens=prompt_tokens,
             answer_tokens=answer_tokens,
             trainers=trainers,
-            ranks=trainers // processes_per_rank(changed),
+            ranks=trainers // changed.strategy.typed(StrategyConfig).processes_per_rank(),
             makers=makers,
         )
 

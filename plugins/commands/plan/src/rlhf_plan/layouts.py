@@ -63,21 +63,15 @@ def smallest_layout(
 
 def _layouts(resolved: ResolvedRun) -> Iterator[tuple[int, dict[str, Any], ResolvedRun]]:
     """Each number of processes that the run allows, with each layout of the strategy's options."""
-    config, most = resolved.strategy.config, resolved.strategy.component.max_processes
+    config, most = resolved.strategy.typed(StrategyConfig), resolved.strategy.component.max_processes
     most_ranks = min(resolved.run.train.prompts_per_episode, resolved.run.train.train_batch_size)
     for count in _COUNTS:
         if most is not None and count > most:
             return
-        for options in config.layouts(count) if isinstance(config, StrategyConfig) else ({},):
+        for options in config.layouts(count):
             values = config.model_dump(exclude_unset=True)
             different = {key: value for key, value in options.items() if getattr(config, key) != value}
             made = type(config).model_validate({**values, **different})
             changed = replace(resolved, strategy=replace(resolved.strategy, config=made))
-            if count // processes_per_rank(changed) <= most_ranks:
+            if count // made.processes_per_rank() <= most_ranks:
                 yield count, different, changed
-
-
-def processes_per_rank(resolved: ResolvedRun) -> int:
-    """Training processes that compute the same rows together."""
-    config = resolved.strategy.config
-    return config.processes_per_rank() if isinstance(config, StrategyConfig) else 1

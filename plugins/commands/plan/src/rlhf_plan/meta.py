@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import ModelKind, check_hub, kind_for
+from rlhf_core.models import kind_for
+from rlhf_models import CausalLM, check_hub
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,9 +27,9 @@ def meta_model(config: ModelConfig) -> nn.Module:
 def _meta_model(config: ModelConfig) -> nn.Module:
     import torch
 
-    kind = kind_for(config)
-    if config.path.startswith("builtin:") or type(kind) is not ModelKind:  # made in code, or its config is unknown here
-        return kind.load(dtype=torch.float32, seed=0, tokenizer=None)
+    kind: Any = kind_for(config)
+    if config.path.startswith("builtin:") or type(kind) is not CausalLM:  # made in code, or its config is unknown here
+        return kind.load(dtype=torch.float32, seed=0, tokenizer=None)  # type: ignore[no-any-return]
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = config.path

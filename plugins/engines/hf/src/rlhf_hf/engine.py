@@ -12,9 +12,9 @@ import torch
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, OutOfMemoryError, SyncError
-from rlhf_core.models import eos_token_ids
 from rlhf_core.protocols import Asked, InFlightEngine
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+from rlhf_models import eos_token_ids
 
 from .cache import round_down, round_up
 from .config import HfEngineConfig

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
-from rlhf_core.models import eos_token_ids, is_lora, merged_weights
 from rlhf_core.protocols import Asked, InFlightEngine
 from rlhf_core.rollout import named_weights
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
+from rlhf_models import eos_token_ids, is_lora, merged_weights
 from rlhf_strategies import group_into_shards
 
 from .backend import Job

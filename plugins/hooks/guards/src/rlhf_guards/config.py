@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -70,8 +70,6 @@ class GuardsConfig(Section):
     """The guards of a run and their bounds."""
 
     active_when_absent: ClassVar[bool] = True
-    change_effects: ClassVar[Mapping[str, str]] = {"": "holds from the next update on"}
-
     non_finite: NonFiniteGuard = Field(default_factory=NonFiniteGuard)
     kl: KLGuard = Field(default_factory=KLGuard)
     entropy: EntropyGuard = Field(default_factory=EntropyGuard)

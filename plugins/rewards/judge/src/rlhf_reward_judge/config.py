@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -14,6 +15,12 @@ class JudgeConfig(Section):
     """Who judges, by what, and how much that may cost."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
+
+    removed: ClassVar[Mapping[str, str]] = {
+        "attempts": "patience_seconds says how long a call is made again",
+        "breaker_failures": "remove it: each call is made again for patience_seconds",
+        "breaker_seconds": "remove it: each call is made again for patience_seconds",
+    }
 
     rubric: str = Field(min_length=1, description="What makes an answer good, in the words that the judge is given.")
     mode: Literal["rubric", "pairwise"] = Field(
@@ -60,13 +67,12 @@ class JudgeConfig(Section):
     max_connections: int = Field(8, ge=1, description="Calls in flight at once at a server.")
     connect_seconds: float = Field(5.0, gt=0, description="Deadline of a connection attempt.")
     answer_seconds: float = Field(60.0, gt=0, description="Longest silence on a connection before a call is lost.")
-    attempts: int = Field(
-        3, ge=1, le=20, description="Times a call is made while the server is busy, away or loses it."
+    patience_seconds: float = Field(
+        45.0,
+        ge=0,
+        description="How long a call is made again while the server is busy, away, or loses it. Keep it below the "
+        "reward's timeout_seconds, which bounds all calls together.",
     )
-    breaker_failures: int = Field(
-        5, ge=1, description="After so many lost calls in a row, further ones fail at once, without asking."
-    )
-    breaker_seconds: float = Field(30.0, gt=0, description="For so long; then one call tries whether it is back.")
 
     @field_validator("url")
     @classmethod

@@ -18,7 +18,7 @@ from rlhf_core.types import Rollout
 from .config import JudgeConfig
 from .ledger import BudgetSpent, Ledger
 from .pairs import Comparison, comparisons
-from .remote import CircuitOpen, JudgeError, RemoteJudge, Reply
+from .remote import JudgeError, RemoteJudge, Reply
 from .verdicts import Messages, UnreadableVerdict, pairwise_messages, read_better, read_points, rubric_messages
 
 
@@ -153,8 +153,6 @@ class JudgeReward:
         self._ledger.add_tokens(tokens)
         self._count("tokens", tokens)
         for reply in replies:
-            if isinstance(reply, CircuitOpen):
-                raise JudgeError(f"the judge is not asked at present: {reply}")
             if isinstance(reply, Exception):
                 raise reply
         return [reply for reply in replies if isinstance(reply, Reply)]

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
 
-import torch
-
-from rlhf_core.components import EngineContext, RewardContext
+from rlhf_core.components import RewardContext
 from rlhf_core.config import ModelConfig
+from rlhf_core.entry.inference import open_engine
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import load_policy, load_tokenizer
-from rlhf_core.plugins import load
 from rlhf_core.prompts import PromptEncoder
-from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams
 
 from .config import JudgeConfig
@@ -29,24 +24,13 @@ class LocalJudge:
 
     def __init__(self, config: JudgeConfig, context: RewardContext) -> None:
         assert config.model_path is not None
-        device = torch.device(context.device)
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-        path = ModelConfig(path=config.model_path)
+        model = ModelConfig(path=config.model_path, device=context.device)
         try:
-            self._tokenizer = load_tokenizer(path)
-            model = load_policy(path, dtype=dtype, seed=context.seed, tokenizer=self._tokenizer)
+            self._engine, self._tokenizer = open_engine(
+                model, config.engine, context.seed, options=config.engine_options
+            )
         except UserInputError as error:
             raise UserInputError(error.message, where=WHERE, hint=error.hint) from error
-        selected = load("engines", config.engine)
-        options = selected.component.config.model_validate(config.engine_options)
-        place = EngineContext(
-            model=model.to(device).eval().requires_grad_(False),  # type: ignore[arg-type]
-            tokenizer=self._tokenizer,
-            device=device,
-            seed=context.seed,
-            model_path=config.model_path,
-        )
-        self._engine = cast(RolloutEngine, selected.build(options, place))
         self._encoder = PromptEncoder(self._tokenizer)
         self._sampling = SamplingParams(
             max_new_tokens=config.max_reply_tokens,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhf_core.util import printable
-from rlhf_web import JsonClient, RemoteError, RemoteLost, UnreadableJson, environment_key, read_first_json
+from rlhf_web import JsonClient, RemoteError, UnreadableJson, environment_key, read_first_json
 
 from .config import JudgeConfig
 from .verdicts import Messages
@@ -34,43 +33,6 @@ class Reply:
     """Tokens of its prompt and of the reply together."""
 
 
-class CircuitOpen(Exception):
-    """The server is not asked at present."""
-
-
-class Breaker:
-    """A circuit breaker, by which a server that loses every call is left alone for a while.
-
-    Closed at first; opens after failures in a row, and lets one call through when its time is over.
-    """
-
-    def __init__(self, failures: int, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most = failures
-        self._seconds = seconds
-        self._clock = clock
-        self._in_a_row = 0
-        self._open_until: float | None = None
-
-    def check(self) -> None:
-        """Before a call. Raises `CircuitOpen`."""
-        if self._open_until is None:
-            return
-        left = self._open_until - self._clock()
-        if left > 0:
-            raise CircuitOpen(f"{self._in_a_row} calls in a row were lost; it is asked again in {left:.0f} s")
-        self._open_until = self._clock() + self._seconds  # the others wait for this call
-
-    def succeeded(self) -> None:
-        """After a reply."""
-        self._in_a_row, self._open_until = 0, None
-
-    def failed(self) -> None:
-        """After a call that was lost for good."""
-        self._in_a_row += 1
-        if self._in_a_row >= self._most:
-            self._open_until = self._clock() + self._seconds
-
-
 class RemoteJudge:
     """Asks over HTTP, keeping its connections."""
 
@@ -81,7 +43,6 @@ class RemoteJudge:
         if config.key_env is not None:
             hint = f"export {config.key_env}=…, in the shell that starts the run"
             key = environment_key(config.key_env, where='reward "judge": key_env', hint=hint)
-        self._breaker = Breaker(config.breaker_failures, config.breaker_seconds)
         self._client = JsonClient(
             f"{config.url}/chat/completions",
             key=key,
@@ -91,8 +52,7 @@ class RemoteJudge:
             max_response_bytes=_MOST_BYTES,
             again=_AGAIN,
             first_wait_seconds=_FIRST_WAIT_SECONDS,
-            attempts=config.attempts,
-            before_each=self._breaker.check,
+            patience_seconds=config.patience_seconds,
         )
 
     async def ask(self, questions: Sequence[Messages]) -> list[Reply | Exception]:
@@ -118,10 +78,7 @@ class RemoteJudge:
         try:
             content = await self._client.post(lambda: json.dumps(asked).encode("ascii"))
         except RemoteError as error:
-            if isinstance(error, RemoteLost):
-                self._breaker.failed()
             raise JudgeError(str(error)) from None
-        self._breaker.succeeded()
         return _reply(content, messages, self._client.shown)
 
 

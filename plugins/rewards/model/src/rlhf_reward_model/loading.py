@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from rlhf_core.errors import UserInputError, first_line
-from rlhf_core.models import check_hub, quiet_progress
 from rlhf_core.place import resolve_device
+from rlhf_models import check_hub, quiet_progress
 
 WHERE = 'reward "model"'
 

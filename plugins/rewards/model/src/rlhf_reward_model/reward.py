@@ -14,10 +14,10 @@ from rlhf_core.batching import plan_micro_batches
 from rlhf_core.components import RewardContext
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import load_tokenizer as load_policy_tokenizer
 from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
 from rlhf_forward import last_token_scores, own_lengths, scores_at
+from rlhf_models import load_tokenizer as load_policy_tokenizer
 
 from .config import ModelRewardConfig
 from .encoding import RolloutEncoder, same_tokenizer

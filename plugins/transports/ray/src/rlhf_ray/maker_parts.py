@@ -17,12 +17,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import (
-    GroupPasses,
-    PassModels,
-    disable_dropout,
-    is_lora,
-)
+from rlhf_core.models import GroupPasses, PassModels
 from rlhf_core.place import LocalPlace, Place
 from rlhf_core.plugins import load
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
@@ -36,6 +31,7 @@ from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 from rlhf_core.wiring import RunInputs, RunParts, build_strategy
 from rlhf_forward import model_passes
+from rlhf_models import disable_dropout, is_lora
 from rlhf_seed import seed_reward, set_eos, strategy_by_name
 
 from .engine_thread import EngineThread

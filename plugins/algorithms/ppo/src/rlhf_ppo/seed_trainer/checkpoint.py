@@ -10,11 +10,9 @@ from typing import Any
 from rlhf_core.components import HookContext
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import is_lora, write_model_config
 from rlhf_core.plugins import load
 from rlhf_core.runfolder import (
     CheckpointStore,
-    MetricsWriter,
     RunState,
     load_channel_state,
     load_run_state,
@@ -22,7 +20,8 @@ from rlhf_core.runfolder import (
     whole_checkpoint,
 )
 from rlhf_core.training import EpisodeRecord
-from rlhf_core.util import read_lines, stored_dtype
+from rlhf_core.util import read_lines
+from rlhf_models import is_lora, stored_dtype, write_model_config
 
 from .parts import TrainerContext
 from .saving import save_actor
@@ -88,7 +87,7 @@ def open_record(
     if log_dir is None and use_wandb:
         raise UserInputError("use_wandb needs a log_dir", where="PPOTrainer.fit", hint='log_dir="./logs"')
     if log_dir is None or not is_main:
-        return EpisodeRecord(None)
+        return EpisodeRecord()
     folder = _folder(Path(log_dir), step)
     folder.mkdir(parents=True, exist_ok=True)
     context = HookContext(run_folder=folder, run={})
@@ -97,10 +96,7 @@ def open_record(
         logger = selected.build(selected.component.config.model_validate(options), context)
         stack.callback(hooks.unregister, hooks.register(logger, name=name))
 
-    def on_line(line: dict[str, object]) -> None:
-        hooks.fire("metrics", line=line)
-
-    return EpisodeRecord(stack.enter_context(MetricsWriter(folder / _METRICS, step=step, on_line=on_line)))
+    return stack.enter_context(EpisodeRecord(folder / _METRICS, hooks, step=step))
 
 
 def _folder(log_dir: Path, step: int) -> Path:

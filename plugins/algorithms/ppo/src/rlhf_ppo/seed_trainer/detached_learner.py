@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from rlhf_core.batching import split
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import disable_dropout
 from rlhf_core.rewards import RewardCombiner
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.training import Updater
 from rlhf_core.types import Experience
 from rlhf_forward import masked_whiten
+from rlhf_models import disable_dropout
 from rlhf_strategies import make_adamw
 
 from ..algorithm import PPO

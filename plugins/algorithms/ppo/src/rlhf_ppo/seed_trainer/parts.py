@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import GroupPasses, PassModels, is_lora
+from rlhf_core.models import GroupPasses, PassModels
 from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardCombiner, RewardScorer
@@ -22,6 +22,7 @@ from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.training import BatchPlan, EpisodeEstimates, RolloutSource, Updater
 from rlhf_core.types import Experience
+from rlhf_models import is_lora
 from rlhf_seed import NeuralReward, seed_reward
 
 from ..algorithm import PPO

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlhf_core.models import is_lora, merged_weights, write_transformers_folder
 from rlhf_core.strategy import Strategy
+from rlhf_models import is_lora, merged_weights, write_transformers_folder
 
 from ..critic import PEFT_PREFIX, Critic
 

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import is_lora
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.types import SamplingParams
+from rlhf_models import is_lora
 
 from ..config import PPOConfig
 from .booster import tensor_parallel_size

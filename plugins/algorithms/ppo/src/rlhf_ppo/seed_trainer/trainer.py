@@ -18,11 +18,11 @@ from rlhf_core.batching import collate, split
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
-from rlhf_core.models import disable_dropout
 from rlhf_core.runfolder import RunState
 from rlhf_core.strategy import Trained
 from rlhf_core.training import EpisodeRecord, Estimated
 from rlhf_core.types import BufferItem, Experience, MadeEpisode
+from rlhf_models import disable_dropout
 from rlhf_seed import BatchReader, CycledLoader, adapt_callback, sampling_params, set_eos
 
 from ..algorithm import PPO

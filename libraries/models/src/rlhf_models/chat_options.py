@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.sections import ChatConfig
-from ..errors import ConfigError
+from rlhf_core.config.sections import ChatConfig
+from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserInputError
-from ..util.bounded_thread import BoundedThread
+from rlhf_core.errors import UserInputError
+from rlhf_core.util.bounded_thread import BoundedThread
 
 _SECONDS = 5.0
 """Deadline of the first answer, name resolution included."""
@@ -67,15 +66,6 @@ def _ask(answers: list[int]) -> None:
 
     with suppress(Exception):  # those of its HTTP library
         answers.append(get_session().head(constants.ENDPOINT, timeout=_SECONDS).status_code)
-
-
-def config_of(path: str) -> Mapping[str, Any]:
-    """The `config.json` of a folder; empty without one, or with one that `check_layers` reports."""
-    try:
-        config = json.loads((Path(path) / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
 
 
 def check_layers(path: Path, where: str, *, fetch: bool = False) -> None:

@@ -1,9 +1,12 @@
-"""Find the modules that draw random numbers in training mode, and keep them in evaluation mode."""
+"""Switch off the random numbers that a model draws in training mode.
+
+Training mode itself stays on, since gradient checkpointing requires it.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,11 +17,36 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.kinds import kind_of
+from rlhf_core.models import kind_of
 
+_NOISE_RATES = ("layerdrop", "jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 _NUM_TOKENS = 4
 _TOLERANCE = 0.02
 """Largest difference of two equal forwards, relative to the largest logit: above the rounding of 16 bits."""
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every rate of dropout and noise to 0, so that rollout and update compute log-probs by the same function.
+
+    Adapters included.
+    """
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        # Rates that a forward passes to a function, or uses to skip layers or add router noise.
+        _zero_rates(module, lambda name: _is_dropout(name) or name in _NOISE_RATES)
+        if hasattr(config := getattr(module, "config", None), "model_type"):
+            _zero_rates(config, _is_dropout)  # some models read the rates from the config in each forward
+
+
+def _is_dropout(name: str) -> bool:
+    return "dropout" in name or name.endswith("pdrop")
+
+
+def _zero_rates(owner: object, is_rate: Callable[[str], bool]) -> None:
+    for name, value in list(vars(owner).items()):
+        if isinstance(value, float) and is_rate(name):
+            setattr(owner, name, 0.0)
 
 
 def disable_training_noise(model: nn.Module) -> None:
@@ -26,7 +54,7 @@ def disable_training_noise(model: nn.Module) -> None:
 
     Log-probs of an update are compared with those of the rollout, so both must come from one function. A module whose
     own code draws random numbers (router noise, skipped layers) stays in evaluation mode from here on; a dropout
-    module keeps its rate (see `disable_dropout` of core). Draws that change nothing are harmless, and a copy
+    module keeps its rate (see `disable_dropout`). Draws that change nothing are harmless, and a copy
     of the model stays quiet too. Leaves the global generators and the mode of the model as they were.
 
     Raises:

@@ -11,15 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig
 
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.models.kinds import PLAIN
-from rlhf_core.models.loading import (
-    check_model,
-    disable_dropout,
-    load_policy,
-    load_tokenizer,
-    merged_weights,
-    save_plain_model,
-)
+from rlhf_core.models import kind_for
+from rlhf_models import CausalLM, disable_dropout, load_policy, load_tokenizer, merged_weights
 from rlhf_plan.meta import meta_model
 from rlhf_testing.models import save_tiny_model, tiny_model, tiny_tokenizer
 
@@ -29,6 +22,14 @@ IDS = torch.arange(4, 14)[None]
 def logits(model):
     with torch.no_grad():
         return model.eval()(input_ids=IDS).logits
+
+
+def check_model(config):
+    kind_for(config).check()
+
+
+def save_plain_model(model, weights, tokenizer, path, adapter=None):
+    CausalLM().save_policy(model, weights, tokenizer, path, adapter or path.parent / "adapter")
 
 
 def load(path, **options):
@@ -63,7 +64,7 @@ def test_the_merged_folder_is_the_adapter_on_its_base(tmp_path, make, targets):
     before = logits(base)
     names = {"some": ["c_attn"] if make is gpt2 else ["q_proj", "down_proj"], None: None}[targets]
     with torch.random.fork_rng(devices=[]):
-        model = randomised(PLAIN.add_adapter(base, LoraConfig(r=3, alpha=7.0, target_modules=names), seed=0))
+        model = randomised(CausalLM().add_adapter(base, LoraConfig(r=3, alpha=7.0, target_modules=names), seed=0))
     adapted = logits(model)
     live = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     adapter = tmp_path / "adapter"
@@ -77,7 +78,9 @@ def test_the_merged_folder_is_the_adapter_on_its_base(tmp_path, make, targets):
 
 
 def test_merging_adds_every_increment_once():
-    model = randomised(PLAIN.add_adapter(tiny_model(), LoraConfig(r=2, alpha=4.0, target_modules=["q_proj"]), seed=0))
+    model = randomised(
+        CausalLM().add_adapter(tiny_model(), LoraConfig(r=2, alpha=4.0, target_modules=["q_proj"]), seed=0)
+    )
     merged = merged_weights(model, dict(model.state_dict()))
     assert merged.keys() == tiny_model().state_dict().keys()
     layer = model.get_base_model().model.layers[0].self_attn.q_proj
@@ -91,7 +94,7 @@ def test_a_model_whose_module_rounds_is_saved_with_all_digits_of_its_weights(tmp
     """As under Gemini and LowLevelZero: bf16 to compute with, float32 for what is trained; frozen ones are bf16."""
     model = tiny_model()
     if with_lora:
-        model = randomised(PLAIN.add_adapter(model, LoraConfig(r=2), seed=0))
+        model = randomised(CausalLM().add_adapter(model, LoraConfig(r=2), seed=0))
     weights = {
         name: tensor.bfloat16() if with_lora and "lora_" not in name else tensor.clone()
         for name, tensor in model.state_dict().items()
@@ -116,7 +119,7 @@ def test_a_model_of_16_bits_stays_one_of_16_bits(tmp_path):
 
 def test_an_adapter_folder_is_merged_before_anything_else(tmp_path):
     base = save_tiny_model(tmp_path / "base")
-    model = randomised(PLAIN.add_adapter(load(base), LoraConfig(r=2), seed=0))
+    model = randomised(CausalLM().add_adapter(load(base), LoraConfig(r=2), seed=0))
     model.peft_config["default"].base_model_name_or_path = str(base)
     adapted = logits(model)
     model.save_pretrained(tmp_path / "adapter")
@@ -146,7 +149,7 @@ def test_a_new_adapter_starts_at_the_base_and_depends_on_the_seed_alone(tmp_path
 
 def test_adapters_on_embeddings_are_refused():
     with pytest.raises(UserInputError, match="embedding layers"):
-        PLAIN.add_adapter(tiny_model(), LoraConfig(target_modules=["embed_tokens"]), seed=0)
+        CausalLM().add_adapter(tiny_model(), LoraConfig(target_modules=["embed_tokens"]), seed=0)
 
 
 def test_a_model_saved_over_another_replaces_it(tmp_path):
@@ -321,14 +324,14 @@ def test_a_model_that_the_disk_does_not_take_is_told_and_leaves_nothing(tmp_path
         (path / "model.safetensors").write_text("half")
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("rlhf_core.models.pretrained.write_transformers_folder", full)
+    monkeypatch.setattr("rlhf_models.causal_lm.write_transformers_folder", full)
     with pytest.raises(CheckpointError, match="No space left(.|\n)*free some space"):
         save_plain_model(model, dict(model.state_dict()), tiny_tokenizer(), tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_adapter_that_the_disk_does_not_take_is_told_and_leaves_the_old_one(tmp_path, monkeypatch):
-    model = PLAIN.add_adapter(tiny_model(), LoraConfig(r=2), seed=0)
+    model = CausalLM().add_adapter(tiny_model(), LoraConfig(r=2), seed=0)
     weights = dict(model.state_dict())
     save_plain_model(model, weights, tiny_tokenizer(), tmp_path / "model", adapter=tmp_path / "adapter")
 

@@ -11,11 +11,9 @@ from huggingface_hub import constants
 from rlhf_core.components import TaskContext
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import files
-from rlhf_core.models.files import check_hub
-from rlhf_core.models.loading import load_tokenizer
 from rlhf_data.config import HfDatasetConfig
 from rlhf_data.hf_dataset import build
+from rlhf_models import check_hub, files, load_tokenizer
 from rlhf_plan.meta import meta_model
 
 NAME = "no-such-owner/no-such-model"

@@ -8,9 +8,9 @@ from chat_templates import chat_tokenizer as shared_tokenizer
 
 from rlhf_core.config.sections import ChatConfig
 from rlhf_core.errors import ConfigError, DataError
-from rlhf_core.models.chat_options import set_chat_options
 from rlhf_core.prompts.encoder import PromptEncoder
 from rlhf_episodes.chat import ChatFormat
+from rlhf_models.chat_options import set_chat_options
 
 HELLO = [{"role": "user", "content": "hello"}]
 SHOWS_MODE = "{%- if mode is defined %}{{- '[' ~ mode ~ ']' }}{%- endif -%}\n"

@@ -11,10 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.kinds import PLAIN
-from rlhf_core.models.loading import disable_dropout
 from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
-from rlhf_forward.training_noise import disable_training_noise
+from rlhf_models import CausalLM, disable_dropout
+from rlhf_models.noise import disable_training_noise
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 IDS = torch.arange(4, 14).repeat(8, 1)
@@ -87,7 +86,7 @@ def test_a_model_that_stays_noisy_is_refused(draw, says):
 
 
 def test_an_adapters_dropout_is_meant():
-    model = PLAIN.add_adapter(tiny_model(), LoraConfig(r=2, dropout=0.5), seed=1)
+    model = CausalLM().add_adapter(tiny_model(), LoraConfig(r=2, dropout=0.5), seed=1)
     disable_training_noise(model.train())
     rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)}
     assert rates == {0.5} and model.training

@@ -1,0 +1,95 @@
+"""LoRA adapters of PEFT: put on a model, merged into its weights, written."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rlhf_core.config.sections import LoraConfig
+from rlhf_core.errors import UserInputError
+
+if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+def is_lora(model: nn.Module) -> bool:
+    """Whether PEFT adapters are on the model."""
+    return hasattr(model, "disable_adapter") and hasattr(model, "peft_config")
+
+
+def new_adapter(model: PreTrainedModel, options: LoraConfig, seed: int, task_type: str) -> PreTrainedModel:
+    """The model in a new adapter, initialised from `seed`."""
+    import torch
+
+    silence_bitsandbytes()
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model
+    from transformers.pytorch_utils import Conv1D
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        adapted = get_peft_model(
+            model,
+            PeftConfig(
+                task_type=task_type,
+                r=options.r,
+                # Set explicitly, or peft warns about every such layer.
+                fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+                lora_alpha=options.alpha,  # type: ignore[arg-type]  # peft only ever divides it by r
+                lora_dropout=options.dropout,
+                target_modules=list(options.target_modules) if options.target_modules else "all-linear",
+            ),
+        )
+    if any("lora_embedding_" in name for name, _ in adapted.named_parameters()):
+        raise UserInputError(
+            "adapters on embedding layers are not supported",
+            where="model.lora.target_modules",
+            hint="name linear layers only, or set it to null for all of them",
+        )
+    return adapted  # type: ignore[return-value]
+
+
+def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Base weights with every LoRA increment added once, under the base model's names. `model` is unchanged.
+
+    Increments are added in float32: 16 bits would lose most of their digits.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    prefix = "base_model.model."
+    merged: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        if ".modules_to_save." in name:  # trained in full, in place of `original_module`
+            module_name, _, rest = name.partition(".modules_to_save.")
+            merged[f"{module_name}.{rest.partition('.')[2]}".removeprefix(prefix)] = tensor
+        if "lora_" in name or "modules_to_save" in name or ".original_module." in name:
+            continue
+        module_name, _, leaf = name.rpartition(".")
+        owner = module_name.removesuffix(".base_layer")
+        layer = layers.get(owner)
+        if layer is not None and leaf == "weight":
+            for adapter in layer.active_adapters:
+                down = weights[f"{owner}.lora_A.{adapter}.weight"].float()
+                up = weights[f"{owner}.lora_B.{adapter}.weight"].float()
+                increment = (up @ down) * layer.scaling[adapter]
+                if getattr(layer, "fan_in_fan_out", False):
+                    increment = increment.T
+                tensor = tensor.float() + increment
+        merged[f"{owner}.{leaf}".removeprefix(prefix)] = tensor
+    return merged
+
+
+def save_adapter(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a folder that PEFT loads: the adapter of a LoRA `model`, of whose full state `weights` are."""
+    cast("PeftModel", model).save_pretrained(str(path), state_dict=weights, save_embedding_layers=False)
+    (path / "README.md").unlink(missing_ok=True)  # a form for a model's card
+
+
+def silence_bitsandbytes() -> None:
+    """Keep bitsandbytes, which peft imports where it is installed, from asking for kernels that nothing here uses."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -1,0 +1,61 @@
+"""Writing model folders as transformers reads them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.util import read_weights
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def write_transformers_folder(model: Any, weights: dict[str, Tensor], path: Path) -> None:
+    """Write `weights`, the full state of the transformers `model`, as a folder that `from_pretrained` reads.
+
+    All are stored in the widest of their types, which `config.json` names, so that reading them does not round. The
+    module's own type may be narrower (under ZeRO and Gemini it computes in 16 bits, as do its frozen weights).
+    """
+    dtype = _widest(weights.values())
+    widened = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    with quiet_progress():
+        model.save_pretrained(path, state_dict=widened)
+    write_model_config(model, dtype, path)
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The widest type among the floating-point tensors of a folder of weights."""
+    return _widest(tensor for _, tensor in read_weights(folder))
+
+
+def _widest(tensors: Iterable[Tensor]) -> torch.dtype:
+    import torch
+
+    return functools.reduce(torch.promote_types, {each.dtype for each in tensors if each.is_floating_point()})
+
+
+def write_model_config(model: Any, dtype: torch.dtype, path: Path) -> None:
+    """Write the `config.json` of the transformers `model` beside weights of type `dtype`, which it names."""
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    config.save_pretrained(path)
+
+
+@contextmanager
+def quiet_progress() -> Iterator[None]:
+    """Silence transformers' progress bars for reading and writing weights, which would overwrite ours."""
+    from transformers.utils import logging as of_transformers
+
+    enabled = of_transformers.is_progress_bar_enabled()
+    of_transformers.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            of_transformers.enable_progress_bar()
