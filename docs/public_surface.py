@@ -43,7 +43,7 @@ CheckpointStore
 BatchPlan EpisodeBatches EpisodeEstimates EpisodeRecord Estimated EvaluationRow FitResult
 HookRelay ItemSummary LocalTransport MadeEpisode OwnProcesses Passes PhaseTimer PhaseTimes
 PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
-RolloutCoordinator RolloutSource RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer
+RolloutCoordinator RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer
 TrainerParts TrainerSession Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics
 load_channel_state load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder
 replace_weights reward_spec save_run_state set_up_host_memory verify_weights
@@ -52,7 +52,7 @@ FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
 _INSIDE = """
 API_VERSION EpisodeData ExperienceChannel GuardStop HookError Item LostRankError MakerHooks PREFIX SPECS Score
-SetupHooks TrainerHooks balanced fills_host_memory full_disk
+SetupHooks TrainerHooks alone balanced fills_host_memory full_disk masked
 """
 INSIDE = frozenset(_INSIDE.split())
 """Names of the contract's modules that only core, the command and libraries use: they are on no page, and may move."""

@@ -1,6 +1,5 @@
 from .algorithm import Algorithm as Algorithm
 from .algorithm import DatasetAlgorithm as DatasetAlgorithm
-from .algorithm import EpisodeOutput as EpisodeOutput
 from .algorithm import LossOutput as LossOutput
 from .algorithm import LossTerm as LossTerm
 from .algorithm import RolloutAlgorithm as RolloutAlgorithm

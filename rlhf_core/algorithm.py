@@ -154,25 +154,6 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
 
 
-Needs = Literal["scalars", "row", "episode"]
-"""The rows of an episode from which a rank computes advantages. Numbers of all rows (`rlhf_core.whole.EpisodeScalars`)
-and sums over all ranks are there in each case.
-
-scalars: nothing but those numbers. row: the tensors of the rows it trains on. episode: the tensors of all rows, on
-every rank; simple, and as large as the episode is.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeOutput:
-    """An episode prepared for updates."""
-
-    experience: Experience
-    """The episode with advantages, and what else the loss reads."""
-    metrics: Mapping[str, float]
-    """Values to log on every line of the episode (`kl/mean`, …)."""
-
-
 @dataclass(frozen=True, slots=True)
 class FrozenModel:
     """A model that is only run forward, by a `GroupPass`: a causal LM with the policy's tokens."""
@@ -226,18 +207,18 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
     """An algorithm that learns from sampled answers."""
 
     @abstractmethod
-    def advantages(self, episode: Experience) -> EpisodeOutput:
-        """Compute `advantages` (and `returns`) from `scores`, log-probs and values.
+    def advantages(self, episode: Experience) -> Experience:
+        """The rows with `advantages` (and `returns`) from `scores`, log-probs and values, and with `metrics`.
 
-        Arithmetic only. `episode` has the rows that the algorithm `needs`, in `sample_id` order: the whole episode
-        unless it asks for less. Then `rlhf_core.whole.whole_of(episode)` has numbers of all rows, and sums over the
-        ranks, which each calls alike; metrics must come out the same on every rank.
+        Arithmetic only. `episode` has all rows of an episode in `sample_id` order, or those of this rank where the
+        algorithm asks for no more (`needs_all_rows`). Then `rlhf_core.whole.Whole.of(episode)` has numbers of all rows,
+        and sums over the ranks, which each calls alike; metrics must come out the same on every rank.
         """
 
     @property
-    def needs(self) -> Needs:
-        """The rows that `advantages` is given on a rank."""
-        return "episode"
+    def needs_all_rows(self) -> bool:
+        """Whether `advantages` is given all rows on every rank: simple, and as large as the episode is."""
+        return True
 
     @property
     def frozen_models(self) -> Mapping[Role, FrozenModel]:

@@ -231,6 +231,8 @@ class Experience:
     """As those of the samples: [B, A, ...] per token, [B, ...] per sample and prompt, B mappings of metrics."""
     part_of: Whole | None = None
     """The episode these rows are part of, while an algorithm computes advantages; None where they are all of it."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Values of the episode, to log on each of its lines (`kl/mean`, …); set by an algorithm with the advantages."""
 
     def __len__(self) -> int:
         return int(self.sequences.shape[0])

@@ -12,16 +12,24 @@ if TYPE_CHECKING:
     from .types import Experience
 
 
+def alone(tensor: Tensor, op: Literal["sum", "max"] = "sum", /) -> Tensor:
+    """`Place.all_reduce` of one rank."""
+    return tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeScalars:
-    """Numbers of each of the B rows of a whole episode, in the order of sample and branch; the same on every rank."""
+class Whole:
+    """The episode that a rank's R rows are part of: numbers of all its B rows, and sums over those of all ranks.
+
+    All rows are in the order of sample and branch; their numbers are the same on every rank.
+    """
 
     sample_ids: Tensor
     """[B] int64."""
     group_ids: Tensor
     """[B] int64."""
     scores: Tensor
-    """[B] float32, the combined reward of the row's sample."""
+    """[B] float32, the combined reward of the row's sample; for estimators by name less the penalty of long answers."""
     lengths: Tensor
     """[B] int64, sampled tokens that count in the loss."""
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
@@ -38,6 +46,25 @@ class EpisodeScalars:
     """[B] float64 nats, the sum over the row's tokens; set by the algorithm where it has a reference."""
     totals: Tensor | None = None
     """[B] float32, the score less the penalised KL of all rows of the sample; set for estimators by name."""
+    rows: Tensor | None = None
+    """[R] int64, the place of each row here among all, -1 for a masked filler; None where all rows are here."""
+    all_reduce: Callable[..., Tensor] = alone
+    """`Place.all_reduce`: sums, or with "max" maxima, over all ranks. Collective."""
+
+    @classmethod
+    def of(cls, rows: Experience) -> Whole:
+        """The episode that `rows` are part of, or these rows as all there are; needs `scores`."""
+        if rows.part_of is not None:
+            return rows.part_of
+        assert rows.scores is not None
+        return cls(
+            sample_ids=rows.sample_ids,
+            group_ids=rows.group_ids,
+            scores=rows.scores,
+            lengths=rows.action_mask.sum(-1),
+            rewards=rows.rewards,
+            branches=rows.branches,
+        )
 
     @property
     def row_sample_ids(self) -> Tensor | None:
@@ -47,54 +74,20 @@ class EpisodeScalars:
     @property
     def num_samples(self) -> int:
         """Rows, or fewer where an episode has several."""
-        ids = self.row_sample_ids
-        return int(self.sample_ids.numel() if ids is None else ids.unique().numel())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """The episode that a rank's R rows are part of: numbers of all rows, and sums over those of all ranks."""
-
-    scalars: EpisodeScalars
-    """Numbers of all rows of the episode."""
-    rows: Tensor
-    """[R] int64, the place of each row here among all; -1 for a masked filler."""
-    all_reduce: Callable[..., Tensor]
-    """`Place.all_reduce`: sums, or with "max" maxima, over all ranks. Collective."""
+        return int(self.sample_ids.numel() if self.branches is None else self.sample_ids.unique().numel())
 
     def here(self, values: Tensor) -> Tensor:
         """[B] values of all rows -> [R] those of the rows here, 0 for a filler."""
         import torch
 
-        return torch.cat([values, values.new_zeros(1)])[self.rows]
+        return values if self.rows is None else torch.cat([values, values.new_zeros(1)])[self.rows]
 
     def of_all(self, values: Tensor) -> Tensor:
         """[R] values of the rows here -> [B] float64 values of all rows. Collective."""
         import torch
 
-        placed = torch.zeros(self.scalars.sample_ids.numel() + 1, dtype=torch.float64, device=values.device)
+        if self.rows is None:
+            return self.all_reduce(values.double())
+        placed = torch.zeros(self.sample_ids.numel() + 1, dtype=torch.float64, device=values.device)
         placed[self.rows] = values.double()  # a filler's value falls behind the end
         return self.all_reduce(placed[:-1])
-
-
-def whole_of(rows: Experience) -> Whole:
-    """The episode that `rows` are part of, or these rows as all there are; needs `scores`."""
-    import torch
-
-    if rows.part_of is not None:
-        return rows.part_of
-    assert rows.scores is not None
-    scalars = EpisodeScalars(
-        sample_ids=rows.sample_ids,
-        group_ids=rows.group_ids,
-        scores=rows.scores,
-        lengths=rows.action_mask.sum(-1),
-        rewards=rows.rewards,
-        branches=rows.branches,
-    )
-    return Whole(scalars=scalars, rows=torch.arange(len(rows)), all_reduce=alone)
-
-
-def alone(tensor: Tensor, op: Literal["sum", "max"] = "sum", /) -> Tensor:
-    """`Place.all_reduce` of one rank."""
-    return tensor

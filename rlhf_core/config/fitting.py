@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
 
-from ..errors import PluginError, RlhfError
-from ..util.error_text import error_text
+from ..errors import PluginError
+from ..plugins.errors_of import errors_of
 from ..util.redact import redact_mapping
 from .load import expand
 from .problems import Problem, Problems
@@ -71,7 +70,7 @@ def check_sections(run: ResolvedRun, problems: Problems) -> None:
     def check(place: str, options: BaseModel, owner: str) -> BaseModel:
         if isinstance(options, Section):
             try:
-                with named_code(f"checking the section {place}", owner):
+                with errors_of(owner, f"checking the section {place}", kind=PluginError):
                     for each in _problems_of(options, run):
                         problems.add(".".join(filter(None, (place, each.path))), each.message, each.hint)
             except ReadsInvalid:
@@ -97,7 +96,7 @@ def adapt_sections(run: ResolvedRun) -> ResolvedRun:
     def adapt(place: str, options: BaseModel, owner: str) -> BaseModel:
         if not isinstance(options, Section):
             return options
-        with named_code(f"checking the section {place}", owner):
+        with errors_of(owner, f"checking the section {place}", kind=PluginError):
             adapted = options.adapt(run)
             before, after = redact_mapping(options_of(options)), redact_mapping(options_of(adapted))
         reasons = options.adapt_reasons
@@ -107,15 +106,3 @@ def adapt_sections(run: ResolvedRun) -> ResolvedRun:
         return adapted
 
     return replace(map_options(run, adapt), adapted=changes)
-
-
-@contextmanager
-def named_code(what: str, owner: str) -> Iterator[None]:
-    """Turn an exception of a section's own code into a `PluginError` that names the code and its owner."""
-    try:
-        yield
-    except (RlhfError, ReadsInvalid):
-        raise
-    except Exception as error:  # a plugin's code may raise anything
-        hint = "the plugin is broken: tell its authors"
-        raise PluginError(f"{what} raised {error_text(error)}", where=owner, hint=hint) from error

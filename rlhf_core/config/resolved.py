@@ -24,8 +24,8 @@ ValueT = TypeVar("ValueT")
 OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
-class ReadsInvalid(Exception):
-    """A check reads a section that has problems of its own."""
+class ReadsInvalid(BaseException):
+    """A check reads a section that has problems of its own. No `Exception`, so that no check catches it."""
 
 
 class _Invalid:

@@ -129,6 +129,11 @@ class HookRelay:
         self._registered[unique] = _Registered(instance, who, distribution is not None)
         return unique
 
+    def unregister(self, name: str) -> None:
+        """Remove a plugin by the name that `register` returned."""
+        self._manager.unregister(name=name)
+        del self._registered[name]
+
     def of_this_process(self) -> HookRelay:
         """A relay of only those plugins that were given as objects, not installed with a distribution.
 

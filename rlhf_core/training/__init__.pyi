@@ -10,5 +10,4 @@ from .request import FitResult as FitResult
 from .request import RunRequest as RunRequest
 from .request import Transport as Transport
 from .session import TrainerSession as TrainerSession
-from .sources import RolloutSource as RolloutSource
 from .updater import Updater as Updater

@@ -18,6 +18,7 @@ from ..models.forward_passes import passes_of
 from ..models.kinds import kind_of
 from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
+from ..rollout.samples import SamplesLost
 from ..rollout.weight_sync import SHARD_BYTES
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
@@ -28,13 +29,13 @@ from ..wiring.models import updates_per_episode
 from ..wiring.parts import TrainerParts
 from .batches import BatchPlan, TrainBatch, Units
 from .checkpoint_saver import CheckpointSaver
+from .dataset import DatasetSource
 from .decisions import Decisions, RollBack, finish_facts, finished_by
 from .estimates import EpisodeEstimates
 from .live_options import LiveOptions
 from .loop import EpisodeBatches, Metrics, SkippedUpdate, Trainer
 from .record import EpisodeRecord
 from .request import FitResult
-from .sources import DatasetSource, RolloutSource
 from .updater import Updater
 
 if TYPE_CHECKING:
@@ -86,14 +87,17 @@ class TrainerSession(Trainer[TrainBatch]):
             role: sum(p.numel() for p in strategy.unwrap(each.model).parameters()) for role, each in run.trained.items()
         }
         largest = max(self._num_parameters.values())
-        self._tokens = train.micro_batch_tokens or default_tokens(strategy.device.type, largest)
+        tokens = train.micro_batch_tokens or default_tokens(strategy.device.type, largest)
         self._releases_memory = fills_host_memory(strategy.device.type, largest)
-        self._updater = Updater(algorithm, strategy, run.trained, micro_batch_tokens=self._tokens, plugin=plugin)
+        self._updater = Updater(algorithm, strategy, run.trained, micro_batch_tokens=tokens, plugin=plugin)
         sizes = train.train_batch_size, train.epochs_per_episode, strategy.rank, strategy.world_size
-        self._plan = BatchPlan(*sizes, Units(algorithm.units, passes_of(strategy).price, plugin))
-        self._dataset: DatasetSource | None = None
-        if isinstance(algorithm, DatasetAlgorithm):
-            self._dataset = DatasetSource(run, algorithm, self._plan)
+        plan = BatchPlan(*sizes, Units(algorithm.units, passes_of(strategy).price, plugin))
+        self._dataset = DatasetSource(run, algorithm, plan) if isinstance(algorithm, DatasetAlgorithm) else None
+        if isinstance(algorithm, RolloutAlgorithm):
+            policy = run.models["policy"]
+            self._estimates = EpisodeEstimates(
+                algorithm, self._combiner, strategy, plan, policy=policy, batch_tokens=tokens, plugin=plugin
+            )
         self._record = EpisodeRecord()
         self._num_samples: int | None = 0
         self._version = 0
@@ -149,7 +153,17 @@ class TrainerSession(Trainer[TrainBatch]):
             items, batches = self._dataset.episode(episode)
             self._record.items(items)
             return batches
-        return self._rollouts.episode(episode)
+        assert self._makers is not None
+        while True:
+            made = self._makers.episode(episode)
+            texts = self._record.texts(len(made.rows))
+            try:
+                found = self._estimates.of(made, self._version, texts=texts, timer=self._record.timer)
+            except SamplesLost as lost:
+                logger.warning("%s", lost)
+                continue
+            self._record.rollouts(episode, made, found)
+            return found
 
     def start_episode(self, episode: int, metrics: Metrics) -> None:
         self._record.start_episode(episode, self._version if self._resolved.rolls_out else None, metrics)
@@ -281,27 +295,6 @@ class TrainerSession(Trainer[TrainBatch]):
         self._version = version
         if self._makers is not None and self._resolved.rolls_out:
             self._makers.published(version)
-
-    @property
-    def _rollouts(self) -> RolloutSource:
-        assert isinstance(self._algorithm, RolloutAlgorithm) and self._makers is not None
-        estimates = EpisodeEstimates(
-            self._algorithm,
-            self._combiner,
-            self._strategy,
-            policy=self._run.models["policy"],
-            batch_tokens=self._tokens,
-            timer=self._record.timer,
-            plugin=self._resolved.algorithm.label,
-        )
-        return RolloutSource(
-            self._makers.episode,
-            estimates,
-            self._plan,
-            version=lambda: self._version,
-            texts=self._record.texts,
-            on_episode=self._record.rollouts,
-        )
 
     def _drop_gradients(self) -> None:
         for trained in self._run.trained.values():

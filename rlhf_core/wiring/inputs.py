@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
 from ..components import AlgorithmContext, TaskContext
-from ..config.fitting import named_code
 from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
 from ..config.section import Section
 from ..config.sections import PromptsConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, PluginError
 from ..models.kinds import kind_for
+from ..plugins.errors_of import errors_of
 from ..plugins.functions import function_of_file
 from ..prompts.encoder import PromptEncoder
 from ..prompts.records import Check, RecordRules
@@ -77,7 +77,7 @@ class RunInputs:
         """
         found: dict[str, Sampler] = {}
         for name, brought in self.resolved.sections.items():
-            with named_code(f"sampler of the section {name}", brought.label):
+            with errors_of(brought.label, f"sampler of the section {name}", kind=PluginError):
                 if (sampler := brought.typed(Section).sampler(self.prompts)) is not None:
                     found[name] = sampler
         if len(found) > 1:

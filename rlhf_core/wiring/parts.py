@@ -27,7 +27,6 @@ from ..strategy import Strategy
 from ..types import Role, SamplingParams
 from .inputs import RunInputs
 from .models import load_models, load_start_policy, model_dtype, place_frozen, prepare
-from .players import build_player
 
 if TYPE_CHECKING:
     from torch import nn
@@ -106,7 +105,7 @@ class RunParts:
         """A new player, by which the policy answers prompts."""
         run, seed = self.resolved, self.resolved.run.train.seed
         tokenizer, folder = self.inputs.tokenizer, self._run_folder
-        return build_player(run, self.engine, tokenizer, sampling, seed=seed, purpose=purpose, run_folder=folder)
+        return RunPlayer(run, self.engine, tokenizer, sampling, seed=seed, purpose=purpose, folder=folder)
 
     @cached_property
     def pass_models(self) -> PassModels:
@@ -178,21 +177,17 @@ class RunParts:
         sets = []
         for name, own in self.resolved.evaluation_sets:
             other, stream = rewards.get(name), streams.get(name)
-            sets.append(
-                EvaluatedSet(
-                    player=partial(self.player, "evaluation"),
-                    scorer=self.scorer if other is None else self._scorer_of(other),
-                    prompts=(
-                        self.inputs.prompts.evaluation_prompts()
-                        if stream is None
-                        else stream.evaluation_prompts(own.num_prompts)
-                    ),
-                    sampling=self.resolved.sampling,
-                    options=own,
-                    name=name,
-                )
-            )
-        evaluator = PolicyEvaluator(sets, batch_size=options.batch_size, place=self.place)
+            scorer = self.scorer if other is None else self._scorer_of(other)
+            held_out = self.inputs.prompts.evaluation_prompts
+            prompts = held_out() if stream is None else stream.evaluation_prompts(own.num_prompts)
+            sets.append(EvaluatedSet(name=name, options=own, prompts=prompts, scorer=scorer))
+        evaluator = PolicyEvaluator(
+            sets,
+            player=partial(self.player, "evaluation"),
+            sampling=self.resolved.sampling,
+            batch_size=options.batch_size,
+            place=self.place,
+        )
         return self._opened.enter_context(closing(evaluator))
 
     def close(self) -> None:

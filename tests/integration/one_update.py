@@ -52,9 +52,8 @@ def one_update(section: Mapping[str, Any], world_size: int) -> list[Update]:
 
 def _update(algorithm: RolloutAlgorithm, policy: nn.Module, plan: BatchPlan, strategy: Strategy) -> Update:
     combiner = RewardCombiner(REWARDS)
-    estimates = EpisodeEstimates(algorithm, combiner, strategy)
-    made = estimates.of(made_episode(_items(), PhaseTimes()), plan)
-    batch = next(next(made.batches(0)))
+    made = EpisodeEstimates(algorithm, combiner, strategy, plan).of(made_episode(_items(), PhaseTimes()), 0)
+    batch = next(iter(next(iter(made.epochs))))
     models = {"policy": policy}
     if "critic" in algorithm.roles:
         models["critic"] = algorithm.build_critic(policy)

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from unit_plugins import PairMargin, ReversedPasses
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, Max
+from rlhf_core.algorithm import LossOutput, Max
 from rlhf_forward import policy_forward
 from rlhf_core.place import resolve_device
 
@@ -42,7 +42,7 @@ class Graded(PairMargin):
         columns = episode.columns
         sums = columns["grade"].clamp(min=0).sum(-1)
         exact = (columns["depth"] == episode.sample_ids).all() and columns["judge"][0]["clarity"] == 0.25
-        return EpisodeOutput(episode, {"acme/grades": float(sums.sum()), "acme/exact": float(exact)})
+        return replace(episode, metrics={"acme/grades": float(sums.sum()), "acme/exact": float(exact)})
 
     def counts(self, batch):
         return {"policy": float(batch.action_mask.sum())}

@@ -3,7 +3,7 @@
 LEARNER = """
 from dataclasses import replace
 from rlhf_core import Component
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
+from rlhf_core.algorithm import LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.config import Section
 from rlhf_forward import masked_sum
 from rlhf_forward import policy_forward
@@ -17,7 +17,7 @@ class Fine(RolloutAlgorithm):
     def __init__(self, config, context):
         pass
     def advantages(self, episode):
-        return EpisodeOutput(replace(episode, advantages=episode.action_mask.float()), {})
+        return replace(episode, advantages=episode.action_mask.float())
     def counts(self, batch):
         return {"policy": float(batch.action_mask.sum())}
     def loss(self, models, batch):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
+from rlhf_core.algorithm import LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.types import Experience
 from rlhf_forward import PaddedPasses, policy_forward
 from rlhf_forward.rows import PaddedRows
@@ -26,8 +26,8 @@ class PairMargin(RolloutAlgorithm):
     def units(self, items: Sequence[Any]) -> list[list[Any]]:
         return [list(rows) for _, rows in groupby(items, key=lambda item: item.group_id)]
 
-    def advantages(self, episode: Experience) -> EpisodeOutput:
-        return EpisodeOutput(episode, {})
+    def advantages(self, episode: Experience) -> Experience:
+        return episode
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
         return {"policy": sum(float(batch.action_mask[list(pair)].any()) for pair in self._pairs(batch))}

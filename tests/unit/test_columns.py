@@ -13,7 +13,7 @@ import torch
 from drawn_columns import assert_same_columns, columns_of, with_columns
 from hypothesis import given, settings
 
-from rlhf_core.algorithm import EpisodeOutput, GroupPass
+from rlhf_core.algorithm import GroupPass
 from rlhf_core.batching import collate, split, to_device
 from rlhf_core.columns import Column, Columns, check_owners
 from rlhf_core.config.resolve import resolve
@@ -23,7 +23,7 @@ from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.rollout import RolloutCoordinator, made_episode
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
-from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
+from rlhf_core.types import BufferItem, Experience, PhaseTimes, RolloutGroup
 from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_ray.groups import group_from_tree, group_to_tree, with_groups
 from rlhf_testing.runs import tiny_run
@@ -77,13 +77,13 @@ class Adds:
     """An algorithm that adds a column and replaces none."""
 
     def __init__(self, needs: str) -> None:
-        self.needs = needs
+        self.needs_all_rows = needs == "episode"
 
-    def advantages(self, episode: Any) -> EpisodeOutput:
+    def advantages(self, episode: Any) -> Experience:
         kinds = {"added": Column(dtype="int16", fill=7)}
         added = Columns({"added": episode.sample_ids[:, None].expand(episode.action_mask.shape)}, kinds)
         zeros = torch.zeros(episode.action_mask.shape)
-        return EpisodeOutput(replace(episode, advantages=zeros, columns=episode.columns | added), {})
+        return replace(episode, advantages=zeros, columns=episode.columns | added)
 
     def masked(self, item: BufferItem) -> BufferItem:
         return replace(item, action_mask=torch.zeros_like(item.action_mask))
@@ -97,8 +97,8 @@ def test_ranks_share_them(needs: str, items: list[BufferItem]) -> None:
     combiner = RewardCombiner(dict.fromkeys(items[0].rewards, 1.0))
 
     def work(rank: int, strategy: Any) -> list[BufferItem]:
-        estimates = EpisodeEstimates(algorithm, combiner, strategy)
-        return list(estimates.of(made_episode(items, PhaseTimes()), BatchPlan(5, 1, rank, 2)).items)
+        estimates = EpisodeEstimates(algorithm, combiner, strategy, BatchPlan(5, 1, rank, 2))
+        return list(estimates.of(made_episode(items, PhaseTimes()), 0).items)
 
     found = [item for rank in Ranks(2).run(work) for item in rank]
     assert sorted(item.sample_id for item in found) == list(range(5))

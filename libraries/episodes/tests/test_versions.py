@@ -8,7 +8,7 @@ from dataclasses import replace
 from playing import EOS, Echo, Says, driven, items, play_one, rollouts
 
 from rlhf_core.rollout import made_episode
-from rlhf_core.training.sources import _response_metrics
+from rlhf_core.training.estimates import _response_metrics
 from rlhf_core.types import Completion, GenerationRequest, PhaseTimes, SamplingParams
 from rlhf_episodes.contract import Outcome
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from pydantic import BaseModel
 from rlhf_core import Component
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
+from rlhf_core.algorithm import LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.config.sections import EngineConfig, Section
 from rlhf_forward.forward import policy_forward
 from rlhf_forward.masking import masked_mean, masked_sum
@@ -58,7 +58,7 @@ class Reinforce(RolloutAlgorithm):
     terms = {"policy": LossTerm("policy")}
     def advantages(self, episode):
         advantages = (episode.scores - episode.scores.mean())[:, None] * episode.action_mask
-        return EpisodeOutput(replace(episode, advantages=advantages), {})
+        return replace(episode, advantages=advantages)
     def counts(self, batch):
         return {"policy": float(batch.action_mask.sum())}
     def total(self, values, mask):
@@ -75,7 +75,7 @@ class MeanInside(Reinforce):
         return masked_mean(values, mask)
 
 class MeanOfItsRows(Reinforce):
-    needs = "row"
+    needs_all_rows = False
 
 rows = Component("A mean over the rows of a rank.", Nothing, "bad_plugins:build_rows")
 def build_rows(config, context):

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_core.algorithm import EpisodeOutput
 from rlhf_core.columns import Column, Columns
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.plugins.selected import load
@@ -31,16 +30,18 @@ from rlhf_testing.thread_ranks import Ranks
 
 def estimates(algorithm: Any, items: list[BufferItem], plan: BatchPlan, strategy: Any) -> Any:
     combiner = RewardCombiner({"score": 2.0})
-    made = EpisodeEstimates(algorithm, combiner, strategy)
-    found = made.of(made_episode(items, PhaseTimes()), plan)
-    assert not found.filler.action_mask.any()
-    assert found.filler.advantages.shape == found.filler.response_ids.shape
-    return found
+    return EpisodeEstimates(algorithm, combiner, strategy, plan).of(made_episode(items, PhaseTimes()), 0)
 
 
 def used(found: Estimated) -> dict[tuple[int, int], BufferItem]:
     """The real rows in this rank's batches."""
-    items = [item for each in found.batches(0) for batch in each for item in batch.items if item is not found.filler]
+    trained_on, mine = (
+        [item for each in found.epochs for batch in each for item in batch.items],
+        set(map(id, found.items)),
+    )
+    items = [item for item in trained_on if id(item) in mine]
+    fillers = [item for item in trained_on if id(item) not in mine]
+    assert not any(item.action_mask.any() or item.advantages.shape != item.response_ids.shape for item in fillers)
     assert {id(item) for item in items} == {id(item) for item in found.items}
     return {(item.sample_id, item.branch): item for item in items}
 
@@ -70,14 +71,14 @@ class Estimating:
     def __init__(self, estimator: Any, needs: str) -> None:
         self._inner = make("grpo", {"kl_coef": 0.1, "kl_in": "reward"})
         self._inner.estimator = estimator
-        self.needs = needs
+        self.needs_all_rows = needs == "episode"
         if needs != "episode":
             estimator.needs = needs
 
     def masked(self, item: BufferItem) -> BufferItem:
         return self._inner.masked(item)
 
-    def advantages(self, episode: Experience) -> EpisodeOutput:
+    def advantages(self, episode: Experience) -> Experience:
         return self._inner.advantages(episode)
 
 
@@ -184,12 +185,12 @@ class Shifting:
     """Replaces what it is given, as an algorithm may."""
 
     def __init__(self, needs: str) -> None:
-        self._inner, self.needs = make("ppo", {"kl_coef": 0.1}), needs
+        self._inner, self.needs_all_rows = make("ppo", {"kl_coef": 0.1}), needs == "episode"
 
     def masked(self, item: BufferItem) -> BufferItem:
         return self._inner.masked(item)
 
-    def advantages(self, episode: Experience) -> EpisodeOutput:
+    def advantages(self, episode: Experience) -> Experience:
         shifted = replace(episode, values=episode.values + 1, action_log_probs=episode.action_log_probs - 1)
         return self._inner.advantages(shifted)
 
@@ -216,8 +217,8 @@ def test_turns_earn_what_each_reward_gave_them() -> None:
     combiner = RewardCombiner({"environment": 2.0, "steps": 10.0})
 
     def work(rank: int, strategy: Any) -> list[float]:
-        made = EpisodeEstimates(algorithm, combiner, strategy)
-        found = made.of(made_episode([item], PhaseTimes()), BatchPlan(1, 1, rank, 1))
+        made = EpisodeEstimates(algorithm, combiner, strategy, BatchPlan(1, 1, rank, 1))
+        found = made.of(made_episode([item], PhaseTimes()), 0)
         assert found.scores == [50.0]
         return used(found)[0, 0].advantages.tolist()
 

@@ -7,15 +7,11 @@ from rlhf_core.config.sections import LoggingConfig
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rollout import made_episode
 from rlhf_core.runfolder.folder import RunFolder
-from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import Estimated
 from rlhf_core.training.record import EpisodeRecord
 from rlhf_core.types import PhaseTimes
-from rlhf_testing.samples import make_item
 
-NOTHING = Estimated(
-    rows=[], scores=[], items=[], rollouts=[], filler=make_item(0), metrics={}, plan=BatchPlan(1, 1, 0, 1)
-)
+NOTHING = Estimated(epochs=[], scores=[], items=[], rollouts=[])
 
 
 class TwoRanks:

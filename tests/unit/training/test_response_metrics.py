@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
+import torch
+
+from rlhf_core.batching import masked
+from rlhf_core.place import LocalPlace
+from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout import made_episode
 from rlhf_core.training.batches import BatchPlan
-from rlhf_core.training.estimates import Estimated
-from rlhf_core.training.sources import RolloutSource
-from rlhf_core.types import MadeEpisode, PhaseTimes
+from rlhf_core.training.estimates import EpisodeEstimates
+from rlhf_core.types import Experience, PhaseTimes
 from rlhf_testing.samples import make_group
 
 
 def test_masked_answers_keep_their_length() -> None:
     items = [item for number in (0, 1) for item in make_group(number, 2, num_actions=3 + 2 * number).items]
 
-    def masked(made: MadeEpisode, plan: BatchPlan, texts: Any) -> Estimated:
-        """Only the first row is this rank's, and all of it is masked."""
-        first = replace(items[0], action_mask=items[0].action_mask & False)
-        return Estimated(
-            rows=made.rows, scores=[0.0] * 4, items=[first], rollouts=[], filler=first, metrics={}, plan=plan
-        )
+    def all_masked(episode: Experience) -> Experience:
+        nowhere = torch.zeros_like(episode.action_mask)
+        return replace(episode, action_mask=nowhere, advantages=nowhere.float())
 
-    source = RolloutSource(
-        lambda index: made_episode(items, PhaseTimes()),
-        SimpleNamespace(of=masked),  # type: ignore[arg-type]
-        BatchPlan(4, 1, 0, 2),
-        version=lambda: 0,
-        on_episode=lambda index, made, estimated: None,
+    algorithm = SimpleNamespace(
+        advantages=all_masked, masked=masked, needs_all_rows=True, needs_trainer_log_probs=False
     )
-    metrics = source.episode(0).metrics
-    assert (metrics["response/length_mean"], metrics["response/length_max"]) == (4.0, 5.0)
+    combiner = RewardCombiner(dict.fromkeys(items[0].rewards, 1.0))
+    place = LocalPlace(torch.device("cpu"), torch.float32)
+    estimates = EpisodeEstimates(algorithm, combiner, place, BatchPlan(4, 1, 0, 1))  # type: ignore[arg-type]
+    found = estimates.of(made_episode(items, PhaseTimes()), 0)
+    assert not any(item.action_mask.any() for item in found.items)
+    assert (found.metrics["response/length_mean"], found.metrics["response/length_max"]) == (4.0, 5.0)

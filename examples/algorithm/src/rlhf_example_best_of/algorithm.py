@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
+from rlhf_core.algorithm import LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_forward import masked_sum, policy_forward
 
 
@@ -27,7 +27,7 @@ class BestOf(RolloutAlgorithm):
             best &= episode.scores >= self._min_score
         mask = episode.action_mask & best[:, None]
         changed = replace(episode, action_mask=mask, advantages=mask.float())
-        return EpisodeOutput(changed, {"best_of/kept_fraction": float(best.float().mean())})
+        return replace(changed, metrics={"best_of/kept_fraction": float(best.float().mean())})
 
     def counts(self, batch):
         return {"policy": float(batch.action_mask.sum())}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from rlhf_core import EpisodeOutput, Experience, LossOutput, LossTerm, RolloutAlgorithm
+from rlhf_core import Experience, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.algorithm import FrozenModel, GroupPass, Mean, PassContext
 from rlhf_core.components import AlgorithmContext
 from rlhf_forward import masked_mean, masked_sum, policy_forward
@@ -33,14 +33,14 @@ class Novel(RolloutAlgorithm):
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
         return [WitnessPass(context)]
 
-    def advantages(self, episode: Experience) -> EpisodeOutput:
+    def advantages(self, episode: Experience) -> Experience:
         """The whole episode, on every rank."""
         mask = episode.action_mask
         advantages = mask * (episode.scores - episode.scores.mean())[:, None]
         metrics = {"novelty/mean": float(masked_mean(episode.columns[NOVELTY], mask))}
         if "draws" in episode.columns:  # in a run with the section `novelty`, whose player adds it
             metrics["novelty/draws"] = float(episode.columns["draws"].float().mean())
-        return EpisodeOutput(replace(episode, advantages=advantages), metrics)
+        return replace(episode, advantages=advantages, metrics=metrics)
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
         return {"policy": float(batch.action_mask.sum())}

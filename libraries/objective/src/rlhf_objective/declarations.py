@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
-
-from rlhf_core.algorithm import Needs
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+Needs = Literal["scalars", "row", "episode"]
+"""Numbers of all rows alone, tensors of the rows that a rank trains on, or tensors of all rows on every rank."""
 
 
 def needs(
@@ -21,7 +21,7 @@ def needs(
     compares_answers: whether it holds the answers to one prompt against each other, so that one alone gets nothing.
     greedy_answer: whether it reads `greedy_scores`: each prompt then gets a greedy answer, too, which is scored.
 
-    With `scalars` it takes `EpisodeScalars` and returns [B] values, one for each row's tokens; with any other an
+    With `scalars` it takes `Whole` and returns [B] values, one for each row's tokens; with any other an
     `AdvantageInput` of the rows it needs, and returns [B, A].
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import rlhf_forward
@@ -13,7 +13,7 @@ from rlhf_core.whole import Whole
 from rlhf_forward.masking import turn_ids
 
 from .declarations import needs_greedy_answer, needs_of
-from .penalties import KL_PENALTY, LENGTH_PENALTY
+from .penalties import KL_PENALTY
 
 if TYPE_CHECKING:
     import torch
@@ -24,35 +24,23 @@ if TYPE_CHECKING:
     from .section import PolicyObjectiveSection
 
 
-@dataclass(frozen=True, slots=True)
-class ShapedScores:
-    """Scores of all rows of an episode, with the penalty of long answers."""
-
-    scores: Tensor
-    """[B] float32."""
-    penalty: Tensor | None
-    """[B] float32, at most 0; None where it is off."""
-    metrics: dict[str, float]
-
-
 def estimated(
     estimator: Callable[[Any], Tensor],
     episode: Experience,
     whole: Whole,
     *,
     rewards: Tensor,
-    shaped: ShapedScores,
     kl: Tensor | None = None,
     penalises_kl: bool = False,
 ) -> Tensor:
     """[R, A] float32, what `estimator` makes of what it `needs`. Collective.
 
-    rewards: [R, A] of the rows here, with what is penalised in them; shaped: the scores of all rows; kl: [R, A] nats of
-    the rows here; penalises_kl: whether it is in `rewards`.
+    rewards: [R, A] of the rows here, with what is penalised in them; kl: [R, A] nats of the rows here; penalises_kl:
+    whether it is in `rewards`.
     """
     import torch
 
-    mask, scores, greedy = episode.action_mask, shaped.scores, whole.scalars.greedy_scores
+    mask, scores, greedy = episode.action_mask, whole.scores, whole.greedy_scores
     if greedy is None and needs_greedy_answer(estimator):
         raise RlhfError(
             f"{getattr(estimator, '__name__', 'it')} compares with a greedy answer to each prompt, and none was made",
@@ -77,19 +65,16 @@ def estimated(
     if needs_of(estimator) != "scalars":
         return _checked(estimator(given), mask.shape)
     totals = whole.of_all(given.totals).float()
-    named = dict(whole.scalars.rewards)
-    if shaped.penalty is not None:
-        named[LENGTH_PENALTY] = shaped.penalty
+    named = dict(whole.rewards)
     if penalises_kl:
-        named[KL_PENALTY] = torch.where(whole.scalars.lengths > 0, totals - scores, 0.0)
-    scalars = replace(
-        whole.scalars,
-        scores=scores,
+        named[KL_PENALTY] = torch.where(whole.lengths > 0, totals - scores, 0.0)
+    given_whole = replace(
+        whole,
         totals=totals,
         kl=None if kl is None else whole.of_all(rlhf_forward.masked_sum(kl.double(), mask, dim=-1)),
         rewards=named,
     )
-    return rlhf_forward.to_tokens(whole.here(_checked(estimator(scalars), scores.shape)), mask)
+    return rlhf_forward.to_tokens(whole.here(_checked(estimator(given_whole), scores.shape)), mask)
 
 
 def check_groups(algorithm: str, estimator: Callable[..., Any] | None, samples_per_prompt: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_core.whole import EpisodeScalars
+from rlhf_core.whole import Whole
 
 from .functional.groups import group_spread
 
@@ -50,18 +50,15 @@ class FlatGroups:
         self._num_episodes = 0
         self._ranges: dict[str, _Range] = {}
 
-    def see(self, episode: EpisodeScalars, advantages: Tensor, *, scores: Tensor, penalises_kl: bool) -> None:
+    def see(self, episode: Whole, advantages: Tensor, *, penalises_kl: bool) -> None:
         """Record the result of an episode.
 
-        Args:
-            episode: Scalars of all rows.
-            advantages: What the estimator returned, before any whitening.
-            scores: [B] scores of all rows, with the penalty for long answers.
-            penalises_kl: Whether the rewards contain a KL. Advantages then differ by the KL alone.
+        advantages: what the estimator returned, before any whitening. penalises_kl: whether the rewards contain a KL,
+        by which alone advantages then differ.
         """
         if not self._compares_answers:
             return
-        if not _is_flat(scores, episode) or (not penalises_kl and bool(advantages.any())):
+        if not _is_flat(episode.scores, episode) or (not penalises_kl and bool(advantages.any())):
             self._num_episodes, self._ranges = 0, {}
             return
         self._num_episodes += 1
@@ -78,11 +75,11 @@ class FlatGroups:
             )
 
 
-def _is_flat(values: Tensor, episode: EpisodeScalars) -> bool:
+def _is_flat(values: Tensor, episode: Whole) -> bool:
     return group_spread(values, episode.group_ids, episode.row_sample_ids).without_spread_fraction == 1.0
 
 
-def _widened(before: _Range | None, values: Tensor, episode: EpisodeScalars) -> _Range:
+def _widened(before: _Range | None, values: Tensor, episode: Whole) -> _Range:
     here = _Range(float(values.min()), float(values.max()), not _is_flat(values, episode))
     if before is None:
         return here

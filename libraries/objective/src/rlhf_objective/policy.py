@@ -7,20 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.algorithm import GroupPass, LossOutput, LossTerm, Metric, Needs, PassContext, RolloutAlgorithm
+from rlhf_core.algorithm import GroupPass, LossOutput, LossTerm, Metric, PassContext, RolloutAlgorithm
 from rlhf_core.columns import Column
 from rlhf_core.types import Experience, Role
-from rlhf_core.whole import EpisodeScalars, Whole
+from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_count, aggregate_sum, mean_over_ranks, model_passes, policy_forward
 from rlhf_forward.masking import sum_and_mean_over_ranks
 
 from . import EntropyController, PolicyLoss, PolicyLossInput, bind_use, kl_estimate, overlong_penalty, policy_metrics
 from .correction import importance_weights
 from .declarations import needs_greedy_answer, needs_of
-from .estimate import ShapedScores, check_overlong, estimated
+from .estimate import check_overlong, estimated
 from .flat_groups import FlatGroups
-from .functional.advantages import sums_of_samples
+from .functional.advantages import sums_of_samples, token_rewards
 from .marked_tokens import COLUMNS, MARKS, with_marks
+from .penalties import LENGTH_PENALTY
 from .section import PolicyObjectiveSection
 
 if TYPE_CHECKING:
@@ -41,10 +42,7 @@ class PolicyTerms:
 
 
 class PolicyObjective(RolloutAlgorithm):
-    """Base of algorithms whose options are a `PolicyObjectiveSection`; a subclass adds `advantages`.
-
-    `advantages()` calls `shaped`, `kl`, `estimate` and `corrected`, in this order.
-    """
+    """An algorithm without a critic, under a `PolicyObjectiveSection`; a subclass may `estimate` otherwise."""
 
     columns: Mapping[str, Column] = COLUMNS
 
@@ -77,8 +75,8 @@ class PolicyObjective(RolloutAlgorithm):
         return frozenset({"policy", "reference"} if self.config.kl_coef > 0 else {"policy"})
 
     @property
-    def needs(self) -> Needs:
-        return "row" if self.estimator is None else needs_of(self.estimator)
+    def needs_all_rows(self) -> bool:
+        return self.estimator is not None and needs_of(self.estimator) == "episode"
 
     @property
     def needs_greedy_answer(self) -> bool:
@@ -121,49 +119,21 @@ class PolicyObjective(RolloutAlgorithm):
     def counts(self, batch: Experience) -> Mapping[str, float]:
         return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self.config.aggregation))
 
-    def shaped(self, episode: EpisodeScalars) -> ShapedScores:
-        """The scores less the penalty of long answers."""
-        buffer, longest = self.config.overlong_buffer_tokens, self._max_new_tokens
-        if buffer is None:
-            return ShapedScores(episode.scores, None, {})
-        assert longest is not None
-        lengths = sums_of_samples(episode.lengths, episode.row_sample_ids)
-        penalty = self.config.overlong_penalty * overlong_penalty(lengths, max_tokens=longest, buffer_tokens=buffer)
-        return ShapedScores(episode.scores + penalty, penalty, {"reward/overlong_penalty": float(penalty.mean())})
+    def advantages(self, episode: Experience) -> Experience:
+        """Advantages of scores less penalties, times importance weights, and a mask of what counts.
 
-    def kl(self, episode: Experience, whole: Whole, metrics: dict[str, float]) -> Tensor | None:
-        """[R, A] KL of the policy that sampled to the reference, its means added to `metrics`; None without one."""
-        if episode.reference_log_probs is None:
-            return None
-        kl: Tensor = self._kl(episode.action_log_probs, episode.reference_log_probs)
-        total, mean = sum_and_mean_over_ranks(kl, episode.action_mask, whole.all_reduce)
-        metrics["kl/mean"] = float(mean)
-        metrics["kl/per_sample"] = float(total) / whole.scalars.num_samples
-        return kl
-
-    def estimate(
-        self,
-        episode: Experience,
-        whole: Whole,
-        shaped: ShapedScores,
-        rewards: Tensor,
-        kl: Tensor | None,
-    ) -> Tensor:
-        """[R, A] advantages of `rewards` [R, A] by `estimator`; warns if no answers differ for long. Collective."""
-        assert self.estimator is not None
-        penalises_kl = kl is not None and self.config.kl_in == "reward"
-        advantages = estimated(
-            self.estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=penalises_kl
-        )
-        self._flat_groups.see(whole.scalars, advantages, scores=shaped.scores, penalises_kl=penalises_kl)
-        return advantages
-
-    def corrected(self, episode: Experience, advantages: Tensor, whole: Whole, metrics: dict[str, float]) -> Experience:
-        """The episode with these advantages [R, A] times importance weights, and with a mask of what counts.
-
-        Multiplied into the advantages, as every loss is proportional to them. Collective.
+        The weights are multiplied into the advantages, as every loss is proportional to them.
         """
-        mask = episode.action_mask
+        metrics: dict[str, float] = {}
+        whole = self._penalised(Whole.of(episode), metrics)
+        kl = self._measured_kl(episode, whole, metrics)
+        in_reward = kl if self.config.kl_in == "reward" else None
+        coefficient = self.kl_coef if episode.kl_coef is None else episode.kl_coef
+        turns = self.turn_scores(episode, whole)
+        rewards = token_rewards(whole.here(whole.scores), in_reward, coefficient, episode.action_mask, turns)
+        learnt = self.estimate(episode, whole, rewards, kl, metrics)
+        assert learnt.advantages is not None
+        mask, advantages = episode.action_mask, learnt.advantages
         if self._entropy is not None:
             self._measure_entropy(self._entropy, episode, whole, metrics)
         if self.config.corrects_off_policy:
@@ -171,8 +141,51 @@ class PolicyObjective(RolloutAlgorithm):
             advantages = advantages * weights
         if self.config.mask_truncated:
             mask = mask & ~episode.truncated.unsqueeze(-1)
-        found = replace(episode, advantages=advantages, action_mask=mask)
+        found = replace(learnt, advantages=advantages, action_mask=mask, metrics=metrics)
         return with_marks(found, self.functions["policy_loss"], whole)
+
+    @property
+    def kl_coef(self) -> float:
+        """Factor of the KL in the reward, for samples whose maker has set none."""
+        return self.config.kl_coef
+
+    def turn_scores(self, episode: Experience, whole: Whole) -> Tensor | None:
+        """[R, A] the part of the scores that was earned at certain tokens; None where all is earned at the end."""
+        return None
+
+    def estimate(
+        self, episode: Experience, whole: Whole, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
+    ) -> Experience:
+        """The rows with advantages of `rewards` [R, A] by `estimator`; warns if no answers differ for long. Collective.
+
+        A subclass may estimate otherwise, and add to `metrics`.
+        """
+        assert self.estimator is not None
+        penalises_kl = kl is not None and self.config.kl_in == "reward"
+        advantages = estimated(self.estimator, episode, whole, rewards=rewards, kl=kl, penalises_kl=penalises_kl)
+        self._flat_groups.see(whole, advantages, penalises_kl=penalises_kl)
+        return replace(episode, advantages=advantages)
+
+    def _penalised(self, whole: Whole, metrics: dict[str, float]) -> Whole:
+        """The scores less the penalty of long answers, which is one of the rewards."""
+        buffer, longest = self.config.overlong_buffer_tokens, self._max_new_tokens
+        if buffer is None:
+            return whole
+        assert longest is not None
+        lengths = sums_of_samples(whole.lengths, whole.row_sample_ids)
+        penalty = self.config.overlong_penalty * overlong_penalty(lengths, max_tokens=longest, buffer_tokens=buffer)
+        metrics["reward/overlong_penalty"] = float(penalty.mean())
+        return replace(whole, scores=whole.scores + penalty, rewards={**whole.rewards, LENGTH_PENALTY: penalty})
+
+    def _measured_kl(self, episode: Experience, whole: Whole, metrics: dict[str, float]) -> Tensor | None:
+        """[R, A] KL of the policy that sampled to the reference, its means added to `metrics`; None without one."""
+        if episode.reference_log_probs is None:
+            return None
+        kl: Tensor = self._kl(episode.action_log_probs, episode.reference_log_probs)
+        total, mean = sum_and_mean_over_ranks(kl, episode.action_mask, whole.all_reduce)
+        metrics["kl/mean"] = float(mean)
+        metrics["kl/per_sample"] = float(total) / whole.num_samples
+        return kl
 
     def _measure_entropy(
         self, controller: EntropyController, episode: Experience, whole: Whole, metrics: dict[str, float]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.algorithm import Algorithm, DatasetAlgorithm, EpisodeOutput, LossOutput, RolloutAlgorithm
+from rlhf_core.algorithm import Algorithm, DatasetAlgorithm, LossOutput, RolloutAlgorithm
 from rlhf_core.place import LocalPlace
 from rlhf_core.types import BufferItem, Experience, RolloutGroup
 
@@ -115,13 +115,13 @@ class RolloutBench(LossBench):
     algorithm: RolloutAlgorithm
     episode: Experience
 
-    def advantages(self) -> EpisodeOutput:
+    def advantages(self) -> Experience:
         return self.algorithm.advantages(self.episode)
 
     def items(self) -> list[BufferItem]:
         from rlhf_core.batching import split
 
-        return split(self.advantages().experience)
+        return split(self.advantages())
 
     def log_probs(self) -> Tensor:
         """[B] log-prob of each whole answer under the current policy."""

@@ -64,15 +64,15 @@ def test_advantages_are_the_log_ratios_and_the_rewards(algorithm: Any, episode: 
         own = reward_coef * (scores[row] - scores[row ^ 1])  # the other sample of its prompt
         for t in range(length):
             expected = 2.0 * (gains[row][t] - mean) + own
-            assert made.experience.advantages[row, t].item() == pytest.approx(expected, abs=1e-5)
-        assert not made.experience.advantages[row, length:].any()
+            assert made.advantages[row, t].item() == pytest.approx(expected, abs=1e-5)
+        assert not made.advantages[row, length:].any()
     assert made.metrics["distill/reverse_kl"] == pytest.approx(-mean, abs=1e-6)
 
 
 def test_the_episode_is_a_baseline_of_single_answers(algorithm: Any, episode: Any) -> None:
     given = taught(episode(LENGTHS), 4)
     options = {"top_k": 4, "reward_coef": 1.0, "baseline": "episode"}
-    made = algorithm(options, samples_per_prompt=1).advantages(given).experience
+    made = algorithm(options, samples_per_prompt=1).advantages(given)
     scores = given.scores.double().tolist()
     for row in range(4):
         others = [score for index, score in enumerate(scores) if index != row]
@@ -90,7 +90,7 @@ def test_the_sampled_tokens_loss_has_the_gradient_of_the_reverse_kl(algorithm: A
         for t, each in enumerate(tokens):
             log_probs[row, t] = each[int(bare.sequences[row, 2 + t])]
     made = algorithm()
-    batch = made.advantages(taught(replace(bare, action_log_probs=log_probs), 0)).experience
+    batch = made.advantages(taught(replace(bare, action_log_probs=log_probs), 0))
     output = made.loss({"policy": policy}, batch)
     assert set(output.sums) == set(made.terms) == set(made.counts(batch)) == {"policy"}
     assert output.sums["policy"].item() == pytest.approx(-batch.advantages.sum().item(), abs=1e-3)
@@ -103,7 +103,7 @@ def test_the_loss_is_a_divergence_at_each_sampled_token(algorithm: Any, episode:
     policy = tiny_model(seed=1)
     given = taught(episode(LENGTHS), top_k)
     made = algorithm({"divergence": kind, "top_k": top_k, "jsd_weight": 0.3})
-    batch = made.advantages(given).experience
+    batch = made.advantages(given)
     output = made.loss({"policy": policy}, batch)
     assert set(output.sums) == {"distill"}
     total, mass = 0.0, 0.0
@@ -130,7 +130,7 @@ def test_the_loss_is_a_divergence_at_each_sampled_token(algorithm: Any, episode:
 
 def test_rewards_beside_a_divergence_are_a_term_of_their_own(algorithm: Any, episode: Any) -> None:
     made = algorithm({"top_k": 3, "distill_coef": 0.2, "reward_coef": 1.0})
-    batch = made.advantages(taught(episode(LENGTHS), 3)).experience
+    batch = made.advantages(taught(episode(LENGTHS), 3))
     assert set(made.loss({"policy": tiny_model(seed=1)}, batch).sums) == {"distill", "policy"}
     assert made.terms["distill"].coefficient == 0.2 and made.terms["policy"].coefficient == 1.0
 
@@ -141,14 +141,14 @@ def test_ranks_compute_what_one_computes(algorithm: Any, episode: Any, options: 
     given = taught(episode(lengths), options.get("top_k", 0))
     items = [replace(item, rewards={"it": float(item.score or 0.0)}, score=None) for item in split(given)]
     expected = algorithm(options).advantages(given)
-    rows = {item.sample_id: item for item in split(expected.experience)}
+    rows = {item.sample_id: item for item in split(expected)}
     plans = [BatchPlan(3, 1, rank, 3) for rank in range(3)]
 
     def work(rank: int, strategy: Any) -> Any:
         scores = RewardCombiner({"it": 1.0})
-        made = EpisodeEstimates(algorithm(options), scores, strategy)
-        found = made.of(made_episode(items, PhaseTimes()), plans[rank])
-        return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
+        made = EpisodeEstimates(algorithm(options), scores, strategy, plans[rank])
+        found = made.of(made_episode(items, PhaseTimes()), 0)
+        return [item for each in found.epochs for batch in each for item in batch.items], found.metrics
 
     seen = set()
     for mine, metrics in Ranks(3).run(work):

@@ -36,7 +36,7 @@ def group_of(index: int) -> list[float]:
 
 
 def advantages(made: Any, episode: Any) -> torch.Tensor:
-    found = made.advantages(episode).experience.advantages
+    found = made.advantages(episode).advantages
     assert found is not None and found.dtype == torch.float32
     return found
 
@@ -83,7 +83,7 @@ def test_rloo_penalises_the_kl_in_the_reward(
     made = algorithm("rloo", {"kl_coef": 0.3, "kl_estimator": estimator})
     given = episode(SCORES, GROUPS, LENGTHS, action_log_probs=ours.float(), reference_log_probs=reference.float())
     output = made.advantages(given)
-    torch.testing.assert_close(output.experience.advantages, on_tokens(expected, LENGTHS), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output.advantages, on_tokens(expected, LENGTHS), rtol=1e-5, atol=1e-5)
     assert output.metrics["kl/per_sample"] == pytest.approx(statistics.fmean(kl), rel=1e-5)
     assert output.metrics["kl/mean"] == pytest.approx(sum(kl) / sum(LENGTHS), rel=1e-5)
 
@@ -115,7 +115,7 @@ def test_kl_in_the_loss_leaves_the_reward_alone(algorithm: Callable[..., Any], e
     reference = torch.full((6, 3), -0.5)
     plain = advantages(algorithm("grpo", {"kl_coef": 0}), episode(SCORES, GROUPS, LENGTHS))
     output = algorithm("grpo").advantages(episode(SCORES, GROUPS, LENGTHS, reference_log_probs=reference))
-    torch.testing.assert_close(output.experience.advantages, plain)
+    torch.testing.assert_close(output.advantages, plain)
     assert output.metrics["kl/mean"] == pytest.approx(math.exp(-0.5) - 1 + 0.5)
 
 
@@ -124,7 +124,7 @@ def test_long_answers_lose_score(algorithm: Callable[..., Any], episode: Callabl
     made = algorithm("rloo", {"kl_coef": 0, "overlong_buffer_tokens": 4, "overlong_penalty": 2.0})
     output = made.advantages(episode([1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1], [3, 6, 4, 8]))
     expected = on_tokens([1.0, -1.0, 2.0, -2.0], [3, 6, 4, 8])
-    torch.testing.assert_close(output.experience.advantages, expected)
+    torch.testing.assert_close(output.advantages, expected)
     assert output.metrics["reward/overlong_penalty"] == pytest.approx(-0.75)
 
 
@@ -133,7 +133,7 @@ def test_truncated_answers_teach_nothing_but_count_in_the_baseline(
 ) -> None:
     made = algorithm("rloo", {"kl_coef": 0, "mask_truncated": True})
     given = episode([1.0, 0.0], [0, 0], [3, 8])
-    output = made.advantages(given).experience
+    output = made.advantages(given)
     assert output.action_mask.sum(-1).tolist() == [3, 0]
     assert output.advantages[0, 0] == 1.0
     assert made.counts(output) == {"policy": 3.0}

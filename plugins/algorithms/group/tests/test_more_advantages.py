@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.whole import EpisodeScalars
+from rlhf_core.whole import Whole
 from rlhf_objective import KL_PENALTY, AdvantageInput, needs_greedy_answer, needs_of
 from rlhf_objective.named_functions import bind_function
 
 
 def scalars(
     rewards: dict[str, list[float]], groups: list[int], lengths: list[int], weights: dict[str, float], **more: Any
-) -> EpisodeScalars:
+) -> Whole:
     columns = {name: torch.tensor(values) for name, values in rewards.items()}
     total = torch.stack([weights.get(name, 1.0) * column for name, column in columns.items()]).sum(0)
-    return EpisodeScalars(
+    return Whole(
         sample_ids=more.get("sample_ids", torch.arange(len(groups))),
         group_ids=torch.tensor(groups),
         scores=total,
@@ -31,7 +31,7 @@ def scalars(
     )
 
 
-def estimate(name: str, episode: EpisodeScalars, **options: Any) -> list[float]:
+def estimate(name: str, episode: Whole, **options: Any) -> list[float]:
     found = bind_function("advantages", {"name": name, **options}, where="test")(episode)
     assert found.dtype == torch.float32
     values: list[float] = found.tolist()

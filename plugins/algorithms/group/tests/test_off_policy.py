@@ -28,7 +28,7 @@ def test_nothing_is_asked_of_the_trainer_by_default(algorithm: Callable[..., Any
 def test_truncated_weights_of_tokens(algorithm: Callable[..., Any], episode: Callable[..., Any]) -> None:
     output = run(algorithm, episode, importance_cap=2.0)
     expected = torch.tensor([[1.0, 2.0, 0.0], [-0.25, -1.0, 0.0], [3.0, 0.0, 0.0], [-2.0, -2.0, -0.2]])
-    torch.testing.assert_close(output.experience.advantages, expected)
+    torch.testing.assert_close(output.advantages, expected)
     weights = [1.0, 2.0, 0.25, 1.0, 1.5, 1.0, 1.0, 0.1]
     size = sum(weights) ** 2 / (8 * sum(w * w for w in weights))
     assert output.metrics["off_policy/effective_sample_size"] == pytest.approx(size, rel=1e-5)
@@ -42,7 +42,7 @@ def test_truncated_weights_of_answers(algorithm: Callable[..., Any], episode: Ca
     """Products 4 (cut to 2), 1/4, 3/2 and 1/10, on every token of the answer."""
     output = run(algorithm, episode, importance_cap=2.0, importance_level="sequence")
     expected = torch.tensor([[2.0, 2.0, 0.0], [-0.25, -0.25, 0.0], [3.0, 0.0, 0.0], [-0.2, -0.2, -0.2]])
-    torch.testing.assert_close(output.experience.advantages, expected)
+    torch.testing.assert_close(output.advantages, expected)
     assert output.metrics["off_policy/truncated_fraction"] == pytest.approx(2 / 8)
 
 
@@ -50,10 +50,10 @@ def test_far_tokens_are_masked(algorithm: Callable[..., Any], episode: Callable[
     """IcePop: what is kept weighs its ratio; the advantages are 1, -1, 2 and -2."""
     output = run(algorithm, episode, importance_token_range=[0.5, 2.0])
     kept = [[True, False, False], [False, True, False], [True, False, False], [True, True, False]]
-    assert output.experience.action_mask.tolist() == kept
+    assert output.action_mask.tolist() == kept
     assert output.metrics["off_policy/masked_fraction"] == pytest.approx(3 / 8)
     expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [3.0, 0.0, 0.0], [-2.0, -2.0, 0.0]])
-    torch.testing.assert_close(output.experience.advantages, expected)
+    torch.testing.assert_close(output.advantages, expected)
     weights = [1.0, 1.0, 1.5, 1.0, 1.0]
     size = sum(weights) ** 2 / (5 * sum(w * w for w in weights))
     assert output.metrics["off_policy/effective_sample_size"] == pytest.approx(size)
@@ -64,11 +64,11 @@ def test_far_tokens_are_masked(algorithm: Callable[..., Any], episode: Callable[
 def test_far_answers_are_masked(algorithm: Callable[..., Any], episode: Callable[..., Any]) -> None:
     """Geometric means 2, 1/2, 3/2 and 10^(-1/3) = 0.46."""
     output = run(algorithm, episode, importance_sequence_range=[0.48, 1.9])
-    assert output.experience.action_mask.sum(-1).tolist() == [0, 2, 1, 0]
+    assert output.action_mask.sum(-1).tolist() == [0, 2, 1, 0]
     assert math.isclose(output.metrics["off_policy/masked_fraction"], 5 / 8, rel_tol=1e-6)
 
 
 def test_an_episode_all_far_off_teaches_nothing(algorithm: Callable[..., Any], episode: Callable[..., Any]) -> None:
     output = run(algorithm, episode, importance_sequence_range=[50.0, 60.0], importance_cap=2.0)
-    assert not output.experience.action_mask.any() and not output.experience.advantages.any()
+    assert not output.action_mask.any() and not output.advantages.any()
     assert output.metrics["off_policy/effective_sample_size"] == 0.0

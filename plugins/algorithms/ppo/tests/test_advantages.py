@@ -48,14 +48,14 @@ def raw(**options: Any) -> PPO:
 
 def test_score_stands_on_the_last_action_only() -> None:
     output = raw(kl_coef=0.0, gamma=0.5, lam=1.0).advantages(episode(item(0, 8.0, [0.0, 0.0, 0.0])))
-    assert output.experience.advantages is not None
+    assert output.advantages is not None
     # 8 at the last token, discounted by 0.5 a token on its way back: on every token it would be 14, 12, 8.
-    assert output.experience.advantages.tolist() == [[2.0, 4.0, 8.0]]
+    assert output.advantages.tolist() == [[2.0, 4.0, 8.0]]
 
 
 def test_gae_by_hand() -> None:
     ppo = raw(kl_coef=0.0, gamma=0.9, lam=0.8)
-    output = ppo.advantages(episode(item(0, 1.0, [0.0, 0.0], values=[0.5, 0.25]))).experience
+    output = ppo.advantages(episode(item(0, 1.0, [0.0, 0.0], values=[0.5, 0.25])))
     last = 1.0 - 0.25
     first = 0.0 + 0.9 * 0.25 - 0.5 + 0.9 * 0.8 * last
     torch.testing.assert_close(output.advantages, torch.tensor([[first, last]]))
@@ -71,7 +71,7 @@ def test_kl_in_the_reward_is_of_the_policy_to_the_reference(estimator: str, firs
     sample = item(0, 1.0, [-1.0, -2.0], reference_log_probs=[-1.5, -1.5])
     output = raw(kl_coef=0.1, kl_estimator=estimator).advantages(episode(sample))
     expected = [1.0 - 0.1 * (first + second), 1.0 - 0.1 * second]
-    torch.testing.assert_close(output.experience.advantages, torch.tensor([expected]))
+    torch.testing.assert_close(output.advantages, torch.tensor([expected]))
     assert output.metrics["kl/mean"] == pytest.approx((first + second) / 2, abs=1e-6)
     assert output.metrics["kl/per_sample"] == pytest.approx(first + second, abs=1e-6)
 
@@ -79,26 +79,26 @@ def test_kl_in_the_reward_is_of_the_policy_to_the_reference(estimator: str, firs
 def test_kl_in_the_loss_leaves_the_reward_alone() -> None:
     sample = item(0, 1.0, [-1.0, -2.0], reference_log_probs=[-1.5, -1.5])
     output = raw(kl_coef=0.1, kl_in="loss").advantages(episode(sample))
-    assert output.experience.advantages is not None
-    assert output.experience.advantages.tolist() == [[1.0, 1.0]]
+    assert output.advantages is not None
+    assert output.advantages.tolist() == [[1.0, 1.0]]
 
 
 def test_the_samples_own_coefficient_wins() -> None:
     samples = [item(i, 0.0, [-1.0], reference_log_probs=[-2.0], kl_coef=coef) for i, coef in enumerate((0.5, 0.25))]
-    output = raw(kl_coef=0.1).advantages(episode(*samples)).experience
+    output = raw(kl_coef=0.1).advantages(episode(*samples))
     assert output.advantages is not None
     assert output.advantages.flatten().tolist() == [-0.5, -0.25]
 
 
 def test_scores_are_not_clipped() -> None:
-    output = raw(kl_coef=0.0).advantages(episode(item(0, 123.0, [0.0]), item(1, -77.0, [0.0]))).experience
+    output = raw(kl_coef=0.0).advantages(episode(item(0, 123.0, [0.0]), item(1, -77.0, [0.0])))
     assert output.advantages is not None
     assert output.advantages.flatten().tolist() == [123.0, -77.0]
 
 
 def test_whitening_is_over_the_tokens_of_the_episode_after_gae() -> None:
     ppo = raw(kl_coef=0.0, whiten_advantages=True)
-    output = ppo.advantages(episode(item(0, 3.0, [0.0, 0.0]), item(1, 0.0, [0.0]))).experience
+    output = ppo.advantages(episode(item(0, 3.0, [0.0, 0.0]), item(1, 0.0, [0.0])))
     # Advantages 3, 3, 0: mean 2, biased variance 2. Returns stay as they are.
     high, low = 1 / math.sqrt(2), -2 / math.sqrt(2)
     torch.testing.assert_close(output.advantages, torch.tensor([[high, high], [low, 0.0]]))
@@ -110,7 +110,7 @@ def test_positions_that_are_no_action_are_skipped_over() -> None:
     with_hole = item(0, 2.0, [-1.0, math.nan, -1.0], action_mask=mask, values=[0.5, math.inf, 0.25])
     without = item(0, 2.0, [-1.0, -1.0], values=[0.5, 0.25])
     ppo = raw(kl_coef=0.1, gamma=0.9, lam=0.8)
-    holed, whole = (ppo.advantages(episode(each)).experience.advantages for each in (with_hole, without))
+    holed, whole = (ppo.advantages(episode(each)).advantages for each in (with_hole, without))
     assert holed is not None and whole is not None
     assert holed[0, [0, 2]].tolist() == whole[0].tolist()
     assert holed[0, 1] == 0.0
@@ -174,7 +174,7 @@ def test_against_a_slow_float64_reference(seed: int, estimator: Any, gamma: floa
         fields = {"reference_log_probs": numbers[1] - 2, "values": numbers[2]}
         items.append(replace(item(index, float(index) - 2, [0.0] * length), action_log_probs=numbers[0] - 2, **fields))
     config = PPOConfig(kl_estimator=estimator, gamma=gamma, lam=lam, whiten_advantages=whiten)
-    result = PPO(config).advantages(episode(*items)).experience
+    result = PPO(config).advantages(episode(*items))
     assert result.advantages is not None and result.returns is not None
     expected = slow_reference(items, config)
     flat = [value for row in expected for value in row]
@@ -203,9 +203,9 @@ def test_truncated_importance_weights_multiply_the_advantages() -> None:
     # trainer / engine: 0.5, 1 and 4, which is cut to 2.
     trainer = [math.log(0.5), 0.0, math.log(4.0)]
     output = ppo.advantages(episode(item(0, 3.0, [0.0, 0.0, 0.0], trainer_log_probs=trainer)))
-    assert output.experience.advantages is not None and output.experience.returns is not None
-    torch.testing.assert_close(output.experience.advantages, torch.tensor([[1.5, 3.0, 6.0]]))
-    torch.testing.assert_close(output.experience.returns, torch.tensor([[3.0, 3.0, 3.0]]))
+    assert output.advantages is not None and output.returns is not None
+    torch.testing.assert_close(output.advantages, torch.tensor([[1.5, 3.0, 6.0]]))
+    torch.testing.assert_close(output.returns, torch.tensor([[3.0, 3.0, 3.0]]))
     assert output.metrics["off_policy/truncated_fraction"] == pytest.approx(1 / 3)
     assert output.metrics["off_policy/weight_mean"] == pytest.approx(3.5 / 3)
     assert output.metrics["off_policy/effective_sample_size"] == pytest.approx(3.5**2 / (3 * 5.25))

@@ -83,7 +83,7 @@ def test_a_step_is_ppos_own_update(make_learner: Callable[..., DetachedLearner],
     learner, other = make_learner(), make_learner()
     metrics = learner.step(experience, 0.8)
     ppo = PPO(CONFIG, temperature=0.8)
-    scored = ppo.advantages(replace(experience, scores=experience.rewards["reward"])).experience
+    scored = ppo.advantages(replace(experience, scores=experience.rewards["reward"]))
     expected = Updater(ppo, other.strategy, other.trained).update(split(scored))
     assert metrics == pytest.approx(expected)
     for role in ("policy", "critic"):

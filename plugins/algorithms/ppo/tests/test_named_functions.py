@@ -15,7 +15,7 @@ from torch import Tensor
 from rlhf_core.batching import collate
 from rlhf_core.columns import Column, Columns
 from rlhf_core.types import BufferItem, Experience
-from rlhf_core.whole import EpisodeScalars
+from rlhf_core.whole import Whole
 from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig
 
@@ -57,10 +57,10 @@ def test_the_critic_has_a_lambda_of_its_own() -> None:
         score=1.0,
     )
     options: dict[str, Any] = {"kl_coef": 0.0, "whiten_advantages": False, "lam": 0.0}
-    output = PPO(PPOConfig(**options, critic_lam=1.0)).advantages(collate([item])).experience
+    output = PPO(PPOConfig(**options, critic_lam=1.0)).advantages(collate([item]))
     assert output.advantages.tolist() == [[0.25 - 0.5, 1.0 - 0.25]]
     assert output.returns.tolist() == [[1.0, 1.0]]
-    alike = PPO(PPOConfig(**options)).advantages(collate([item])).experience
+    alike = PPO(PPOConfig(**options)).advantages(collate([item]))
     assert alike.returns.tolist() == [[0.25, 1.0]]
 
 
@@ -72,7 +72,7 @@ def test_an_estimator_gets_values_log_probs_rewards_and_turns(
     turns = torch.zeros_like(given.action_log_probs).unsqueeze(-1)
     given = replace(given, columns=Columns({"turn_rewards": turns}, {"turn_rewards": Column()}))
     ppo = PPO(PPOConfig(**options))
-    found = ppo.advantages(given).experience
+    found = ppo.advantages(given)
     expected = torch.where(given.action_mask, given.values + given.scores[:, None], 0.0)
     torch.testing.assert_close(found.advantages, expected)
     (rows,) = ppo.estimator.__wrapped__.__globals__["SEEN"]  # type: ignore[union-attr]
@@ -86,8 +86,8 @@ def test_an_estimator_of_scalars_is_one_of_ppo_too(make_items: Callable[..., lis
     """One group of four: 3, 0, 1 and 2 less the mean of the others."""
     given = episode(make_items, group_ids=torch.zeros(4, dtype=torch.int64))
     ppo = PPO(PPOConfig(advantage="leave-one-out", whiten_advantages=False, kl_coef=0.0))
-    assert ppo.needs == "row"
-    found = ppo.advantages(given).experience
+    assert not ppo.needs_all_rows
+    found = ppo.advantages(given)
     for row, value in enumerate((2.0, -2.0, -2 / 3, 2 / 3)):
         assert found.advantages[row][given.action_mask[row]].tolist() == pytest.approx(
             [value] * int(given.action_mask[row].sum()), abs=1e-6
@@ -111,11 +111,11 @@ def test_truncated_and_off_policy_answers_are_masked(make_items: Callable[..., l
     ppo = PPO(PPOConfig(importance_outlier_range=(0.5, 2.0), mask_truncated=True, kl_coef=0.0))
     assert ppo.needs_trainer_log_probs
     output = ppo.advantages(given)
-    kept = output.experience.action_mask
+    kept = output.action_mask
     assert torch.equal(kept[[0, 3]], given.action_mask[[0, 3]]) and not kept[[1, 2]].any()
     masked = float(given.action_mask[1].sum()) / float(given.action_mask.sum())
     assert output.metrics["off_policy/masked_fraction"] == pytest.approx(masked)
-    counts = ppo.counts(output.experience)
+    counts = ppo.counts(output)
     assert counts["policy"] == counts["value"] == float(kept.sum()), "the critic learns from what the policy does"
 
 
@@ -136,7 +136,7 @@ def test_the_entropy_bonus_is_steered_and_kept(make_items: Callable[..., list[Bu
 
 
 def test_what_a_function_returns_is_checked(make_items: Callable[..., list[BufferItem]]) -> None:
-    def flat(episode: EpisodeScalars) -> Tensor:
+    def flat(episode: Whole) -> Tensor:
         return torch.zeros(2)
 
     ppo = PPO(PPOConfig(kl_coef=0.0))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import rlhf_objective as objective
-from rlhf_core.algorithm import EpisodeOutput, RolloutAlgorithm
+from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.columns import Columns
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
@@ -19,8 +19,8 @@ from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS, TURN_REWAR
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import BufferItem, Experience, PhaseTimes
-from rlhf_core.whole import whole_of
-from rlhf_objective.estimate import ShapedScores, estimated
+from rlhf_core.whole import Whole
+from rlhf_objective.estimate import estimated
 
 from ..samples import make_item
 from ..thread_ranks import Ranks
@@ -113,9 +113,9 @@ def estimates_of_ranks(
     """What each of so many ranks computes of an episode: the items that it trains on, and the metrics."""
 
     def work(rank: int, place: Place) -> tuple[list[BufferItem], Mapping[str, float]]:
-        made = EpisodeEstimates(make(), combiner, place)
-        found = made.of(made_episode(items, PhaseTimes()), BatchPlan(5, 1, rank, num_ranks))
-        return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
+        estimates = EpisodeEstimates(make(), combiner, place, BatchPlan(5, 1, rank, num_ranks))
+        found = estimates.of(made_episode(items, PhaseTimes()), 0)
+        return [item for each in found.epochs for batch in each for item in batch.items], found.metrics
 
     return Ranks(num_ranks).run(work)
 
@@ -125,24 +125,23 @@ class _Estimating:
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
-        self.needs = objective.needs_of(estimator)
+        self.needs_all_rows = objective.needs_of(estimator) == "episode"
 
     def masked(self, item: BufferItem) -> BufferItem:
         from rlhf_core.batching import masked
 
         return masked(item)
 
-    def advantages(self, episode: Experience) -> EpisodeOutput:
-        return EpisodeOutput(replace(episode, advantages=_computed(self._estimator, episode)), {})
+    def advantages(self, episode: Experience) -> Experience:
+        return replace(episode, advantages=_computed(self._estimator, episode))
 
 
 def _computed(estimator: Estimator, episode: Experience) -> Tensor:
     assert episode.reference_log_probs is not None
-    whole = whole_of(episode)
-    shaped = ShapedScores(whole.scalars.scores, None, {})
+    whole = Whole.of(episode)
     kl = objective.kl_estimate(episode.action_log_probs, episode.reference_log_probs, "k1")
-    rewards = objective.token_rewards(whole.here(shaped.scores), kl, 0.1, episode.action_mask)
-    return estimated(estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=True)
+    rewards = objective.token_rewards(whole.here(whole.scores), kl, 0.1, episode.action_mask)
+    return estimated(estimator, episode, whole, rewards=rewards, kl=kl, penalises_kl=True)
 
 
 def _items() -> list[BufferItem]:
@@ -187,6 +186,4 @@ def _episode(items: list[BufferItem]) -> Experience:
     combiner, batch = RewardCombiner(WEIGHTS), collate(items)
     batch = replace(batch, scores=combiner.combine(batch.rewards).scores)
     greedy = {name: torch.tensor([item.columns[GREEDY_REWARDS][name] for item in items]) for name in WEIGHTS}
-    whole = whole_of(batch)
-    scalars = replace(whole.scalars, greedy_scores=combiner.combine_as_before(greedy))
-    return replace(batch, part_of=replace(whole, scalars=scalars))
+    return replace(batch, part_of=replace(Whole.of(batch), greedy_scores=combiner.combine_as_before(greedy)))

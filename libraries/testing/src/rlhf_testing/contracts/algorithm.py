@@ -62,7 +62,7 @@ class AlgorithmContract(LossContract):
         import torch
 
         output = bench.advantages()
-        made, mask = output.experience, bench.episode.action_mask
+        made, mask = output, bench.episode.action_mask
         assert made.advantages is not None, "advantages() must set the episode's advantages"
         assert made.advantages.shape == mask.shape, f"advantages {tuple(made.advantages.shape)}: [B, A] of the episode"
         assert made.advantages.dtype == torch.float32, f"advantages are {made.advantages.dtype}, not float32"
@@ -78,7 +78,7 @@ class AlgorithmContract(LossContract):
         before = copy.deepcopy(bench.episode)
         first, second = bench.advantages(), bench.advantages()
         _equal(before, bench.episode, "advantages() changes the episode it is given: return a new one")
-        _equal(first.experience, second.experience, "advantages() of one episode differ when computed twice")
+        _equal(first, second, "advantages() of one episode differ when computed twice")
         assert first.metrics == second.metrics, "metrics of one episode differ when computed twice"
 
     def test_ranks_compute_what_one_computes(self, bench: RolloutBench) -> None:
@@ -88,9 +88,11 @@ class AlgorithmContract(LossContract):
         from rlhf_core.batching import split
 
         expected = bench.advantages()
-        rows = {item.sample_id: item for item in split(expected.experience)}
+        rows = {item.sample_id: item for item in split(expected)}
         items = split(bench.episode)
-        hint = f"is `needs` ({bench.algorithm.needs!r}) enough, and is each sum over rows one over ranks?"
+        hint = (
+            f"is `needs_all_rows` ({bench.algorithm.needs_all_rows}) enough, and is each sum over rows one over ranks?"
+        )
         for mine, metrics in estimates_of_ranks(bench.make, RewardCombiner({"it": 1.0}), items, 3):
             for item in mine:
                 one, other = item.advantages, rows[item.sample_id].advantages
@@ -110,7 +112,7 @@ class AlgorithmContract(LossContract):
         import torch
 
         flat = replace(bench.episode, scores=torch.zeros(len(bench.episode)))
-        advantages = bench.algorithm.advantages(flat).experience.advantages
+        advantages = bench.algorithm.advantages(flat).advantages
         assert advantages is not None and bool(torch.isfinite(advantages).all())
 
     def test_log_probs_of_the_loss(self, bench: RolloutBench) -> None:

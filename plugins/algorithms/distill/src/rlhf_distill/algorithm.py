@@ -14,21 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.algorithm import (
-    EpisodeOutput,
     FrozenModel,
     GroupPass,
     LossOutput,
     LossTerm,
     Mean,
     Metric,
-    Needs,
     PassContext,
     RolloutAlgorithm,
 )
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience, Role
-from rlhf_core.whole import Whole, whole_of
+from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_count, aggregate_sum, masked_sum, mean_over_ranks, policy_forward, to_tokens
 from rlhf_objective import clamp_log_ratio, leave_one_out, policy_metrics, ppo_policy_loss
 
@@ -72,8 +70,8 @@ class Distill(RolloutAlgorithm):
         return [TeacherPass(context, top_k=self._config.top_k, vocabulary=self._vocabulary)]
 
     @property
-    def needs(self) -> Needs:
-        return "row"
+    def needs_all_rows(self) -> bool:
+        return False
 
     @property
     def terms(self) -> Mapping[str, LossTerm]:
@@ -83,9 +81,9 @@ class Distill(RolloutAlgorithm):
             terms["policy"] = LossTerm("policy")
         return terms
 
-    def advantages(self, episode: Experience) -> EpisodeOutput:
+    def advantages(self, episode: Experience) -> Experience:
         """[B, A]: of the sampled tokens' log-ratios (without `top_k`), and of the rewards where they have a factor."""
-        whole, config, mask = whole_of(episode), self._config, episode.action_mask
+        whole, config, mask = Whole.of(episode), self._config, episode.action_mask
         advantages = torch.zeros(mask.shape)
         metrics: dict[str, float] = {}
         if not config.top_k:
@@ -96,13 +94,12 @@ class Distill(RolloutAlgorithm):
             advantages = config.distill_coef * torch.where(mask, gain - mean, 0.0)
         if config.reward_coef > 0:
             advantages = advantages + config.reward_coef * to_tokens(whole.here(self._of_rewards(whole)), mask)
-        return EpisodeOutput(replace(episode, advantages=advantages), metrics)
+        return replace(episode, advantages=advantages, metrics=metrics)
 
     def _of_rewards(self, whole: Whole) -> Tensor:
         """[B] the advantages of all rows of the episode."""
-        rows = whole.scalars
-        groups = rows.group_ids if self._config.baseline == "group" else torch.zeros_like(rows.group_ids)
-        return leave_one_out(rows.scores, groups, rows.row_sample_ids)
+        groups = whole.group_ids if self._config.baseline == "group" else torch.zeros_like(whole.group_ids)
+        return leave_one_out(whole.scores, groups, whole.row_sample_ids)
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
         return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self._config.aggregation))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from rlhf_core.algorithm import EpisodeOutput
+from torch import Tensor
+
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience, RolloutGroup
-from rlhf_core.whole import whole_of
-from rlhf_objective import PolicyObjective, check_groups, group_spread, token_rewards
+from rlhf_core.whole import Whole
+from rlhf_objective import PolicyObjective, check_groups, group_spread
 
 from .config import CriticFreeConfig
 
@@ -42,19 +43,10 @@ class CriticFree(PolicyObjective):
             return True
         return len({self._score(item.rewards) for item in group.items}) > 1
 
-    def advantages(self, episode: Experience) -> EpisodeOutput:
-        """Advantages from scores, length penalty and KL, times importance weights; masks tokens that must not count."""
-        whole = whole_of(episode)
-        shaped = self.shaped(whole.scalars)
-        spread = group_spread(shaped.scores, whole.scalars.group_ids, whole.scalars.row_sample_ids)
-        metrics = {
-            **shaped.metrics,
-            "group/std_mean": spread.std_mean,
-            "group/without_spread_fraction": spread.without_spread_fraction,
-        }
-        kl = self.kl(episode, whole, metrics)
-        in_reward = kl if self.config.kl_in == "reward" else None
-        coefficient = self.config.kl_coef if episode.kl_coef is None else episode.kl_coef
-        rewards = token_rewards(whole.here(shaped.scores), in_reward, coefficient, episode.action_mask)
-        advantages = self.estimate(episode, whole, shaped, rewards, kl)
-        return EpisodeOutput(self.corrected(episode, advantages, whole, metrics), metrics)
+    def estimate(
+        self, episode: Experience, whole: Whole, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
+    ) -> Experience:
+        spread = group_spread(whole.scores, whole.group_ids, whole.row_sample_ids)
+        metrics["group/std_mean"] = spread.std_mean
+        metrics["group/without_spread_fraction"] = spread.without_spread_fraction
+        return super().estimate(episode, whole, rewards, kl, metrics)

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Needs
+from rlhf_core.algorithm import LossOutput, LossTerm, Mean
 from rlhf_core.batching import pinned
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.types import BufferItem, Experience, Role
-from rlhf_core.whole import whole_of
+from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_count, masked_whiten
-from rlhf_objective import KLController, PolicyObjective, check_groups, gae, token_rewards
+from rlhf_objective import KLController, PolicyObjective, check_groups, gae
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
 from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pretraining_loss
-from .turns import turn_scores
 
 
 def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
@@ -76,34 +76,37 @@ class PPO(PolicyObjective):
         return Critic.from_pretrained(policy)
 
     @property
-    def needs(self) -> Needs:
-        needed = super().needs
-        return "row" if needed == "scalars" else needed  # GAE makes the critic's targets from rows
+    def kl_coef(self) -> float:
+        return self._controller.value
 
-    def advantages(self, episode: Experience) -> EpisodeOutput:
-        """Compute per-token rewards (score on the last action, KL on each), GAE, and whiten over the episode."""
-        assert episode.scores is not None and episode.values is not None
-        config, mask, whole = self.config, episode.action_mask, whole_of(episode)
-        shaped = self.shaped(whole.scalars)
-        metrics = dict(shaped.metrics)
-        kl = self.kl(episode, whole, metrics)
-        in_reward = kl if config.kl_in == "reward" else None
-        coefficient = self._controller.value if episode.kl_coef is None else episode.kl_coef
-        rewards = token_rewards(whole.here(shaped.scores), in_reward, coefficient, mask, turn_scores(episode, whole))
+    def turn_scores(self, episode: Experience, whole: Whole) -> Tensor | None:
+        """[R, A] the part of the scores that was earned in turns of an environment; None without one."""
+        given: Tensor | None = episode.columns.get("turn_rewards")  # [R, A, rewards], raw
+        if given is None:
+            return None
+        return given @ torch.tensor([whole.weights.get(name, 1.0) for name in episode.rewards])
+
+    def estimate(
+        self, episode: Experience, whole: Whole, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
+    ) -> Experience:
+        """GAE's advantages, or those of the named estimator, whitened over the episode; returns are GAE's."""
+        assert episode.values is not None
+        config, mask = self.config, episode.action_mask
         result = gae(rewards, episode.values, mask, config.gamma, config.lam)
-        advantages, returns = result.advantages, result.returns
+        returns = result.returns
         if config.critic_lam is not None and config.critic_lam != config.lam:
             returns = gae(rewards, episode.values, mask, config.gamma, config.critic_lam).returns
+        learnt = replace(episode, advantages=result.advantages, returns=returns)
         if self.estimator is not None:
-            advantages = self.estimate(episode, whole, shaped, rewards, kl)
+            learnt = super().estimate(learnt, whole, rewards, kl, metrics)
         if config.whiten_advantages:
-            advantages = masked_whiten(advantages, mask, all_reduce=whole.all_reduce)
+            assert learnt.advantages is not None
+            learnt = replace(learnt, advantages=masked_whiten(learnt.advantages, mask, all_reduce=whole.all_reduce))
         if kl is not None:
-            self._last_kl = (metrics["kl/per_sample"], whole.scalars.num_samples)
+            self._last_kl = (metrics["kl/per_sample"], whole.num_samples)
             metrics["kl/coef"] = self._controller.value
         metrics |= critic_metrics(episode, whole, returns)
-        learnt = self.corrected(episode, advantages, whole, metrics)
-        return EpisodeOutput(replace(learnt, returns=returns), metrics)
+        return learnt
 
     def collate(self, items: Sequence[BufferItem]) -> Experience:
         batch = super().collate(items)

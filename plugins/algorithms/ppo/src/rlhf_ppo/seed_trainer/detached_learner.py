@@ -19,7 +19,7 @@ from rlhf_core.rewards import RewardCombiner
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.training import Updater
 from rlhf_core.types import Experience
-from rlhf_forward import masked_whiten
+from rlhf_core.whole import Whole
 from rlhf_models import disable_dropout
 from rlhf_strategies import make_adamw
 
@@ -133,19 +133,14 @@ class DetachedLearner:
                 hint="give the makers' model_fn a critic and a reward model",
             )
         combined = RewardCombiner(dict.fromkeys(experience.rewards, 1.0)).combine(experience.rewards)
-        estimated = algorithm.advantages(replace(experience, scores=combined.scores)).experience
-        assert estimated.advantages is not None
-        if not self._config.whiten_advantages:
-            return estimated
-        white = masked_whiten(estimated.advantages, estimated.action_mask, all_reduce=self.strategy.all_reduce)
-        return replace(estimated, advantages=white)
+        scored = replace(experience, scores=combined.scores)
+        whole = replace(Whole.of(scored), all_reduce=self.strategy.all_reduce)
+        return algorithm.advantages(replace(scored, part_of=whole))
 
     def _for_temperature(self, temperature: float) -> tuple[PPO, Updater]:
         if self._algorithm is None or self._updater is None or temperature != self._temperature:
             self._temperature = temperature
-            # Whitening spans all ranks; each holds only its part.
-            unwhitened = self._config.model_copy(update={"whiten_advantages": False})
-            self._algorithm = PPO(unwhitened, temperature=temperature)
+            self._algorithm = PPO(self._config, temperature=temperature)
             self._updater = Updater(
                 self._algorithm, self.strategy, self.trained, micro_batch_tokens=self._micro_batch_tokens
             )

@@ -1,99 +1,110 @@
-"""Core's loop for `PPOTrainer`, and the source of its batches: collect steps fill a buffer, update steps pass over it.
+"""Core's loop for `PPOTrainer`: collect steps fill a buffer, update steps pass over it.
 
-Each pass and each step calls the trainer's own methods.
+Each collect step, pass and batch calls the trainer's own methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import torch
 
 from rlhf_core.batching import collate
-from rlhf_core.hooks import HookRelay
 from rlhf_core.rollout import made_episode
-from rlhf_core.strategy import Strategy
-from rlhf_core.training import BatchPlan, EpisodeBatches, EpisodeRecord, RolloutSource, TrainBatch, Trainer
-from rlhf_core.types import BufferItem, Experience, MadeEpisode, PhaseTimes
-from rlhf_core.util import permutation
+from rlhf_core.training import EpisodeBatches, EpisodeEstimates, EpisodeRecord, TrainBatch, Trainer
+from rlhf_core.types import BufferItem, Experience
 
 from .base import SampleBuffer
+from .parts import SeedMaker, TrainerContext
 
 
-class CollectedEpisodes:
-    """Every rank collects from its own prompts, then all ranks exchange their samples."""
+def to_device(item: BufferItem, device: torch.device) -> BufferItem:
+    """The same sample with its tensors on `device`."""
+    moved: dict[str, Any] = {}
+    for field in fields(item):
+        value = getattr(item, field.name)
+        if isinstance(value, torch.Tensor):
+            moved[field.name] = value.to(device)
+    columns = item.columns.map(lambda value, kind: value if kind.per == "metrics" else value.to(device))
+    return replace(item, columns=columns, **moved)
+
+
+class LoopOwner(Protocol):
+    """The attributes and methods of `PPOTrainer` that its loop uses."""
+
+    device: torch.device
+    data_buffer: SampleBuffer
+    accumulation_steps: int
+    num_train_step: int
+    experience_maker: SeedMaker
+    _context: TrainerContext
+    _record: EpisodeRecord
+    _version: int
+
+    def _make_experience(self, collect_step: int) -> Experience: ...
+
+    def _learn(self, update_step: int) -> None: ...
+
+    def _training_step(self, experience: Experience) -> None: ...
+
+    def _after_update(self, episode: int) -> None: ...
+
+    def _finish_episode(self, episode: int) -> Mapping[str, float]: ...
+
+
+class TrainerLoop(Trainer[Experience]):
+    """Calls the trainer's `_make_experience`, its `_learn` for each pass and its `_training_step` for each batch.
+
+    Every rank collects from its own prompts, then all ranks exchange their samples. Batches are `Experience`, as the
+    seed's steps and callbacks expect. Only a batch that completes an update fires the hooks `rlhf_update_…` and enters
+    the metrics.
+    """
 
     def __init__(
-        self,
-        collect: Callable[[int], Experience],
-        buffer: SampleBuffer,
-        *,
-        num_collect_steps: int,
-        take_times: Callable[[], PhaseTimes],
-        strategy: Strategy,
+        self, owner: LoopOwner, estimates: EpisodeEstimates, *, num_collect_steps: int, num_passes: int
     ) -> None:
-        self._collect = collect
-        self._buffer = buffer
+        context = owner._context
+        super().__init__(context.hooks, owner.num_train_step)
+        self._owner = owner
+        self._estimates = estimates
+        self._record = owner._record
         self._num_collect_steps = num_collect_steps
-        self._take_times = take_times
-        self._strategy = strategy
-
-    def episode(self, index: int) -> MadeEpisode:
-        """Collect an episode."""
-        self._buffer.clear()
-        for step in range(self._num_collect_steps):
-            self._buffer.append(self._collect(step))
-        items = [item for part in self._strategy.all_gather_objects(self._buffer.items) for item in part]
-        return made_episode(items, self._take_times())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomBatches(BatchPlan):
-    """`sample_buffer`: an update step draws one batch from the buffer instead of going over all of it."""
-
-    seed: int
-
-    def passes(self, samples: Sequence[Sequence[Any]]) -> Iterator[list[Sequence[int]]]:
-        for step in range(self.epochs_per_episode):
-            # Sample ids are unique in a run, so the first one identifies the episode.
-            order = permutation(len(samples), self.seed, "sample-buffer", samples[0][0].sample_id, step)
-            yield [order[: self.train_batch_size]]
-
-
-class ExperienceSource:
-    """Wraps core's `RolloutSource`: yields batches as `Experience`, as the seed's steps and callbacks expect."""
-
-    def __init__(
-        self, source: RolloutSource, *, accumulation_steps: int, num_passes: int, device: torch.device | None
-    ) -> None:
-        """accumulation_steps: batches per optimizer step, counted across an episode's passes; its last may have fewer.
-
-        device: device that holds the episode's samples until they are used; None is the CPU.
-        """
-        self._source = source
-        self._accumulation_steps = accumulation_steps
         self._num_passes = num_passes
-        self._device = device
+        self._device = None if context.batching.buffer_cpu_offload else owner.device
+        """The device that holds the episode's samples until they are used; None is the CPU."""
         self._num_batches = 0
+        self._pass: tuple[Iterable[Experience], int, int] = ((), 0, 0)
         self.gap_version: int | None = None
         """Policy version to measure the last batch's log-prob gap against; None but on an episode's first batch."""
         self.ends_episode = False
         """Whether the batch yielded last is the episode's last."""
+        self.metrics: Mapping[str, float] = {}
+        """Metrics of the last step; kept here because the seed's `_training_step` returns nothing."""
 
     @property
     def completes_update(self) -> bool:
-        """Whether the optimizers step after the batch yielded last."""
-        return self.ends_episode or self._num_batches % self._accumulation_steps == 0
+        """Whether the optimizers step after the batch yielded last: `accumulation_steps` of them, across an episode's
+        passes; the last step of an episode may have fewer."""
+        return self.ends_episode or self._num_batches % self._owner.accumulation_steps == 0
 
-    def episode(self, index: int) -> EpisodeBatches[Experience]:
-        made = self._source.episode(index)
+    def batches(self, episode: int) -> EpisodeBatches[Experience]:
+        buffer = self._owner.data_buffer
+        buffer.clear()
+        for step in range(self._num_collect_steps):
+            buffer.append(self._owner._make_experience(step))
+        everywhere = self._owner._context.strategy.all_gather_objects(buffer.items)
+        times = self._owner.experience_maker.take_times()
+        made = made_episode([item for part in everywhere for item in part], times)
+        estimated = self._estimates.of(made, self._owner._version, timer=self._record.timer)
+        buffer.items = list(estimated.items)
+        self._record.rollouts(episode, made, estimated)
         self._num_batches, placed = 0, dict[tuple[int, int], BufferItem]()
-        epochs = (self._pass(list(batches), number, placed) for number, batches in enumerate(made.epochs, start=1))
-        return EpisodeBatches(epochs, made.metrics)
+        epochs = (self._experiences(list(each), n, placed) for n, each in enumerate(estimated.epochs, start=1))
+        return EpisodeBatches(epochs, estimated.metrics)
 
-    def _pass(
+    def _experiences(
         self, batches: Sequence[TrainBatch], number: int, placed: dict[tuple[int, int], BufferItem]
     ) -> Iterator[Experience]:
         for batch in batches:
@@ -113,51 +124,6 @@ class ExperienceSource:
             placed[place] = to_device(item, self._device)
         return placed[place]
 
-
-def to_device(item: BufferItem, device: torch.device) -> BufferItem:
-    """The same sample with its tensors on `device`."""
-    moved: dict[str, Any] = {}
-    for field in fields(item):
-        value = getattr(item, field.name)
-        if isinstance(value, torch.Tensor):
-            moved[field.name] = value.to(device)
-    columns = item.columns.map(lambda value, kind: value if kind.per == "metrics" else value.to(device))
-    return replace(item, columns=columns, **moved)
-
-
-class LoopOwner(Protocol):
-    """The methods of `PPOTrainer` that its loop calls."""
-
-    num_train_step: int
-    _version: int
-
-    def _learn(self, update_step: int) -> None: ...
-
-    def _training_step(self, experience: Experience) -> None: ...
-
-    def _after_update(self, episode: int) -> None: ...
-
-    def _finish_episode(self, episode: int, record: EpisodeRecord) -> Mapping[str, float]: ...
-
-
-class TrainerLoop(Trainer[Experience]):
-    """Calls the trainer's `_learn` for each pass and its `_training_step` for each batch.
-
-    Only a batch that completes an update fires the hooks `rlhf_update_…` and enters the metrics.
-    """
-
-    def __init__(self, owner: LoopOwner, source: ExperienceSource, hooks: HookRelay, record: EpisodeRecord) -> None:
-        super().__init__(hooks, owner.num_train_step)
-        self._owner = owner
-        self._record = record
-        self._batches = source
-        self._pass: tuple[Iterable[Experience], int, int] = ((), 0, 0)
-        self.metrics: Mapping[str, float] = {}
-        """Metrics of the last step; kept here because the seed's `_training_step` returns nothing."""
-
-    def batches(self, episode: int) -> EpisodeBatches[Experience]:
-        return self._batches.episode(episode)
-
     def learn(self, batches: Iterable[Experience], episode: int, epoch: int) -> None:
         self._pass = (batches, episode, epoch)
         self._owner._learn(epoch)
@@ -167,7 +133,7 @@ class TrainerLoop(Trainer[Experience]):
         super().learn(*self._pass)
 
     def _train_on(self, batch: Experience, episode: int, epoch: int, index: int) -> None:
-        if self._batches.completes_update:
+        if self.completes_update:
             super()._train_on(batch, episode, epoch, index)
             self._owner._after_update(episode)
             return
@@ -188,4 +154,4 @@ class TrainerLoop(Trainer[Experience]):
         self._record.update(metrics)
 
     def end_episode(self, episode: int) -> Mapping[str, float]:
-        return self._owner._finish_episode(episode, self._record)
+        return self._owner._finish_episode(episode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,16 +18,13 @@ from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
-from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.training import BatchPlan, EpisodeEstimates, RolloutSource, Updater
-from rlhf_core.types import Experience
+from rlhf_core.training import BatchPlan, EpisodeEstimates, Updater
+from rlhf_core.util import permutation
 from rlhf_models import is_lora
 from rlhf_seed import NeuralReward, seed_reward
 
 from ..algorithm import PPO
-from .base import SampleBuffer
-from .loop import CollectedEpisodes, ExperienceSource, RandomBatches
 from .setup import Batching, Models, Rollouts
 
 
@@ -100,40 +97,28 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     return Generation(maker, publish, scorer, neural_reward)
 
 
-def build_source(
-    context: TrainerContext,
-    generation: Generation,
-    *,
-    collect: Callable[[int], Experience],
-    buffer: SampleBuffer,
-    num_collect_steps: int,
-    num_update_steps: int,
-    timer: PhaseTimer,
-    version: Callable[[], int],
-    on_episode: Callable[..., None],
-) -> ExperienceSource:
-    """Episodes collected by `collect`, cut into batches as the trainer's options say."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomBatches(BatchPlan):
+    """`sample_buffer`: an update step draws one batch from the buffer instead of going over all of it."""
+
+    seed: int
+
+    def passes(self, samples: Sequence[Sequence[Any]]) -> Iterator[list[Sequence[int]]]:
+        for step in range(self.epochs_per_episode):
+            # Sample ids are unique in a run, so the first one identifies the episode.
+            order = permutation(len(samples), self.seed, "sample-buffer", samples[0][0].sample_id, step)
+            yield [order[: self.train_batch_size]]
+
+
+def build_estimates(context: TrainerContext, generation: Generation, num_update_steps: int) -> EpisodeEstimates:
+    """Advantages of an episode, and its batches as the trainer's options say."""
     batching, strategy = context.batching, context.strategy
-    channel = CollectedEpisodes(
-        collect,
-        buffer,
-        num_collect_steps=num_collect_steps,
-        take_times=generation.maker.take_times,
-        strategy=strategy,
-    )
     size = batching.train_batch_size * strategy.world_size
     plan = BatchPlan(size, num_update_steps, strategy.rank, strategy.world_size)
     if batching.sample_buffer:
         plan = RandomBatches(size, num_update_steps, strategy.rank, strategy.world_size, seed=context.rollouts.seed)
     combiner = RewardCombiner(generation.scorer.weights)
-    estimates = EpisodeEstimates(context.algorithm, combiner, strategy, policy=context.models.actor, timer=timer)
-    source = RolloutSource(channel.episode, estimates, plan, version=version, on_episode=on_episode)
-    return ExperienceSource(
-        source,
-        accumulation_steps=batching.accumulation_steps,
-        num_passes=num_update_steps,
-        device=None if batching.buffer_cpu_offload else strategy.device,
-    )
+    return EpisodeEstimates(context.algorithm, combiner, strategy, plan, policy=context.models.actor)
 
 
 def _engine(context: TrainerContext) -> tuple[RolloutEngine, Callable[[int], None]]:

@@ -20,8 +20,7 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.runfolder import RunState
 from rlhf_core.strategy import Trained
-from rlhf_core.training import EpisodeRecord, Estimated
-from rlhf_core.types import BufferItem, Experience, MadeEpisode
+from rlhf_core.types import BufferItem, Experience
 from rlhf_models import disable_dropout
 from rlhf_seed import BatchReader, CycledLoader, adapt_callback, sampling_params, set_eos
 
@@ -31,7 +30,7 @@ from ..pretraining import PretrainingLoader
 from .base import OLTrainer, SampleBuffer
 from .checkpoint import TrainerCheckpoints, open_record
 from .loop import TrainerLoop
-from .parts import TrainerContext, build_generation, build_source, build_updater
+from .parts import TrainerContext, build_estimates, build_generation, build_updater
 from .setup import Batching, Models, Rollouts, check_numbers, check_tensor_parallel, config_of
 
 logger = logging.getLogger("rlhf")
@@ -212,19 +211,13 @@ class PPOTrainer(OLTrainer):
             self._generation = build_generation(self._context, self._fit)
             self.experience_maker = self._generation.maker
             self._updater = build_updater(self._context)
-            self._source = build_source(
-                self._context,
-                self._generation,
-                collect=self._make_experience,
-                buffer=self.data_buffer,
+            self._loop = TrainerLoop(
+                self,
+                build_estimates(self._context, self._generation, num_update_steps),
                 num_collect_steps=num_collect_steps,
-                num_update_steps=num_update_steps,
-                timer=self._record.timer,
-                version=lambda: self._version,
-                on_episode=self._start_training,
+                num_passes=num_update_steps,
             )
             self._publish()
-            self._loop = TrainerLoop(self, self._source, self._context.hooks, self._record)
             with self._context.strategy.naming_lost_peers():
                 self._loop.run(self._fit_info(num_episodes))
         self._first_episode = 0
@@ -304,8 +297,8 @@ class PPOTrainer(OLTrainer):
     def _training_step(self, experience: Experience) -> None:
         """Train on at most `train_batch_size` samples; the optimizers step when that `completes_update`."""
         self._pending += split(experience, to_cpu=self._context.batching.buffer_cpu_offload)
-        if self._source.gap_version is not None:
-            self._gap_version = self._source.gap_version
+        if self._loop.gap_version is not None:
+            self._gap_version = self._loop.gap_version
         if self.completes_update:
             items, self._pending = self._pending, []
             gap_version, self._gap_version = self._gap_version, None
@@ -315,7 +308,7 @@ class PPOTrainer(OLTrainer):
     @property
     def completes_update(self) -> bool:
         """Whether the current batch is the last of an optimizer step, or of its episode."""
-        return self._source.completes_update
+        return self._loop.completes_update
 
     def _save_checkpoint(self, episode: int = 0) -> None:
         """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states.
@@ -345,15 +338,10 @@ class PPOTrainer(OLTrainer):
             "pretrain": 0 if pretrain is None else pretrain.num_taken,
         }
 
-    def _start_training(self, episode: int, made: MadeEpisode, estimated: Estimated) -> None:
-        """Called once an episode is collected, with the samples that this process trains on."""
-        self.data_buffer.items = list(estimated.items)
-        self._record.rollouts(episode, made, estimated)
-
     def _after_update(self, episode: int) -> None:
         """Save when due; if due at an episode's last step, wait until the episode is finished."""
         if self._save_interval > 0 and self.num_train_step % self._save_interval == 0:
-            if self._source.ends_episode:
+            if self._loop.ends_episode:
                 self._save_is_due = True
             else:
                 self._record.flush(durable=True)
@@ -383,17 +371,17 @@ class PPOTrainer(OLTrainer):
             device=str(strategy.device),
         )
 
-    def _finish_episode(self, episode: int, record: EpisodeRecord) -> Mapping[str, float]:
+    def _finish_episode(self, episode: int) -> Mapping[str, float]:
         """Adapt the KL coefficient, publish the policy, save when due. Returns the values of the last line."""
         self._context.algorithm.end_episode()
         self._version += 1
-        with record.timer.phase("sync"):
+        with self._record.timer.phase("sync"):
             self._publish()
-        metrics = record.end_episode(self._context.strategy)
+        metrics = self._record.end_episode(self._context.strategy)
         self.data_buffer.clear()
         self._at_border = self._progress()
         due, self._save_is_due = self._save_is_due, False
-        record.flush(durable=due)
+        self._record.flush(durable=due)
         if due:
             self._save_checkpoint(episode + 1)
         return metrics

@@ -1,88 +1,20 @@
-"""Where the batches of an episode come from: rollouts or a dataset."""
+"""Batches of an episode from a dataset."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import DatasetAlgorithm
 from ..errors import RlhfError
-from ..rollout.episode_metrics import ENVIRONMENT, environment_metrics
-from ..rollout.samples import SamplesLost
-from ..types import MadeEpisode, Role
+from ..types import Role
 from ..wiring.parts import TrainerParts
-from .batches import BatchPlan, Rows, TrainBatch, Units, rows_of_samples
-from .estimates import EpisodeEstimates, Estimated
+from .batches import BatchPlan, TrainBatch, Units
 from .loop import EpisodeBatches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-logger = logging.getLogger("rlhf")
-
-
-class RolloutSource:
-    """Episodes from a channel: scores combined, advantages added, batches in `sample_id` order."""
-
-    def __init__(
-        self,
-        channel: Callable[[int], MadeEpisode],
-        estimates: EpisodeEstimates,
-        plan: BatchPlan,
-        *,
-        version: Callable[[], int],
-        on_episode: Callable[[int, MadeEpisode, Estimated], None],
-        texts: Callable[[int], Sequence[int]] = lambda num_rows: (),
-    ) -> None:
-        """channel: makes an episode. texts: of so many rows, those whose rollouts `on_episode` wants on this rank."""
-        self._channel = channel
-        self._estimates = estimates
-        self._plan = plan
-        self._version = version
-        self._texts = texts
-        self._on_episode = on_episode
-
-    def episode(self, index: int) -> EpisodeBatches[TrainBatch]:
-        made, estimated = self._estimated(index)
-        version = self._version()
-        metrics = estimated.metrics
-        # Of the answers as they were sampled: an algorithm may mask tokens of rows that other ranks have.
-        metrics.update(_response_metrics(rows_of_samples(made.rows), version))
-        metrics.update(environment_metrics([row.columns.get(ENVIRONMENT, {}) for row in made.rows]))
-        metrics.update(made.metrics)
-        self._on_episode(index, made, estimated)
-        return EpisodeBatches(estimated.batches(version), metrics)
-
-    def _estimated(self, index: int) -> tuple[MadeEpisode, Estimated]:
-        while True:
-            made = self._channel(index)
-            if not made.rows:
-                raise RlhfError(
-                    f"episode {index} has no sample left: the reward policy dropped all of them",
-                    where="rewards",
-                    hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
-                )
-            try:
-                return made, self._estimates.of(made, self._plan, self._texts(len(made.rows)))
-            except SamplesLost as lost:
-                logger.warning("%s", lost)
-
-
-def _response_metrics(samples: Sequence[Rows], version: int) -> dict[str, float]:
-    """Lengths (sampled tokens), truncation and staleness of the samples."""
-    staleness = [version - min(row.policy_version for row in rows) for rows in samples]
-    lengths = [sum(row.num_sampled_tokens for row in rows) for rows in samples]
-    mixed = sum(any(row.mixed for row in rows) for rows in samples)
-    return {
-        **({"staleness/mixed_fraction": mixed / len(samples)} if mixed else {}),
-        "response/length_mean": sum(lengths) / len(samples),
-        "response/length_max": float(max(lengths)),
-        "response/truncated_fraction": sum(rows[-1].truncated for rows in samples) / len(samples),
-        "staleness/mean": sum(staleness) / len(samples),
-        "staleness/max": float(max(staleness)),
-    }
 
 
 class DatasetSource:
