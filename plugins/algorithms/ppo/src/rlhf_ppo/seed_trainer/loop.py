@@ -6,12 +6,10 @@ Each collect step, pass and batch calls the trainer's own methods.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from rlhf_core.batching import collate
+from rlhf_core.batching import collate, to_device
 from rlhf_core.rollout import made_episode
 from rlhf_core.training import BatchPlan, EpisodeBatches, EpisodeEstimates, TrainBatch, Trainer
 from rlhf_core.types import BufferItem, Experience
@@ -32,17 +30,6 @@ class RandomBatches(BatchPlan):
             # Sample ids are unique in a run, so the first one identifies the episode.
             order = permutation(len(samples), self.seed, "sample-buffer", samples[0][0].sample_id, step)
             yield [order[: self.train_batch_size]]
-
-
-def to_device(item: BufferItem, device: torch.device) -> BufferItem:
-    """The same sample with its tensors on `device`."""
-    moved: dict[str, Any] = {}
-    for field in fields(item):
-        value = getattr(item, field.name)
-        if isinstance(value, torch.Tensor):
-            moved[field.name] = value.to(device)
-    columns = item.columns.map(lambda value, kind: value if kind.per == "metrics" else value.to(device))
-    return replace(item, columns=columns, **moved)
 
 
 class TrainerLoop(Trainer[Experience]):
