@@ -40,9 +40,9 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
 BatchPlan EpisodeBatches EpisodeEstimates EpisodeLedger EpisodeRecord Estimated EvaluationRow FitResult Group
-HookRelay ItemSummary Lease LocalTransport MadeEpisode MetricsWriter OwnProcesses Passes PhaseTimer PhaseTimes
+HookRelay ItemSummary Lease LocalTransport MadeEpisode OwnProcesses Passes PhaseTimer PhaseTimes
 PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
-RolloutCoordinator RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer
+RolloutCoordinator RunLines RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer
 TrainerParts TrainerSession Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics
 load_channel_state load_run_state made_episode model_dtype own_config read_weights register_all replacing_folder
 reward_spec save_adapter save_run_state set_up_host_memory verify_weights

@@ -6,5 +6,5 @@ from .checkpoints import CheckpointStore as CheckpointStore
 from .checkpoints import find_damage as find_damage
 from .conversation import conversation_lines as conversation_lines
 from .folder import RunFolder as RunFolder
-from .metrics import MetricsWriter as MetricsWriter
+from .lines import RunLines as RunLines
 from .metrics import PhaseTimer as PhaseTimer

@@ -1,116 +1,25 @@
-"""`metrics.jsonl`: exactly one line per update, and the times at which values are added to it.
-
-A line is held back until the next event shows whether it is the last of its episode, which gets times and held-out
-scores. The order of calls in an episode:
-
-    start_episode -> update, update, … -> add_to_last, add_to_last -> flush
-
-A value that is not finite is written as null, since JSON has no such number, and named under the line's key
-`nonfinite` (`{"loss/policy": "nan"}`). Callers leave out keys without meaning.
-"""
+"""Numbers of a line of `metrics.jsonl`, and the seconds of an episode's phases."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, SupportsFloat, SupportsIndex
-
-from .lines import RunLines
-
-Number = SupportsFloat | SupportsIndex
-Line = dict[str, Any]
-
-NONFINITE = "nonfinite"
+from typing import Any
 
 
-class MetricsWriter:
-    """Writes `metrics.jsonl`. Use as a context manager, or call `close`."""
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        step: int = 0,
-        count: int | None = None,
-        on_line: Callable[[Line], object] | None = None,
-    ) -> None:
-        """Lines of the file after `step`, the last update so far, are cut; see `RunLines` for `count` and errors.
-
-        on_line: called with every written line.
-        """
-        self._file = RunLines(path, "step", step, count=count, instead="start anew with another --output")
-        self._on_line = on_line
-        self._step = step
-        self._held: Line | None = None
-        self._episode: Line = {}
-
-    @property
-    def step(self) -> int:
-        """Updates so far: the step of the newest line, written or held."""
-        return self._step
-
-    def start_episode(self, *, episode: int, policy_version: int | None, values: Mapping[str, Number]) -> None:
-        """Begin an episode; `values` (`reward/*`, `kl/*`, `response/*`, …) are put on each of its lines."""
-        self.flush()
-        self._episode = {"episode": episode}
-        if policy_version is not None:
-            self._episode["policy_version"] = policy_version
-        self._episode.update(values)
-
-    def add_episode_values(self, values: Mapping[str, Number]) -> None:
-        """Values of the episode that are known only after its first forward (`rollout/logprob_gap_max`).
-
-        Call it before the episode's first `update`; they are put on each of its lines.
-        """
-        self._episode.update(values)
-
-    def update(self, values: Mapping[str, Number]) -> None:
-        """Add the line of an update, with `step` + 1."""
-        self.flush()
-        self._step += 1
-        self._held = {"step": self._step, **self._episode, **values}
-
-    def add_to_last(self, values: Mapping[str, Number]) -> None:
-        """Put times, throughput and held-out scores on the episode's last line; one without an update has none."""
-        if self._held is not None:
-            self._held.update(values)
-
-    def flush(self, *, sync: bool = False) -> None:
-        """Write the held line, and, with `sync`, everything to the disk (before a checkpoint)."""
-        held, self._held = self._held, None
-        if held is not None:
-            line = finite(held)
-            self._file.append([line])
-            if self._on_line is not None:
-                self._on_line(line)
-        if sync:
-            self._file.sync()
-
-    def close(self) -> None:
-        """Write the held line and close the file; a second call does nothing."""
-        with self._file:
-            self.flush()
-
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-def finite(values: Mapping[str, Any]) -> Line:
-    """Plain JSON numbers; values that are not finite become null and are named under `nonfinite`."""
-    line: Line = {}
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain JSON numbers. Values that are not finite become null, and are named under the line's key `nonfinite`
+    (`{"loss/policy": "nan"}`), since JSON has no such number."""
+    line: dict[str, Any] = {}
     broken: dict[str, str] = {}
     for key, value in values.items():
         plain = value if isinstance(value, int | float) else float(value)  # NumPy and one-element tensors, too
         line[key] = plain if math.isfinite(plain) else None
         if line[key] is None:
             broken[key] = str(plain)
-    return {**line, NONFINITE: broken} if broken else line
+    return {**line, "nonfinite": broken} if broken else line
 
 
 class PhaseTimer:

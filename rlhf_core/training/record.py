@@ -12,7 +12,7 @@ from ..place import Place
 from ..rollout.episode_metrics import ENVIRONMENT
 from ..runfolder.folder import FileWatch, RunFolder
 from ..runfolder.lines import RunLines
-from ..runfolder.metrics import MetricsWriter, PhaseTimer
+from ..runfolder.metrics import PhaseTimer, finite
 from ..runfolder.samples import choose, sample_line
 from ..types import MadeEpisode, PhaseTimes
 from ..util.host_memory import peak_resident_bytes
@@ -21,11 +21,20 @@ from .updater import GAP_KEY
 
 
 class EpisodeRecord:
-    """Collects the values of an episode and writes them when they are known."""
+    """Collects the values of an episode, and writes one line of metrics for each update once it is complete.
 
-    def __init__(self, metrics: MetricsWriter | None = None) -> None:
-        """metrics: takes the lines; None: nothing is written."""
+    A line is held back until the next event shows whether it is the last of its episode, which gets times and held-out
+    scores. Callers leave out keys without meaning.
+    """
+
+    def __init__(self, metrics: RunLines | None = None, hooks: HookRelay | None = None, *, step: int = 0) -> None:
+        """metrics: takes the lines after update `step`; None: nothing is written. hooks: are given each written line."""
         self._metrics = metrics
+        self._hooks = hooks
+        self._step = step
+        self._held: dict[str, Any] | None = None
+        self._episode: dict[str, Any] = {}
+        """What stands on each line of the episode."""
         self._samples: RunLines | None = None
         self._watch: FileWatch | None = None
         self._logging = LoggingConfig()
@@ -53,12 +62,9 @@ class EpisodeRecord:
             CheckpointError: of the `step` lines of metrics and the `num_samples` of samples (None: unknown) that the
                 checkpoint counts, some are missing.
         """
-
-        def on_line(line: Mapping[str, Any]) -> None:
-            hooks.fire("metrics", line=line)
-
         with ExitStack() as opened:
-            record = cls(opened.enter_context(MetricsWriter(folder.metrics, step=step, count=step, on_line=on_line)))
+            metrics = RunLines(folder.metrics, "step", step, count=step, instead="start anew with another --output")
+            record = opened.enter_context(cls(metrics, hooks, step=step))
             count = None if logging.samples == "none" else num_samples
             instead = "write no more of them: --set logging.samples=none"
             record._samples = RunLines(folder.samples, "episode", episode, count=count, instead=instead)
@@ -76,7 +82,7 @@ class EpisodeRecord:
 
     def __exit__(self, *error: object) -> None:
         with self._metrics or nullcontext(), self._samples or nullcontext():
-            pass  # the end of each closes its file, even if that of the other fails
+            self._write()  # the end of each closes its file, even if that of the other fails
 
     def texts(self, num_rows: int) -> Sequence[int]:
         """The rows, of `num_rows` in an episode, whose rollouts `rollouts` needs."""
@@ -112,20 +118,22 @@ class EpisodeRecord:
         self._train_tokens = sum(item.num_tokens for item in items)
 
     def start_episode(self, episode: int, version: int | None, metrics: Mapping[str, float]) -> None:
+        """Begin an episode; `metrics` are put on each of its lines."""
+        self._write()
         self._is_first_update = True
         self.values = dict(metrics)
-        if self._metrics is not None:
-            self._metrics.start_episode(episode=episode, policy_version=version, values=metrics)
+        self._episode = {"episode": episode, **({} if version is None else {"policy_version": version}), **metrics}
 
     def update(self, metrics: Mapping[str, float]) -> None:
+        """Add the line of an update."""
         values = dict(metrics)
         self.values.update(values)
-        if self._metrics is None:
-            return
         if self._is_first_update and GAP_KEY in values:
-            self._metrics.add_episode_values({GAP_KEY: values.pop(GAP_KEY)})
+            self._episode[GAP_KEY] = values.pop(GAP_KEY)
         self._is_first_update = False
-        self._metrics.update(values)
+        self._write()
+        self._step += 1
+        self._held = {"step": self._step, **self._episode, **values}
 
     def end_episode(self, place: Place) -> dict[str, float]:
         """Collect times (rank 0), throughput and reward calls (all ranks), memory (largest of all ranks). Collective.
@@ -146,14 +154,13 @@ class EpisodeRecord:
         if train_s := times.get("time/train_s"):
             values["tokens_per_second/train"] = self._train_tokens / train_s
         values |= _sum_by_key(place.all_gather_objects(made.reward_calls))
-        if self._metrics is not None:
-            self._metrics.add_to_last(values)
+        self.evaluation(values)
         return {**self.values, **values}
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         """Put held-out scores on the episode's last line, if it has one: guards may have skipped all updates."""
-        if self._metrics is not None:
-            self._metrics.add_to_last(metrics)
+        if self._held is not None:
+            self._held.update(metrics)
 
     def flush(self, *, durable: bool = False) -> None:
         """Write the last line of the episode; `durable` before a checkpoint that depends on it.
@@ -162,10 +169,19 @@ class EpisodeRecord:
         """
         if self._watch is not None:
             self._watch.check()
-        if self._metrics is not None:
-            self._metrics.flush(sync=durable)
-        if durable and self._samples is not None:
-            self._samples.sync()
+        self._write()
+        for lines in (self._metrics, self._samples) if durable else ():
+            if lines is not None:
+                lines.sync()
+
+    def _write(self) -> None:
+        """Write the line that is held back."""
+        held, self._held = self._held, None
+        if held is not None and self._metrics is not None:
+            line = finite(held)
+            self._metrics.append([line])
+            if self._hooks is not None:
+                self._hooks.fire("metrics", line=line)
 
 
 def peak_memory_bytes(device: Any) -> float:

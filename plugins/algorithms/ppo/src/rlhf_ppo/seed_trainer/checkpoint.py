@@ -14,7 +14,7 @@ from rlhf_core.models import is_lora, write_model_config
 from rlhf_core.plugins import load
 from rlhf_core.runfolder import (
     CheckpointStore,
-    MetricsWriter,
+    RunLines,
     RunState,
     find_damage,
     load_channel_state,
@@ -98,10 +98,8 @@ def open_record(
         logger = selected.build(selected.component.config.model_validate(options), context)
         stack.callback(hooks.unregister, hooks.register(logger, name=name))
 
-    def on_line(line: dict[str, object]) -> None:
-        hooks.fire("metrics", line=line)
-
-    return EpisodeRecord(stack.enter_context(MetricsWriter(folder / _METRICS, step=step, on_line=on_line)))
+    lines = RunLines(folder / _METRICS, "step", step, instead="give fit another log_dir")
+    return stack.enter_context(EpisodeRecord(lines, hooks, step=step))
 
 
 def _folder(log_dir: Path, step: int) -> Path:

@@ -1,3 +1,5 @@
+"""Lines of `metrics.jsonl`: one per update, each with its values, written as soon as it is whole."""
+
 from __future__ import annotations
 
 import errno
@@ -5,36 +7,53 @@ import json
 import math
 import os
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import CheckpointError, RlhfError
-from rlhf_core.runfolder.metrics import MetricsWriter, PhaseTimer
+from rlhf_core.runfolder.lines import RunLines
+from rlhf_core.training.record import EpisodeRecord
 
 
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def write_episode(writer: MetricsWriter, episode: int, updates: int, *, evaluate: bool = False) -> None:
-    writer.start_episode(episode=episode, policy_version=episode, values={"reward/mean": 0.5})
+class Seen:
+    """Hooks that keep each line."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict] = []
+
+    def fire(self, name: str, *, line: dict) -> None:
+        assert name == "metrics"
+        self.lines.append(line)
+
+
+def writing(path: Path, hooks: Any = None, *, step: int = 0, count: int | None = None) -> EpisodeRecord:
+    return EpisodeRecord(RunLines(path, "step", step, count=count, instead="start anew"), hooks, step=step)
+
+
+def write_episode(writer: EpisodeRecord, episode: int, updates: int, *, evaluate: bool = False) -> None:
+    writer.start_episode(episode, episode, {"reward/mean": 0.5})
     for update in range(updates):
         writer.update({"loss/policy": float(update)})
-    writer.add_to_last({"time/train_s": 1.0})
+    writer.evaluation({"time/train_s": 1.0})
     if evaluate:
-        writer.add_to_last({"eval/score": 0.9})
+        writer.evaluation({"eval/score": 0.9})
     writer.flush()
 
 
 def test_each_value_stands_on_its_lines(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    seen: list[dict] = []
-    with MetricsWriter(path, on_line=seen.append) as writer:
+    hooks = Seen()
+    with writing(path, hooks) as writer:
         write_episode(writer, 0, 2, evaluate=True)
         write_episode(writer, 1, 1)
+    seen = hooks.lines
     assert lines(path) == seen
     assert [line["step"] for line in seen] == [1, 2, 3]
     assert [line["episode"] for line in seen] == [0, 0, 1]
@@ -46,25 +65,24 @@ def test_each_value_stands_on_its_lines(tmp_path: Path):
 
 def test_a_line_is_on_disk_as_soon_as_it_is_whole(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    writer = MetricsWriter(path)
-    writer.start_episode(episode=0, policy_version=0, values={})
-    writer.add_episode_values({"rollout/logprob_gap_max": 1e-6})
-    writer.update({"loss/policy": 1.0})
+    writer = writing(path)
+    writer.start_episode(0, 0, {})
+    writer.update({"loss/policy": 1.0, "rollout/logprob_gap_max": 1e-6})
     assert lines(path) == []
     writer.update({"loss/policy": 2.0})
     assert [line["step"] for line in lines(path)] == [1]
-    writer.add_to_last({})
-    writer.flush(sync=True)
+    writer.evaluation({})
+    writer.flush(durable=True)
     assert [line["step"] for line in lines(path)] == [1, 2]
     assert all(line["rollout/logprob_gap_max"] == 1e-6 for line in lines(path))
-    writer.close()
-    writer.close()
+    with writer:
+        pass
 
 
 def test_what_is_held_is_written_when_the_run_breaks_off(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    with pytest.raises(RuntimeError), MetricsWriter(path) as writer:
-        writer.start_episode(episode=0, policy_version=0, values={})
+    with pytest.raises(RuntimeError), writing(path) as writer:
+        writer.start_episode(0, 0, {})
         writer.update({"loss/policy": 1.0})
         raise RuntimeError
     assert [line["step"] for line in lines(path)] == [1]
@@ -72,15 +90,15 @@ def test_what_is_held_is_written_when_the_run_breaks_off(tmp_path: Path):
 
 def test_an_episode_without_an_update_has_no_line_for_its_evaluation(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as writer:
-        writer.add_to_last({"eval/score": 0.5})
+    with writing(path) as writer:
+        writer.evaluation({"eval/score": 0.5})
     assert lines(path) == []
 
 
 def test_not_finite_is_null_and_named(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as writer:
-        writer.start_episode(episode=0, policy_version=None, values={})
+    with writing(path) as writer:
+        writer.start_episode(0, None, {})
         writer.update({"loss/policy": math.nan, "loss/value": -math.inf, "kl/mean": 0.1})
     (line,) = lines(path)
     assert line["loss/policy"] is None and line["loss/value"] is None and line["kl/mean"] == 0.1
@@ -98,7 +116,7 @@ def test_killed_and_resumed_gives_the_file_of_an_unbroken_run(tmp_path_factory, 
     folder: Path = tmp_path_factory.mktemp("run")
     whole, broken = folder / "whole.jsonl", folder / "broken.jsonl"
     for path in (whole, broken):
-        with MetricsWriter(path) as writer:
+        with writing(path) as writer:
             for episode, updates in enumerate(episodes):
                 write_episode(writer, episode, updates, evaluate=episode % 2 == 0)
     step = sum(episodes[:checkpoint])
@@ -106,8 +124,7 @@ def test_killed_and_resumed_gives_the_file_of_an_unbroken_run(tmp_path_factory, 
     content = broken.read_bytes()
     broken.write_bytes(content[: max(safe, len(content) - torn)])
 
-    with MetricsWriter(broken, step=step, count=step) as writer:
-        assert writer.step == step
+    with writing(broken, step=step, count=step) as writer:
         for episode in range(checkpoint, len(episodes)):
             write_episode(writer, episode, episodes[episode], evaluate=episode % 2 == 0)
     assert broken.read_bytes() == whole.read_bytes()
@@ -115,41 +132,21 @@ def test_killed_and_resumed_gives_the_file_of_an_unbroken_run(tmp_path_factory, 
 
 def test_resume_refuses_a_file_that_lost_lines(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as writer:
+    with writing(path) as writer:
         write_episode(writer, 0, 2)
     with pytest.raises(CheckpointError, match=r"holds 2 lines .*counts 5"):
-        MetricsWriter(path, step=5, count=5)
-    with MetricsWriter(path, step=1, count=1) as writer:
-        assert writer.step == 1
-
-
-def test_phases_are_exclusive_and_start_anew(monkeypatch: pytest.MonkeyPatch):
-    clock = iter([0.0, 1.0, 4.0, 6.0, 10.0, 12.0])
-    monkeypatch.setattr("rlhf_core.runfolder.metrics.time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    timer = PhaseTimer()
-    with timer.phase("rollout"), timer.phase("reward"):  # 0 .. 6, of which 1 .. 4 is the reward's
-        pass
-    with timer.phase("train"):  # 10 .. 12
-        pass
-    timer.add("train", 0.5)
-    assert timer.seconds("rollout") == 3.0
-    assert timer.take() == {"time/rollout_s": 3.0, "time/reward_s": 3.0, "time/train_s": 2.5}
-    assert timer.take() == {}
-    assert next(clock, None) is None
-
-
-def test_an_open_phase_cannot_be_taken():
-    timer = PhaseTimer()
-    with timer.phase("train"), pytest.raises(RuntimeError, match="train"):
-        timer.take()
+        writing(path, step=5, count=5)
+    with writing(path, step=1, count=1) as writer:
+        writer.update({})
+    assert [line["step"] for line in lines(path)] == [1, 2]
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full_disk(handle: int, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer = writing(tmp_path / "metrics.jsonl")
     writer.update({"loss/policy": 0.5})
     monkeypatch.setattr(os, "write", full_disk)
-    with pytest.raises(RlhfError, match=r"(?s)metrics\.jsonl.*No space left.*--resume auto"):
-        writer.close()
+    with pytest.raises(RlhfError, match=r"(?s)metrics\.jsonl.*No space left.*--resume auto"), writer:
+        pass
