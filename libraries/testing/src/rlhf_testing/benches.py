@@ -63,7 +63,9 @@ class LossBench(ABC):
         """Five or more, ready for updates."""
 
     def output(self, items: Sequence[Any]) -> LossOutput:
-        batch = self.algorithm.to_device(self.algorithm.collate(items), self.device)
+        from rlhf_core.batching import to_device
+
+        batch = to_device(self.algorithm.collate(items), self.device)
         return self.algorithm.loss(self.models, batch)
 
     def counts(self, items: Sequence[Any]) -> dict[str, float]:
@@ -163,6 +165,8 @@ def dataset_bench(
     """The algorithm with its models and `records`, encoded and prepared. Wrong records raise `DataError`."""
     import torch
 
+    from rlhf_core.batching import to_device
+
     algorithm, tokenizer, place = make(), contract_tokenizer(), torch.device(device)
     models = trained_models(algorithm, _policy(algorithm), device)
     encoded = [algorithm.encode(record, tokenizer) for record in records]
@@ -170,7 +174,7 @@ def dataset_bench(
     start = copy.deepcopy(models["policy"]).eval().requires_grad_(False)
 
     def reference(items: Sequence[Any]) -> list[Tensor]:
-        batch = algorithm.to_device(algorithm.collate(items), place)
+        batch = to_device(algorithm.collate(items), place)
         with torch.no_grad():
             return list(algorithm.reference_forward(start, batch).cpu())
 
