@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import RolloutAlgorithm
 from ..components import EngineContext, RewardContext
+from ..config.processes import TransportConfig
 from ..config.resolved import Configured
 from ..config.sections import RewardEntry
 from ..hooks.relay import HookRelay
@@ -83,7 +84,7 @@ class RunParts:
             seed=resolved.run.train.seed,
             model_path=resolved.run.model.path,
             compute_dtype=self.place.compute_dtype,
-            in_flight=resolved.updates_in_flight,
+            in_flight=resolved.transport.typed(TransportConfig).updates_in_flight(),
         )
         return cast(RolloutEngine, resolved.engine.build(resolved.engine.config, context))
 
@@ -173,10 +174,9 @@ class RunParts:
         if options is None or not self.resolved.evaluates:
             return None
         streams = self.inputs.eval_prompts
-        rewards: dict[str | None, Any] = {each.name: each.rewards for each in self.resolved.eval_sets}
         sets = []
         for name, own in self.resolved.evaluation_sets:
-            other, stream = rewards.get(name), streams.get(name)
+            other, stream = self.resolved.eval_rewards.get(name or ""), streams.get(name)
             scorer = self.scorer if other is None else self._scorer_of(other)
             held_out = self.inputs.prompts.evaluation_prompts
             prompts = held_out() if stream is None else stream.evaluation_prompts(own.num_prompts)
