@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import RolloutAlgorithm
 from ..components import EngineContext, RewardContext
+from ..config.processes import TransportConfig
 from ..config.resolved import Configured
 from ..config.sections import RewardEntry
 from ..hooks.relay import HookRelay
@@ -26,7 +27,6 @@ from ..strategy import Strategy
 from ..types import Role, SamplingParams
 from .inputs import RunInputs
 from .models import load_models, load_start_policy, model_dtype, place_frozen, prepare
-from .players import build_player
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,7 +83,7 @@ class RunParts:
             seed=resolved.run.train.seed,
             model_path=resolved.run.model.path,
             compute_dtype=self.place.compute_dtype,
-            in_flight=resolved.updates_in_flight,
+            in_flight=resolved.transport.typed(TransportConfig).updates_in_flight(),
         )
         return cast(RolloutEngine, resolved.engine.build(resolved.engine.config, context))
 
@@ -105,7 +105,7 @@ class RunParts:
         """A new player, by which the policy answers prompts."""
         run, seed = self.resolved, self.resolved.run.train.seed
         tokenizer, folder = self.inputs.tokenizer, self._run_folder
-        return build_player(run, self.engine, tokenizer, sampling, seed=seed, purpose=purpose, run_folder=folder)
+        return RunPlayer(run, self.engine, tokenizer, sampling, seed=seed, purpose=purpose, folder=folder)
 
     @cached_property
     def passes(self) -> Passes | None:
@@ -168,25 +168,20 @@ class RunParts:
         if options is None or not self.resolved.evaluates:
             return None
         streams = self.inputs.eval_prompts
-        rewards: dict[str | None, Any] = {each.name: each.rewards for each in self.resolved.eval_sets}
         sets = []
         for name, own in self.resolved.evaluation_sets:
-            other, stream = rewards.get(name), streams.get(name)
-            sets.append(
-                EvaluatedSet(
-                    player=partial(self.player, "evaluation"),
-                    scorer=self.scorer if other is None else self._scorer_of(other),
-                    prompts=(
-                        self.inputs.prompts.evaluation_prompts()
-                        if stream is None
-                        else stream.evaluation_prompts(own.num_prompts)
-                    ),
-                    sampling=self.resolved.sampling,
-                    options=own,
-                    name=name,
-                )
-            )
-        evaluator = PolicyEvaluator(sets, batch_size=options.batch_size, place=self.place)
+            other, stream = self.resolved.eval_rewards.get(name or ""), streams.get(name)
+            scorer = self.scorer if other is None else self._scorer_of(other)
+            held_out = self.inputs.prompts.evaluation_prompts
+            prompts = held_out() if stream is None else stream.evaluation_prompts(own.num_prompts)
+            sets.append(EvaluatedSet(name=name, options=own, prompts=prompts, scorer=scorer))
+        evaluator = PolicyEvaluator(
+            sets,
+            player=partial(self.player, "evaluation"),
+            sampling=self.resolved.sampling,
+            batch_size=options.batch_size,
+            place=self.place,
+        )
         return self._opened.enter_context(closing(evaluator))
 
     def close(self) -> None:
