@@ -16,12 +16,12 @@ from rlhf_core.models.kinds import kind_for
 from rlhf_core.place import LocalPlace
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 from rlhf_core.prompts.stream import PromptEncoder
+from rlhf_core.rollout.player import RunPlayer
 from rlhf_core.rollout.samples import SampleRewards, rollout_of
 from rlhf_core.runfolder.samples import sample_line
 from rlhf_core.types import SamplingParams
 from rlhf_core.wiring.inputs import RunInputs
 from rlhf_core.wiring.parts import RunParts
-from rlhf_core.wiring.players import build_player
 
 
 def generate_answers(
@@ -48,7 +48,7 @@ def generate_answers(
         parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
         run = ResolvedRun(**parts, sections=sections)  # of which these sections read no other part
         encoded = [encoder.prompt(record, i, f"prompt {i + 1}") for i, record in enumerate(records)]
-        with closing(build_player(run, answering, tokenizer, sampling, seed=seed)) as player:
+        with closing(RunPlayer(run, answering, tokenizer, sampling, seed=seed)) as player:
             played = player.play([(prompt, prompt.position) for prompt in encoded])
             samples = sorted(played, key=lambda each: each.sample_id)
     return [

@@ -111,7 +111,7 @@ class RunArguments:
     def trust(self, *, everything: bool = False) -> FileTrust:
         """Which files of code and programs that the run names are run, and whether all are (`--trust`): SECURITY.md."""
         from rlhf_core.config.load import parse_override
-        from rlhf_core.entry.seal import sealed
+        from rlhf_core.entry.allowed_code import allowed_before
         from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
 
         if everything:
@@ -129,7 +129,7 @@ class RunArguments:
         commands = lists_of_text([value for _, value in given])
         if self.run_file is not None:
             return FileTrust(folder=Path(self.run_file).parent, files=files, commands=commands)
-        before = sealed(self.resumed) if self.resumed is not None else FileTrust()
+        before = allowed_before(self.resumed) if self.resumed is not None else FileTrust()
         return FileTrust(files=files | before.files, commands=commands | before.commands)
 
     def _base(self) -> str | dict[str, Any]:

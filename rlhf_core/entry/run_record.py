@@ -28,8 +28,8 @@ from ..training.decisions import finished_by, keys_of
 from ..util.did_you_mean import fold
 from ..util.redact import redact_command, redact_mapping
 from ..wiring.inputs import RunInputs
+from .allowed_code import note_allowed
 from .resume import Resumed
-from .seal import seal
 
 logger = logging.getLogger("rlhf")
 
@@ -37,7 +37,7 @@ RESUME = "resume"
 RECREATE = "recreate"
 """Kinds of the manifest's events."""
 
-_EXPECTED_TO_DIFFER = {"command", "events", "seed", "trusted_files"}
+_EXPECTED_TO_DIFFER = {"command", "events", "seed"}
 """`seed` is an option, and reported as one."""
 
 
@@ -80,8 +80,9 @@ def begin_record(
     manifest |= {"num_processes": num_processes, "data_digest": f"sha256:{records.digest}"}
     manifest["data_counts"] = dict(records.counts)
     events = [] if resumed is None else folder.read_json(folder.manifest).get("events", [])
-    folder.write_manifest({**manifest, **seal(folder.path, _code_run(resolved)), "events": events})
-    folder.write_config(config)  # behind it: a config that is there can be gone on with, and its code is trusted
+    folder.write_manifest({**manifest, "events": events})
+    note_allowed(folder.path, _code_run(resolved))
+    folder.write_config(config)  # last: a config that is there can be gone on with, and its code is allowed
     if resumed is not None:
         name = None if resumed.checkpoint is None else resumed.checkpoint.name
         folder.add_event(RESUME, {"checkpoint": name, "changes": [change.to_json() for change in resumed.changes]})

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
 from ..components import HookContext
-from ..config.fitting import named_code
 from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
@@ -20,10 +19,11 @@ from ..config.section import Section
 from ..config.sections import OptimizerConfig
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
-from ..errors import ConfigError, InterruptedRun, UserInputError
+from ..errors import ConfigError, InterruptedRun, PluginError, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
 from ..models.kinds import kind_for
+from ..plugins.errors_of import errors_of
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
@@ -260,7 +260,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     inputs = RunInputs(resolved, checks_records=True, measured=_MEASURED if is_check else None)
     tokenizer = inputs.tokenizer
     for name, section in resolved.sections.items():
-        with named_code(f"checking the section {name}", section.label):
+        with errors_of(section.label, f"checking the section {name}", kind=PluginError):
             section.typed(Section).check_inputs(inputs)
         for file in sorted(referenced_files(section.to_mapping())):
             if not file.is_file():

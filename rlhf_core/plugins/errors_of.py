@@ -12,7 +12,9 @@ _LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", 
 
 
 @contextmanager
-def errors_of(plugin: str | None, call: str, *, caller: str = "rlhf_core") -> Iterator[None]:
+def errors_of(
+    plugin: str | None, call: str, *, caller: str = "rlhf_core", kind: type[RlhfError] = RlhfError
+) -> Iterator[None]:
     """Name the plugin, and the line of its code, in what its `call` raises.
 
     An `RlhfError` keeps its type. A lost process and an out-of-memory error pass unchanged: they are not the plugin's.
@@ -21,6 +23,7 @@ def errors_of(plugin: str | None, call: str, *, caller: str = "rlhf_core") -> It
         plugin: its label, such as `algorithm "ppo" (rlhf-ppo 0.1.0)`; None changes nothing (made by hand).
         call: the function of the plugin that is called.
         caller: see `error_text`.
+        kind: of the error for what is no `RlhfError`.
     """
     if plugin is None:
         yield
@@ -33,11 +36,9 @@ def errors_of(plugin: str | None, call: str, *, caller: str = "rlhf_core") -> It
     except Exception as error:  # a third-party plugin may raise anything
         if isinstance(error, RuntimeError) and (is_lost_peer(error) or is_out_of_memory(error)):
             raise
-        raise RlhfError(
-            f"{call} raised {error_text(error, caller=caller)}",
-            where=plugin,
-            hint="if its options are right, the plugin is broken: tell its authors; the traceback is in the run's log",
-        ) from error
+        log = "; the traceback is in the run's log" if kind.exit_code == 1 else ""
+        hint = f"if its options are right, the plugin is broken: tell its authors{log}"
+        raise kind(f"{call} raised {error_text(error, caller=caller)}", where=plugin, hint=hint) from error
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

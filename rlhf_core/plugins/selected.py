@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 from ..columns import columns_of
 from ..components import API_VERSION, KINDS, Component, Kind
-from ..errors import PluginError, RlhfError
-from ..util.error_text import error_text
+from ..errors import PluginError
 from .discovery import SINGULAR, PluginRef, broken_import, find, import_target
+from .errors_of import errors_of
 from .functions import PLAIN, UnreadOptions, component_of, load_function_file
 from .requirements import unmet
 from .trust import EVERY_FILE, FileTrust, is_file_reference, split_reference
@@ -67,17 +67,8 @@ class Selected:
         a result that is not of the plugin's kind.
         """
         build = self.import_build()
-        try:
+        with errors_of(self.label, self.component.build or self.name, kind=PluginError):
             built = build(config, context)
-        except RlhfError as error:
-            error.raised_by(self.label)
-            raise
-        except Exception as error:  # a stranger's build may raise anything
-            raise PluginError(
-                f"{self.component.build or self.name} raised {error_text(error)}",
-                where=self.label,
-                hint="if its options are right, the plugin is broken: tell its authors",
-            ) from error
         if (wanted := self.misses(built)) is not None:
             raise PluginError(
                 f"its build returned a {type(built).__name__}, which {wanted}",

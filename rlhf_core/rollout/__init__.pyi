@@ -1,6 +1,3 @@
-from .coordinator import EpisodeLedger as EpisodeLedger
-from .coordinator import Group as Group
-from .coordinator import Lease as Lease
 from .coordinator import RolloutCoordinator as RolloutCoordinator
 from .eval_metrics import EvaluationRow as EvaluationRow
 from .eval_metrics import evaluation_metrics as evaluation_metrics
@@ -9,11 +6,11 @@ from .maker import Passes as Passes
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .player import Player as Player
 from .player import PlayerContext as PlayerContext
+from .player import SingleAnswers as SingleAnswers
 from .row import Played as Played
 from .row import Row as Row
 from .samples import SamplesLost as SamplesLost
 from .samples import made_episode as made_episode
-from .single_answer import SingleAnswers as SingleAnswers
 from .weight_sync import build_engine_beside as build_engine_beside
 from .weight_sync import named_weights as named_weights
 from .weight_sync import replace_weights as replace_weights

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from ..config.sections import EvalSetOptions
 from ..hooks.relay import HookRelay
@@ -21,59 +22,54 @@ FIRST_SAMPLE_ID = 1 << 62
 """Evaluation draws from noise of its own, far from the ids of training samples."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedSet:
     """One set of prompts: a greedy answer to each and, as its options say, sampled ones beside it."""
 
-    def __init__(
-        self,
-        *,
-        player: Callable[[SamplingParams], TimedPlayer],
-        scorer: RewardScorer,
-        prompts: Sequence[Prompt],
-        sampling: SamplingParams,
-        options: EvalSetOptions,
-        name: str | None = None,
-    ) -> None:
-        """player: has the policy answer, sampled in the given way. sampling: the run's; temperatures and, where it
-        has one, the length limit are those of `options`.
-        """
-        self.prompts = prompts
-        self.about = name, options
-        if options.max_new_tokens is not None:
-            sampling = replace(sampling, max_new_tokens=options.max_new_tokens)
-        self._makers = {False: (_maker(player, scorer, at_temperature(sampling, options.temperature), 1), 1)}
-        if count := options.num_sampled:
-            at = sampling.temperature if options.sampled_temperature is None else options.sampled_temperature
-            self._makers[True] = (_maker(player, scorer, at_temperature(sampling, at), count), count)
-
-    def rows(self, prompts: Sequence[Prompt], set_index: int, batch_size: int) -> list[EvaluationRow]:
-        """Answer and score some of the set's prompts, `batch_size` answers at once."""
-        rows: list[EvaluationRow] = []
-        for sampled, (maker, count) in self._makers.items():
-            at_once = max(1, batch_size // count)
-            for first in range(0, len(prompts), at_once):
-                for group in maker.make(prompts[first : first + at_once]):
-                    rows += _rows(group, count, sampled, set_index)
-            maker.take_times()  # what an evaluation costs is not the next episode's
-        return rows
-
-    def close(self) -> None:
-        """Close the players."""
-        with ExitStack() as stack:
-            for maker, _ in self._makers.values():
-                stack.callback(maker.close)
+    name: str | None = None
+    options: EvalSetOptions
+    prompts: Sequence[Prompt]
+    scorer: RewardScorer
 
 
 class PolicyEvaluator:
     """Evaluates one set of prompts after the other. Collective: the ranks share the prompts."""
 
-    def __init__(self, sets: Sequence[EvaluatedSet], *, batch_size: int, place: Place) -> None:
-        self._sets = sets
+    def __init__(
+        self,
+        sets: Sequence[EvaluatedSet],
+        *,
+        player: Callable[[SamplingParams], TimedPlayer],
+        sampling: SamplingParams,
+        batch_size: int,
+        place: Place,
+    ) -> None:
+        """player: has the policy answer, sampled in the given way. sampling: the run's; temperatures and, where it has
+        one, the length limit are a set's own. batch_size: answers at once.
+        """
         self._batch_size = batch_size
         self._place = place
+        self._about = [(each.name, each.options) for each in sets]
         prompts = [(index, prompt) for index, each in enumerate(sets) for prompt in each.prompts]
         numbered = [(index, replace(prompt, position=i)) for i, (index, prompt) in enumerate(prompts)]
         self._prompts = numbered[place.rank :: place.world_size]
+        self._makers: list[tuple[int, bool, int, PolicyExperienceMaker]] = []
+        """Number of a set, whether its answers are the sampled ones, how many a prompt has, and who makes them."""
+        for index, each in enumerate(sets):
+            options = each.options
+            own = replace(sampling, max_new_tokens=options.max_new_tokens or sampling.max_new_tokens)
+            ways = [(False, 1, options.temperature)]
+            if options.num_sampled:
+                ways.append((True, options.num_sampled, options.sampled_temperature or sampling.temperature))
+            for sampled, count, temperature in ways:
+                maker = PolicyExperienceMaker(
+                    player=player(at_temperature(own, temperature)),
+                    samples_per_prompt=count,
+                    scorer=each.scorer,
+                    hooks=HookRelay(),
+                    number=partial(_number, count),
+                )
+                self._makers.append((index, sampled, count, maker))
 
     @property
     def num_prompts(self) -> int:
@@ -81,35 +77,32 @@ class PolicyEvaluator:
         return len(self._prompts)
 
     def close(self) -> None:
-        """Close the players of the sets."""
+        """Close the players."""
         with ExitStack() as stack:
-            for each in self._sets:
-                stack.callback(each.close)
+            for _, _, _, maker in self._makers:
+                stack.callback(maker.close)
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of `evaluation_metrics` over all prompts."""
         gathered = self._place.all_gather_objects(self.rows(0, len(self._prompts)))
-        return evaluation_metrics([row for part in gathered for row in part], [each.about for each in self._sets])
+        return evaluation_metrics([row for part in gathered for row in part], self._about)
 
     def rows(self, start: int, stop: int) -> list[EvaluationRow]:
         """Answer and score this rank's prompts `start` to `stop`."""
         rows: list[EvaluationRow] = []
-        for index, each in enumerate(self._sets):
+        for index, sampled, count, maker in self._makers:
             prompts = [prompt for of, prompt in self._prompts[start:stop] if of == index]
-            rows += each.rows(prompts, index, self._batch_size) if prompts else []
+            at_once = max(1, self._batch_size // count)
+            for first in range(0, len(prompts), at_once):
+                for group in maker.make(prompts[first : first + at_once]):
+                    rows += _rows(group, count, sampled, index)
+            if prompts:
+                maker.take_times()  # what an evaluation costs is not the next episode's
         return rows
 
 
-def _maker(
-    player: Callable[[SamplingParams], TimedPlayer], scorer: RewardScorer, sampling: SamplingParams, count: int
-) -> PolicyExperienceMaker:
-    return PolicyExperienceMaker(
-        player=player(sampling),
-        samples_per_prompt=count,
-        scorer=scorer,
-        hooks=HookRelay(),
-        number=lambda position, k: FIRST_SAMPLE_ID + position * count + k,
-    )
+def _number(count: int, position: int, k: int) -> int:
+    return FIRST_SAMPLE_ID + position * count + k
 
 
 def at_temperature(sampling: SamplingParams, temperature: float) -> SamplingParams:
@@ -125,8 +118,7 @@ def _rows(group: RolloutGroup, count: int, sampled: bool, set_index: int) -> Ite
     for item in group.items:
         branches[item.sample_id].append(item)
     answers = {rollout.sample_id: final_answer(rollout.completion) for rollout in group.rollouts}
-    first = FIRST_SAMPLE_ID + group.position * count
-    for number in range(first, first + count):
+    for number in (_number(count, group.position, k) for k in range(count)):
         items = branches.get(number, [])
         yield EvaluationRow(
             rewards=dict(items[0].rewards) if items else {},

@@ -8,17 +8,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config.fitting import named_code
 from ..errors import PluginError
+from ..plugins.errors_of import errors_of
 from ..protocols import RolloutEngine
-from ..types import PhaseTimes, Prompt, SamplingParams
+from ..types import GenerationRequest, PhaseTimes, Prompt, SamplingParams
 from ..util.kept_state import load_state_of, state_of
+from .answers import answers
 from .journal import Journal
-from .row import Played
+from .row import Played, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,24 +76,69 @@ class PlayerContext:
     run: ResolvedRun
 
 
-class RunPlayer(TimedPlayer):
-    """Plays by the outermost player, and owns the state and the resources of all of them."""
+class SingleAnswers(TimedPlayer):
+    """Samples one answer to each prompt."""
 
-    def __init__(self, context: PlayerContext, folder: Path | None) -> None:
-        """context: with core's own player as the default. folder: the run folder, for journals, if there is one."""
-        self.times = context.times
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: SamplingParams,
+        times: PhaseTimes | None = None,
+    ) -> None:
+        """times: shared with other players of a run."""
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self.times = times or PhaseTimes()
+
+    def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
+        asked = [
+            (GenerationRequest(sample_id=number, prompt_ids=each.prompt_ids, inputs=each.columns.model_inputs), each)
+            for each, number in samples
+        ]
+        for prompt, completion in answers(self._engine, asked, self._sampling, self.times):
+            row = Row(text=prompt.text, prompt_ids=prompt.prompt_ids, messages=prompt.messages)
+            text = self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
+            assert isinstance(text, str)
+            row.sample(completion, text)
+            yield Played(prompt, completion.sample_id, (row,))
+
+
+class RunPlayer(TimedPlayer):
+    """The player of a run: one answer to each prompt, wrapped by the players of sections.
+
+    It owns the state and the resources of all of them.
+    """
+
+    def __init__(
+        self,
+        run: ResolvedRun,
+        engine: RolloutEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        purpose: Purpose = "train",
+        folder: Path | None = None,
+    ) -> None:
+        """run: its sections; of all else it reads nothing itself. folder: the run folder, for journals."""
+        self.times = PhaseTimes()
         self.sections: dict[str, Player] = {}
         """The player of each section that brings one, innermost first."""
-        self._columns = {name for _, columns in context.run.row_columns for name in columns}
+        self._columns = {name for _, columns in run.row_columns for name in columns}
         self._by = "core's player"
-        self._outermost = context.default
+        self._outermost: Player = SingleAnswers(engine, tokenizer, sampling, self.times)
         journals = folder / "journal" if folder is not None and folder.is_dir() else None
         with ExitStack() as stack:
-            for name, section, owner in context.run.player_sections:
-                journal = Journal(None if journals is None else journals / name / context.purpose)
+            for name, section, owner in run.player_sections:
+                journal = Journal(None if journals is None else journals / name / purpose)
                 stack.callback(journal.close)
-                with named_code(f"player of the section {name}", owner):
-                    player = section.player(replace(context, default=self._outermost, journal=journal))
+                context = PlayerContext(
+                    self._outermost, engine, tokenizer, sampling, seed, purpose, self.times, journal, run
+                )
+                with errors_of(owner, f"player of the section {name}", kind=PluginError):
+                    player = section.player(context)
                 if player is not None:
                     stack.callback(getattr(player, "close", lambda: None))
                     self._outermost = self.sections[name] = player

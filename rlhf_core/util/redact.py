@@ -67,11 +67,6 @@ def learn_environment() -> None:
             learn_secret(value)
 
 
-def forget() -> None:
-    """Forget all secrets; for tests, which share a process."""
-    _known.clear()
-
-
 def names_secret(key: str) -> bool:
     """Whether the value under a key is a secret."""
     return bool(_KEY.search(key))
@@ -97,20 +92,12 @@ def _secrets(value: Any, key: str) -> Iterator[str]:
 
 
 def redact_command(command: Sequence[str]) -> list[str]:
-    """The command without the values of secret keys and without secrets in its texts."""
-    shown: list[str] = []
-    hide_next = False
-    for word in command:
-        key, equals, _value = word.partition("=")
-        if hide_next:
-            shown.append(HIDDEN)
-            hide_next = False
-        elif equals and names_secret(key):
-            shown.append(f"{key}={HIDDEN}")
-        else:
-            hide_next = word.startswith("-") and names_secret(word)
-            shown.append(redact_text(word))
-    return shown
+    """The command without secrets, whose values are remembered: `--api-key VALUE`, `KEY=VALUE`."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        key, equals, value = word.partition("=")
+        if names_secret(key):
+            learn_secret(value if equals else following if word.startswith("-") else "")
+    return [redact_text(word) for word in command]
 
 
 def redact_mapping(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
 from ..components import AlgorithmContext, TaskContext
-from ..config.fitting import named_code
 from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
 from ..config.section import Section
 from ..config.sections import PromptsConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, PluginError
 from ..models.kinds import kind_for
+from ..plugins.errors_of import errors_of
 from ..plugins.functions import function_of_file
 from ..prompts.encoder import PromptEncoder
 from ..prompts.records import Check, RecordRules
@@ -58,17 +58,15 @@ class RunInputs:
     def prompts(self) -> PromptStream:
         """The prompts to train on. Those to evaluate on are held out, unless they have a separate source."""
         options = self.resolved.run.eval
-        holds_out = options is not None and self.resolved.eval_prompts is None
+        holds_out = options is not None and None not in self.resolved.eval_prompts
         return self.stream_of(None, held_out=options.num_prompts if options is not None and holds_out else 0)
 
     @cached_property
     def eval_prompts(self) -> dict[str | None, PromptStream]:
         """Evaluation prompts that have a separate source, by the name of their set; None is the section `eval`."""
-        own = self.resolved.eval_prompts
-        sources: dict[str | None, Configured] = {} if own is None else {None: own}
-        sources.update({each.name: each.prompts for each in self.resolved.eval_sets})
         checked = {None} if self.resolved.measures_eval_records else set()
-        return {name: self.stream_of(source, is_checked=name in checked) for name, source in sources.items()}
+        sources = self.resolved.eval_prompts.items()
+        return {name: self.stream_of(source, is_checked=name in checked) for name, source in sources}
 
     def sampler(self) -> Sampler | None:
         """A new sampler of the run's prompts, which a section brings; None if all are drawn in turn.
@@ -77,7 +75,7 @@ class RunInputs:
         """
         found: dict[str, Sampler] = {}
         for name, brought in self.resolved.sections.items():
-            with named_code(f"sampler of the section {name}", brought.label):
+            with errors_of(brought.label, f"sampler of the section {name}", kind=PluginError):
                 if (sampler := brought.typed(Section).sampler(self.prompts)) is not None:
                     found[name] = sampler
         if len(found) > 1:

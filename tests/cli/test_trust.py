@@ -12,9 +12,8 @@ from rlhf_cli.main import run as rlhf
 from rlhf_core import train
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
+from rlhf_core.entry.allowed_code import allowed_before, note_allowed
 from rlhf_core.entry.run_record import _code_run
-from rlhf_core.entry.seal import seal, sealed
-from rlhf_core.errors import ConfigError
 from rlhf_core.plugins.trust import FileTrust
 from rlhf_testing.runs import tiny_run
 
@@ -330,67 +329,31 @@ def test_a_resume_runs_what_its_own_run_was_allowed_to(place, monkeypatch):
     file = Path("other/mine.py").absolute()
     allowed = FileTrust(files=frozenset([file]), commands=frozenset([("./serve", "1")]))
     own = run_folder(place / "own", file)
-    (own / "manifest.json").write_text(json.dumps(seal(own, allowed)))
-    assert sealed(own) == allowed
+    note_allowed(own, allowed)
+    assert allowed_before(own) == allowed
     monkeypatch.chdir(place / "theirs")  # where ./serve is another program
-    assert sealed(own) == FileTrust(files=allowed.files)
+    assert allowed_before(own) == FileTrust(files=allowed.files)
     monkeypatch.chdir(place)
-    key = place / "data" / "rlhf" / "run-folder-key"
-    assert key.stat().st_mode & 0o777 == 0o600
     moved = own.rename(place / "moved")
-    assert sealed(moved) == FileTrust()
-    moved.rename(own)
-    said = json.loads((own / "manifest.json").read_text())
-    said["trusted_files"]["files"].append(str(place / "x.py"))
-    (own / "manifest.json").write_text(json.dumps(said))
-    assert sealed(own) == FileTrust()
-    for broken in (
-        '{"trusted_files": 3}',
-        '{"trusted_files": {"files": [1], "seal": "x"}}',
-        '{"trusted_files": {"files": [], "commands": [[]], "seal": "x"}}',
-    ):
-        (own / "manifest.json").write_text(broken)
-        assert sealed(own) == FileTrust()
+    assert allowed_before(moved) == FileTrust()
+    own.mkdir()  # by someone else
+    assert allowed_before(own) == FileTrust()
+    own.rmdir()
+    assert allowed_before(moved.rename(own)) == allowed
+    note_allowed(own, FileTrust())
+    assert allowed_before(own) == FileTrust()
 
 
-def test_no_key_can_be_kept(place, monkeypatch):
+def test_no_note_can_be_kept(place):
     (place / "data").write_text("a file")
-    assert seal(place, FileTrust(files=frozenset([place / "x.py"]))) == {}
-    assert not os.path.exists(place / "data" / "rlhf")
+    allowed = FileTrust(files=frozenset([place / "x.py"]))
+    note_allowed(place, allowed)
+    assert allowed_before(place) == FileTrust()
 
 
-def test_a_run_says_what_it_ran_and_goes_on_with_it(place, capsys):
-    train("theirs/out.yaml", output="run", trust=True)
-    ran()
-    says(capsys, "train", "--output", "run", "--resume", "auto", "--dry-run")
-    assert ran() == ["other/mine.py"]
-    key = place / "data" / "rlhf" / "run-folder-key"
-    key.write_bytes(bytes(32))
-    assert "--trust" in says(capsys, "train", "--output", "run", "--resume", "auto", "--dry-run", code=2)
-
-
-def test_python_follows_the_same_rule(place):
-    with pytest.raises(ConfigError, match="--trust"):
-        train("theirs/out.yaml", dry_run=True)
-    train("theirs/run.yaml", dry_run=True)
-    train(load_run("theirs/out.yaml"), dry_run=True)  # the caller's own mapping
-    assert ran() == ["other/mine.py", "theirs/in/mine.py"]
-
-
-def test_code_of_a_model_is_code(place):
-    run = tiny_run({"model": {"path": "theirs/model", "trust_remote_code": True}, "rewards": ["exact-match"]})
-    Path("theirs/model").mkdir()
-    for trust in (FileTrust(), FileTrust(folder=place / "other"), FileTrust(files=frozenset([place / "theirs"]))):
-        with pytest.raises(ConfigError, match="--trust"):
-            resolve(run, trust=trust)
-    resolve(run, trust=FileTrust(folder=place / "theirs"))
-    resolve(run, trust=FileTrust(files=frozenset([place / "theirs" / "model"])))
-    run["model"]["path"] = "hub/model"  # a hub model lies in no folder
-    with pytest.raises(ConfigError, match="--trust"):
-        resolve(run, trust=FileTrust(folder=place))
-
-
-def test_a_plan_runs_no_code_of_a_model(place, capsys):
-    path = place / "theirs" / "model.yaml"
-    path.write_text(yaml.safe_dump(tiny_run({"model": {"trust_remote_code": True}})))
-    assert "model.trust_remote_code" in says(capsys, "plan", path, code=2)
+@pytest.mark.parametrize("content", ["", "{", "{}"])
+def test_a_note_that_is_none_allows_nothing(place, content):
+    note_allowed(place, FileTrust(files=frozenset([place / "x.py"])))
+    (note,) = (place / "data" / "rlhf" / "allowed-code").iterdir()
+    note.write_text(content)
+    assert allowed_before(place) == FileTrust()

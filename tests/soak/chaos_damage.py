@@ -128,7 +128,7 @@ def broken_record(chain: Chain) -> str:
     if not session.wait_for(session.has_begun, "its summary") and session.process.returncode in (1, 2):
         session.end(*((code, status) for code in (1, 2) for status in ("before", "failed")))
         chain.session = None
-        # Without the manifest's seal, code needs to be trusted anew; what a config lacks is told by option.
+        # What a config lacks is told by option.
         named = (path.name, "--trust", f"{chain.folder}: a resume goes on with", f"config of {chain.folder}")
         if not any(each in session.error for each in named):
             raise Wrong(f"refused without a word of {path.name}: {session.error}")

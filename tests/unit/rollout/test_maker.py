@@ -9,7 +9,7 @@ from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, EvaluatedSet, PolicyEvaluator
 from rlhf_core.rollout.maker import GREEDY_SAMPLE_ID, PolicyExperienceMaker
-from rlhf_core.rollout.single_answer import SingleAnswers
+from rlhf_core.rollout.player import SingleAnswers
 from rlhf_core.types import SamplingParams
 from rlhf_episodes import Outcome
 from rlhf_testing.engine import FakeEngine
@@ -225,14 +225,14 @@ class Rank:
 class TestEvaluation:
     def evaluator(self, tokenizer, scorer, ranks, *, engine=None, functions=(length,), prompts=7, batch=3, **options):
         answering = engine or FakeEngine()
+        play = options.pop("player", lambda sampling: SingleAnswers(answering, tokenizer, sampling))
         held_out = EvaluatedSet(
-            player=options.pop("player", lambda sampling: SingleAnswers(answering, tokenizer, sampling)),
             scorer=scorer(*functions, **options.pop("policy", {})),
             prompts=[make_prompt(100 + i) for i in range(prompts)],
-            sampling=SamplingParams(max_new_tokens=6, temperature=0.7, top_k=3, top_p=0.9),
             options=EvalSetOptions(**options),
         )
-        return PolicyEvaluator([held_out], batch_size=batch, place=ranks)
+        sampling = SamplingParams(max_new_tokens=6, temperature=0.7, top_k=3, top_p=0.9)
+        return PolicyEvaluator([held_out], player=play, sampling=sampling, batch_size=batch, place=ranks)
 
     def test_means_over_all_prompts_whatever_the_batch(self, tokenizer, scorer):
         found = [self.evaluator(tokenizer, scorer, Rank(0, 1), batch=b).evaluate() for b in (1, 3, 7, 50)]

@@ -12,7 +12,7 @@ from rlhf_core.errors import PluginError
 from rlhf_core.rollout import Player
 from rlhf_core.rollout.evaluate import at_temperature
 from rlhf_core.rollout.journal import Journal
-from rlhf_core.wiring.players import build_player
+from rlhf_core.rollout.player import RunPlayer
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.runs import tiny_run
 from rlhf_testing.samples import make_prompt
@@ -55,7 +55,7 @@ def player(monkeypatch, tokenizer):
         monkeypatch.setattr("rlhf_core.config.resolved.ResolvedRun.player_sections", sections)
         monkeypatch.setattr("rlhf_core.config.resolved.ResolvedRun.row_columns", [("acme 1.0", columns or {})])
         purpose, sampling = ("greedy", at_temperature(run.sampling, 0)) if greedy else ("train", run.sampling)
-        return build_player(run, FakeEngine(), tokenizer, sampling, seed=0, purpose=purpose, run_folder=folder)
+        return RunPlayer(run, FakeEngine(), tokenizer, sampling, seed=0, purpose=purpose, folder=folder)
 
     return make
 

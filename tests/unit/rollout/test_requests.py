@@ -11,9 +11,9 @@ from playing import driven, items, play_one, player
 
 from rlhf_core import Column
 from rlhf_core.errors import PluginError
+from rlhf_core.rollout.player import SingleAnswers
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
 from rlhf_core.rollout.samples import _row_columns as row_columns
-from rlhf_core.rollout.single_answer import SingleAnswers
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_episodes.contract import Outcome
 from rlhf_testing.engine import FakeEngine

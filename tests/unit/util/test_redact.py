@@ -45,7 +45,7 @@ def _own_secrets(monkeypatch):
 def test_a_key_that_names_a_secret(key):
     assert redact.redact_mapping({key: "x", "a": [{key: 3}]}) == {key: "***", "a": [{key: "***"}]}
     assert redact.redact_mapping({key: "env:NAME"}) == {key: "env:NAME"}
-    assert redact.redact_command(["--set", f"rewards.0.{key}=x"])[1] == f"rewards.0.{key}=***"
+    assert redact.redact_command(["--set", f"rewards.0.{key}=a-secret"])[1] == f"rewards.0.{key}=***"
 
 
 @pytest.mark.parametrize("key", NO_SECRETS)

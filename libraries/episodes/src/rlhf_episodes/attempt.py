@@ -52,6 +52,14 @@ class Caller:
             raise error
         return await found if inspect.isawaitable(found) else found
 
+    async def close(self, environment: object) -> None:
+        """Have an environment let go of what it holds, where it has a `close`."""
+        if callable(close := getattr(environment, "close", None)):
+            doing = self.clock.doing
+            await self("close", close)
+            self.clock.doing = doing  # what else is said of the episode is about that call
+            self.clock.start()
+
 
 def _outcome_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Exception | None]:
     """The function's result, or its error as a value: a future cannot hold every kind of error."""

@@ -19,9 +19,9 @@ from typing import Any
 
 from rlhf_core.errors import EpisodeError
 from rlhf_core.protocols import RolloutEngine
+from rlhf_core.rollout.answers import answers
 from rlhf_core.rollout.player import TimedPlayer
 from rlhf_core.rollout.row import Played
-from rlhf_core.rollout.single_answer import answers
 from rlhf_core.types import Completion, GenerationRequest, PhaseTimes, Prompt
 from rlhf_core.util.bounded_thread import BoundedThread
 

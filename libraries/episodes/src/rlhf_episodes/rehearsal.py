@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from rlhf_core.protocols import RolloutEngine
+from rlhf_core.rollout.player import RunPlayer
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.wiring.inputs import RunInputs
-from rlhf_core.wiring.players import build_player
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +33,7 @@ def play_one_turn(inputs: RunInputs, config: EnvironmentConfig) -> None:
     options = getattr(resolved.engine.config, "request_options", {})
     answering = cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer, options))
     seed = resolved.run.train.seed
-    with closing(build_player(resolved, answering, inputs.tokenizer, resolved.sampling, seed=seed)) as player:
+    with closing(RunPlayer(resolved, answering, inputs.tokenizer, resolved.sampling, seed=seed)) as player:
         list(player.play([(inputs.prompts.prompt(0), 0)]))
 
 

@@ -44,23 +44,31 @@ def adapt(environment: Any, call: Caller) -> Environment:
 
 @dataclass(frozen=True, slots=True)
 class Stepwise:
-    """`reset` and `step`."""
+    """`reset` and `step`, and `close` and `metrics` where there are some."""
 
     environment: Any
     call: Caller
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
         """Reset, then a turn of the policy and a step, until the environment or a bound ends it."""
-        observation = _observation(await self.call("reset", self.environment.reset, task), "reset")
         rewards: dict[int, float] = {}
+        try:
+            status = await self._play(task, policy, rewards)
+        finally:
+            await self.call.close(self.environment)
+        metrics = getattr(self.environment, "metrics", None)
+        return Outcome(turn_rewards=rewards, status=status, metrics=metrics if isinstance(metrics, Mapping) else {})
+
+    async def _play(self, task: Task, policy: Policy, rewards: dict[int, float]) -> Status:
+        observation = _observation(await self.call("reset", self.environment.reset, task), "reset")
         while True:
             try:
                 reply = await policy.turn(observation)
             except EpisodeTruncated:
-                return Outcome(turn_rewards=rewards, status="truncated")
-            observation, rewards[reply.turn], done = _step(await self.call("step", self.environment.step, reply))
-            if done or policy.remaining_turns < 1:
-                return Outcome(turn_rewards=rewards, status="done" if done else "truncated")
+                return "truncated"
+            observation, rewards[reply.turn], status = _step(await self.call("step", self.environment.step, reply))
+            if status is not None or policy.remaining_turns < 1:
+                return status or "truncated"
 
 
 class WithTools:
@@ -140,11 +148,12 @@ def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str,
     return {key: value for key, value in row.items() if key in parameters}
 
 
-def _step(found: Any) -> tuple[Messages, float, bool]:
+def _step(found: Any) -> tuple[Messages, float, Status | None]:
     if not (isinstance(found, tuple) and len(found) == 3):
         raise TypeError(f"step gave {found!r:.100}, not (observation, reward, done)")
     observation, reward, done = found
-    return _observation(observation, "step"), _number(reward, "the reward of step"), bool(done)
+    status: Status | None = "truncated" if isinstance(done, str) and done == "truncated" else "done" if done else None
+    return _observation(observation, "step"), _number(reward, "the reward of step"), status
 
 
 def _number(value: Any, what: str) -> float:

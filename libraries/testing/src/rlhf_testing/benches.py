@@ -188,16 +188,15 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
     import torch
 
     from rlhf_core.batching import collate, to_device
-    from rlhf_core.models.passes import GroupPasses, PassModels
+    from rlhf_core.models.passes import GroupPasses
     from rlhf_forward.forward import policy_forward
 
     place, here = LocalPlace(torch.device(device), torch.float32), dict(models)
     for seed, role in enumerate(sorted(algorithm.roles - models.keys()), start=4):
         here[role] = copy.deepcopy(models["policy"])
         perturb(here[role], seed=seed, scale=0.01)
-    passes = algorithm.passes(PassModels(place, here, temperature=1.0))
     group = RolloutGroup(position=0, rollouts=(), items=tuple(_random_items(per_prompt)))
-    items = GroupPasses(place, passes).run([group])[0].items
+    items = GroupPasses(place, here, algorithm.passes).run([group])[0].items
     batch = to_device(collate(items), torch.device(device))
     with torch.no_grad():
         filled: dict[str, Any] = {"action_log_probs": policy_forward(models["policy"], batch, 1.0).log_probs}

@@ -1,6 +1,7 @@
 """With the library itself: the contract, whole runs, and what its environments look like in text."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,10 @@ pytest.importorskip("gymnasium", reason="needs Gymnasium: make setup-gymnasium")
 pytestmark = pytest.mark.slow
 
 DIRECTIONS = ("left", "down", "right", "up")
+
+
+def step(game, text):
+    return game.step(SimpleNamespace(text=text))
 
 
 class TestFrozenLake(EnvironmentContract):
@@ -39,17 +44,17 @@ class TestBlackjack(EnvironmentContract):
 def test_frozen_lake_in_text(tmp_path):
     options = {"env_id": "FrozenLake-v1", "kwargs": {"is_slippery": False}, "observation": "{observation}:\n{render}"}
     game = Game(GymnasiumConfig(**options, actions=list(DIRECTIONS)), tmp_path)
-    assert game.begin(3) == "0:\n[S]FFF\nFHFH\nFFFH\nHFFG"
-    assert game.step("go right").text == "1:\n  (Right)\nS[F]FF\nFHFH\nFFFH\nHFFG"
-    ways = [game.step(each) for each in ("left", "down", "down", "right", "right", "down", "right")]
-    assert [(step.reward, step.ended) for step in ways][-2:] == [(0.0, None), (1.0, "done")]
+    assert game.reset(SimpleNamespace(seed=3)) == "0:\n[S]FFF\nFHFH\nFFFH\nHFFG"
+    assert step(game, "go right")[0] == "1:\n  (Right)\nS[F]FF\nFHFH\nFFFH\nHFFG"
+    ways = [step(game, each) for each in ("left", "down", "down", "right", "right", "down", "right")]
+    assert [way[1:] for way in ways][-2:] == [(0.0, False), (1.0, True)]
     game.close()
 
 
 def test_the_librarys_time_limit_truncates(tmp_path):
     game = Game(GymnasiumConfig(env_id="FrozenLake-v1", kwargs={"max_episode_steps": 2}), tmp_path)
-    game.begin(0)
-    assert [game.step("3").ended for _ in range(2)] == [None, "truncated"]
+    game.reset(SimpleNamespace(seed=0))
+    assert [step(game, "3")[2] for _ in range(2)] == [False, "truncated"]
     game.close()
 
 

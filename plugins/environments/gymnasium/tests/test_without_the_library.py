@@ -1,22 +1,32 @@
 """Episodes over a small library of the same form; options; selecting it where the real one is missing."""
 
-import asyncio
+import threading
+from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
+from playing import Reworded, player
 from pydantic import ValidationError
 from running import wait_until
 
 from rlhf_core import train
-from rlhf_core.components import TaskContext
-from rlhf_core.errors import ConfigError, PluginError
+from rlhf_core.errors import ConfigError, EpisodeError, PluginError
 from rlhf_core.plugins import load
-from rlhf_core.types import Prompt
-from rlhf_episodes import Reply, Task
 from rlhf_gymnasium.config import GymnasiumConfig
-from rlhf_gymnasium.environment import build
 from rlhf_gymnasium.game import Game
+from rlhf_testing.episodes import episode_tokenizer
 from rlhf_testing.runs import tiny_run
+from rlhf_testing.samples import make_prompt
+
+
+def said(text):
+    return SimpleNamespace(text=text)
+
+
+def steps(played, *texts):
+    return [played.step(said(text)) for text in texts]
 
 
 def game(tmp_path, **options):
@@ -26,34 +36,34 @@ def game(tmp_path, **options):
 @pytest.mark.usefixtures("fake_library")
 def test_an_episode_from_its_seed_to_the_goal(tmp_path):
     played = game(tmp_path, instructions="Go. ", observation="at {observation}\n{render}")
-    assert played.begin(4) == "Go. at 0\n[X]"
-    steps = [played.step(text) for text in ("1", "and 1", "0", "1")]
-    assert [step.text for step in steps[:3]] == ["at 1\n_[X]", "at 2\n__[X]", "at 2\n__[X]"]
-    assert [(step.reward, step.ended) for step in steps] == [(0, None), (0, None), (0, None), (1, "done")]
-    assert game(tmp_path).begin(5) == "1"
+    assert played.reset(SimpleNamespace(seed=4)) == "Go. at 0\n[X]"
+    taken = steps(played, "1", "and 1", "0", "1")
+    assert [text for text, _, _ in taken[:3]] == ["at 1\n_[X]", "at 2\n__[X]", "at 2\n__[X]"]
+    assert [(reward, ended) for _, reward, ended in taken] == [(0, False), (0, False), (0, False), (1, True)]
+    assert game(tmp_path).reset(SimpleNamespace(seed=5)) == "1"
 
 
 @pytest.mark.usefixtures("fake_library")
 def test_time_that_is_up_is_no_end(tmp_path):
     played = game(tmp_path, kwargs={"limit": 2})
-    played.begin(0)
-    assert [played.step("0").ended for _ in range(2)] == [None, "truncated"]
+    played.reset(SimpleNamespace(seed=0))
+    assert [ended for _, _, ended in steps(played, "0", "0")] == [False, "truncated"]
 
 
 @pytest.mark.usefixtures("fake_library")
 @pytest.mark.parametrize(
     ("options", "told", "ended"),
     [
-        ({}, "There is no action in this reply. Actions: 0 to 1.\n0", None),
-        ({"actions": ["stay", "go"]}, "There is no action in this reply. Actions: stay, go.\n0", None),
-        ({"invalid_action": "end"}, "There is no action in this reply. Actions: 0 to 1.\n0", "done"),
+        ({}, "There is no action in this reply. Actions: 0 to 1.\n0", False),
+        ({"actions": ["stay", "go"]}, "There is no action in this reply. Actions: stay, go.\n0", False),
+        ({"invalid_action": "end"}, "There is no action in this reply. Actions: 0 to 1.\n0", True),
     ],
 )
 def test_a_reply_without_an_action(tmp_path, options, told, ended):
     played = game(tmp_path, invalid_reward=-0.5, **options)
-    played.begin(0)
-    step = played.step("hm 7")
-    assert (step.text, step.reward, step.ended, step.is_valid) == (told, -0.5, ended, False)
+    played.reset(SimpleNamespace(seed=0))
+    assert steps(played, "hm 7") == [(told, -0.5, ended)]
+    assert played.metrics == {"invalid_actions": 1.0}
 
 
 @pytest.mark.usefixtures("fake_library")
@@ -63,9 +73,9 @@ def test_functions_of_files(tmp_path):
         "def act(text): return {'go': 1, 'stay': 0}.get(text)\n"
     )
     played = game(tmp_path, observation="mine.py:see", read_action="mine.py:act", kwargs={"box": True})
-    assert played.begin(0) == "0 after 0"
-    assert played.step("go").text == "1 after 1"
-    assert played.step("fly").text == "There is no action in this reply.\n1 after 1"
+    assert played.reset(SimpleNamespace(seed=0)) == "0 after 0"
+    told = [text for text, _, _ in steps(played, "go", "fly")]
+    assert told == ["1 after 1", "There is no action in this reply.\n1 after 1"]
     with pytest.raises(PluginError, match="no such file"):
         game(tmp_path, observation="other.py:see")
 
@@ -87,41 +97,28 @@ def test_what_the_library_refuses_names_the_option(fake_library, tmp_path, optio
     assert fake_library.closed - closed == ("env_id" not in options and "gaol" not in options.get("kwargs", {}))
 
 
-class Scripted:
-    """A policy that says what it is told to."""
-
-    def __init__(self, texts, max_turns=8):
-        self.texts, self.remaining_turns, self.seen = list(texts), max_turns, []
-
-    async def turn(self, messages=None, tools=(), stop=()):
-        self.seen.append(messages)
-        self.remaining_turns -= 1
-        turn = len(self.seen) - 1
-        text = self.texts[turn]
-        return Reply(text=text, tool_calls=(), token_ids=(), finish_reason="stop", turn=turn, policy_version=0)
-
-
-def run(tmp_path, policy, **options):
-    environment = build(GymnasiumConfig(**{"env_id": "Line-v0", **options}), TaskContext(seed=0, base_folder=tmp_path))
-    prompt = Prompt(position=0, text="", prompt_ids=())
-    return asyncio.run(environment.run(Task(prompt=prompt, sample_id=0, seed=0, sample_seed=0), policy))
+def play(tmp_path, texts, max_turns=8, timeout_seconds=60.0, **options):
+    tokenizer = episode_tokenizer(chat=False)
+    bounds = {"max_turns": max_turns, "timeout_seconds": timeout_seconds}
+    made = player(partial(game, tmp_path, **options), engine=Reworded(tokenizer, texts), tokenizer=tokenizer, **bounds)
+    with closing(made) as playing:
+        (played,) = playing.play([(make_prompt(0, text=""), 0)])
+    return played, played.rows[0].columns["environment"]
 
 
 def test_each_turn_its_reward_and_a_closed_environment(fake_library, tmp_path):
     closed = fake_library.closed
-    policy = Scripted(["1", "?", "1", "1"])
-    outcome = run(tmp_path, policy, invalid_reward=-1.0)
-    assert (outcome.status, outcome.metrics) == ("done", {"invalid_actions": 1.0})
-    assert outcome.turn_rewards == {0: 0.0, 1: -1.0, 2: 0.0, 3: 1.0}
-    assert policy.seen[0] == "0"
-    wait_until(lambda: fake_library.closed == closed + 1, "the environment is closed")
+    played, measured = play(tmp_path, ["1", "?", "1", "1"], invalid_reward=-1.0)
+    assert (measured["truncated"], measured["own/invalid_actions"]) == (0.0, 1.0)
+    assert played.turn_rewards == {0: 0.0, 1: -1.0, 2: 0.0, 3: 1.0}
+    assert fake_library.closed == closed + 1
 
 
 @pytest.mark.parametrize(("turns", "limit"), [(8, 2), (2, 8)])
 def test_the_librarys_bound_and_cores_truncate(fake_library, tmp_path, turns, limit):
-    outcome = run(tmp_path, Scripted("00000000", max_turns=turns), kwargs={"limit": limit})
-    assert outcome.status == "truncated"
-    assert outcome.turn_rewards == {0: 0.0, 1: 0.0}
+    played, measured = play(tmp_path, "0", max_turns=turns, kwargs={"limit": limit})
+    assert measured["truncated"] == 1.0
+    assert played.turn_rewards == {0: 0.0, 1: 0.0}
 
 
 def test_an_environment_that_fails_is_closed(fake_library, tmp_path, monkeypatch):
@@ -130,8 +127,19 @@ def test_an_environment_that_fails_is_closed(fake_library, tmp_path, monkeypatch
 
     monkeypatch.setattr(fake_library, "step", step)
     closed = fake_library.closed
-    with pytest.raises(RuntimeError, match="raised SystemExit: 3"):
-        run(tmp_path, Scripted(["1"]))
+    with pytest.raises(EpisodeError, match="step raised SystemExit: 3"):
+        play(tmp_path, "1")
+    assert fake_library.closed == closed + 1
+
+
+def test_an_environment_is_closed_once_its_step_no_longer_hangs(fake_library, tmp_path, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(fake_library, "step", lambda self, action: release.wait())
+    closed = fake_library.closed
+    with pytest.raises(EpisodeError, match=r"step gave no answer within 0.2 s"):
+        play(tmp_path, "1", timeout_seconds=0.2)
+    assert fake_library.closed == closed
+    release.set()
     wait_until(lambda: fake_library.closed == closed + 1, "the environment is closed")
 
 

@@ -16,7 +16,7 @@ from rlhf_core.place import resolve_device
 from rlhf_core.plugins.selected import Selected
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rollout import replace_weights
-from rlhf_core.rollout.single_answer import with_kinds
+from rlhf_core.rollout.answers import with_kinds
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
 from ..tiny import EOS_ID, NUM_SPECIAL, as_experience, contract_policy, contract_tokenizer, perturb

@@ -1,11 +1,12 @@
-"""One environment of the library, from `make` to `close`; every method is called on one thread."""
+"""`gymnasium`: one episode of an environment of that library, in text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins import function_of_file
 
@@ -14,23 +15,18 @@ from .config import GymnasiumConfig
 from .text import RENDER, WriteObservation, template
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The outcome of a reply."""
-
-    text: str
-    """The next observation; what was wrong and the last one, where the reply had no action."""
-    reward: float
-    ended: Literal["done", "truncated"] | None = None
-    is_valid: bool = True
-
-
 class Game:
-    """Raises `ConfigError` where the library does not know the environment or its options."""
+    """Made and reset with the task's seed, which all samples of a prompt share; closed when the episode ends.
+
+    Its calls may come on different threads, and that of `close` while another one hangs.
+    """
 
     def __init__(self, config: GymnasiumConfig, base_folder: Path) -> None:
+        """Raises `ConfigError` where the library does not know the environment or its options."""
+        self.metrics = {"invalid_actions": 0.0}
         self._config = config
         self._base_folder = base_folder
+        self._lock = threading.Lock()
         self._environment = _make(config)
         try:
             self._read = self._reader()
@@ -40,28 +36,30 @@ class Game:
             raise
         self._shown = ""
 
-    def begin(self, seed: int) -> str:
+    def reset(self, task: Any) -> str:
         """The first observation, after the instructions."""
-        observation, info = self._environment.reset(seed=seed)
-        self._shown = self._write(observation, info, self._environment.render)
+        with self._lock:
+            observation, info = self._environment.reset(seed=task.seed)
+            self._shown = self._write(observation, info, self._environment.render)
         return self._config.instructions + self._shown
 
-    def step(self, text: str) -> Step:
-        """Do what a reply says."""
-        action = self._read(text)
+    def step(self, reply: Any) -> tuple[str, float, bool | str]:
+        """Do what a reply says; where it has no action, say so and show the last observation again."""
+        action = self._read(reply.text)
         if action is None:
-            ends = self._config.invalid_action == "end"
+            self.metrics["invalid_actions"] += 1
             told = f"There is no action in this reply.{self._known()}\n{self._shown}"
-            return Step(told, self._config.invalid_reward, "done" if ends else None, is_valid=False)
-        observation, reward, terminated, truncated, info = self._environment.step(action)
-        ended: Literal["done", "truncated"] | None = "done" if terminated else "truncated" if truncated else None
-        if ended is None:
-            self._shown = self._write(observation, info, self._environment.render)
-        return Step(self._shown, float(reward), ended)
+            return told, self._config.invalid_reward, self._config.invalid_action == "end"
+        with self._lock:
+            observation, reward, terminated, truncated, info = self._environment.step(action)
+            if not (terminated or truncated):
+                self._shown = self._write(observation, info, self._environment.render)
+        return self._shown, float(reward), bool(terminated) or (bool(truncated) and "truncated")
 
     def close(self) -> None:
         """Let go of what the environment holds."""
-        self._environment.close()
+        with self._lock:
+            self._environment.close()
 
     def _known(self) -> str:
         space = self._environment.action_space
@@ -111,3 +109,8 @@ def _make(config: GymnasiumConfig) -> Any:
             where="environment.env_id and environment.kwargs",
             hint="kwargs are the options of the environment itself; some need more of Gymnasium to be installed",
         ) from error
+
+
+def build(config: GymnasiumConfig, context: TaskContext) -> Game:
+    """An environment for one episode."""
+    return Game(config, context.base_folder)

@@ -9,7 +9,7 @@ from .config import GymnasiumConfig
 gymnasium = Component(
     summary="An environment of Gymnasium, played in text; its own reward.",
     config=GymnasiumConfig,
-    build="rlhf_gymnasium.environment:build",
+    build="rlhf_gymnasium.game:build",
     requires=("gymnasium",),
     install="pip install 'rlhf-gymnasium[gymnasium]'",
 )

@@ -1,54 +1,18 @@
-"""Calls to an engine, and core's own player: one answer to each sample."""
+"""Calls to an engine, checked."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..columns import ENGINE_COLUMNS, Columns
 from ..errors import PluginError, RlhfError
 from ..protocols import RolloutEngine
-from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams
-from .player import TimedPlayer
-from .row import Played, Row
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from ..types import Completion, GenerationRequest, PhaseTimes, SamplingParams
 
 AskerT = TypeVar("AskerT")
-
-
-def request_of(prompt: Prompt, sample_id: int) -> GenerationRequest:
-    """The request for one answer to a prompt."""
-    return GenerationRequest(sample_id=sample_id, prompt_ids=prompt.prompt_ids, inputs=prompt.columns.model_inputs)
-
-
-class SingleAnswers(TimedPlayer):
-    """Samples one answer to each prompt."""
-
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        tokenizer: PreTrainedTokenizerBase,
-        sampling: SamplingParams,
-        times: PhaseTimes | None = None,
-    ) -> None:
-        """times: shared with other players of a run."""
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._sampling = sampling
-        self.times = times or PhaseTimes()
-
-    def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
-        asked = [(request_of(prompt, sample_id), prompt) for prompt, sample_id in samples]
-        for prompt, completion in answers(self._engine, asked, self._sampling, self.times):
-            row = Row(text=prompt.text, prompt_ids=prompt.prompt_ids, messages=prompt.messages)
-            text = self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
-            assert isinstance(text, str)
-            row.sample(completion, text)
-            yield Played(prompt, completion.sample_id, (row,))
 
 
 def answers(
