@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rlhf_core.errors import DataError
 from rlhf_core.types import Completion, FinishReason, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-
-class Decoder(Protocol):
-    """Samples and ends the rows with the same sampling parameters."""
-
-    def draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
-        """Append one token to each row. `logits` [n, V]."""
-
-    def reason(self, row: Row) -> FinishReason | None:
-        """Why `row` ends with its last token; None if it continues."""
+    from .sampler import Sampler
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +27,8 @@ class Row:
     """Equal for rows of one `make_rows` call exactly where their prompts are equal."""
     temperature: float | None = None
     """Its own, in place of the sampling parameters'."""
-    decoder: Decoder = field(init=False)
-    """Set once it is known what is generated together."""
+    sampler: Sampler = field(init=False)
+    """Samples and ends it; set once it is known what is generated together."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     support_ids: list[Sequence[int]] = field(default_factory=list)
@@ -48,8 +38,10 @@ class Row:
     finish_reason: FinishReason | None = None
     num_reused: int = 0
     """Prompt tokens that were not computed for it."""
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(tokens sampled before, policy version from there on), where weights may change on the way."""
+    version: int = field(init=False)
+    """Policy version that its next token is sampled by."""
+    versions: list[int] = field(default_factory=list)
+    """That of each token."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -60,17 +52,15 @@ class Row:
         """Tokens whose keys and values are known: all but the last sampled one."""
         return len(self.request.prompt_ids) + len(self.token_ids) - 1
 
-    def completion(self, policy_version: int) -> Completion:
-        """`policy_version`: of all its tokens, unless `versions` says more."""
+    def completion(self) -> Completion:
         assert self.finish_reason is not None
-        versions = self._token_versions()
         return Completion(
             sample_id=self.request.sample_id,
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason,
-            policy_version=min(versions, default=policy_version),
-            policy_versions=versions if len(set(versions)) > 1 else (),
+            policy_version=min(self.versions),
+            policy_versions=tuple(self.versions) if len(set(self.versions)) > 1 else (),
             support_ids=tuple(self.support_ids) if self.support_ids else None,
             branch=self.request.branch,
             num_reused=self.num_reused,
@@ -80,15 +70,9 @@ class Row:
     @property
     def prefix(self) -> tuple[int, ...] | None:
         """The tokens whose keys and values the next turn may use; None where there is none, or weights changed."""
-        if not self.request.goes_on or any(start for start, _ in self.versions):
+        if not self.request.goes_on or len(set(self.versions)) > 1:
             return None
         return (*self.request.prompt_ids, *self.token_ids[:-1])
-
-    def _token_versions(self) -> tuple[int, ...]:
-        versions: list[int] = []
-        for (start, version), (end, _) in pairwise([*self.versions, (len(self.token_ids), 0)]):
-            versions += [version] * (end - start)
-        return tuple(versions)
 
 
 def make_rows(

@@ -9,22 +9,25 @@ import torch
 from torch import Tensor
 
 from rlhf_core.errors import DivergenceError
-from rlhf_core.types import FinishReason, SamplingParams
+from rlhf_core.types import SamplingParams
 from rlhf_forward import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
 
-from .rows import Decoder, Row, StopRule
+from .rows import Row, StopRule
 
 NOISE_TOKENS = 256
 """Tokens for which a row draws noise at once: many cost hardly more than one."""
 
 
 class Sampler:
-    """A `Decoder`. The noise behind token t of a row depends on (seed, sample_id, branch, offset + t) only."""
+    """Samples and ends the rows with the same sampling parameters.
+
+    The noise behind token t of a row depends on (seed, sample_id, branch, offset + t) only.
+    """
 
     def __init__(self, seed: int, sampling: SamplingParams, stop: StopRule) -> None:
         self._seed = seed
         self._sampling = sampling
-        self._stop = stop
+        self.stop = stop
 
     def draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
         """Append one token to each row. `logits` [n, V]. All rows have their own temperature, or none has.
@@ -43,12 +46,9 @@ class Sampler:
                 )
             row.token_ids.append(token)
             row.logprobs.append(log_prob)
+            row.versions.append(row.version)
             if support is not None:
                 row.support_ids.append([kept for kept in support[index] if kept >= 0])
-
-    def reason(self, row: Row) -> FinishReason | None:
-        """Why `row` ends with its last token; None if it continues."""
-        return self._stop.reason(row)
 
     def _sample(self, logits: Tensor, rows: Sequence[Row]) -> SampledTokens:
         self._draw_noise([row for row in rows if len(row.noise) == len(row.token_ids)])
@@ -79,17 +79,17 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[Row]:
 
     Raises `DivergenceError` when the logits are not finite.
     """
-    alike: dict[tuple[Decoder, bool], list[int]] = {}
+    alike: dict[tuple[Sampler, bool], list[int]] = {}
     for place, row in enumerate(rows):
-        alike.setdefault((row.decoder, row.temperature is None), []).append(place)
-    for (decoder, _), places in alike.items():
+        alike.setdefault((row.sampler, row.temperature is None), []).append(place)
+    for (sampler, _), places in alike.items():
         if len(alike) == 1:
-            decoder.draw(logits, rows)
+            sampler.draw(logits, rows)
             break
-        decoder.draw(logits[torch.tensor(places, device=logits.device)], [rows[place] for place in places])
+        sampler.draw(logits[torch.tensor(places, device=logits.device)], [rows[place] for place in places])
     finished = []
     for row in rows:
-        row.finish_reason = row.decoder.reason(row)
+        row.finish_reason = row.sampler.stop.reason(row)
         if row.finish_reason is not None:
             finished.append(row)
     return finished
