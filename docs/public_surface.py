@@ -40,8 +40,8 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
 CheckpointStore
-BatchPlan EpisodeBatches EpisodeEstimates EpisodeLedger EpisodeRecord Estimated EvaluationRow FitResult Group
-HookRelay ItemSummary Lease LocalTransport MadeEpisode OwnProcesses Passes PhaseTimer PhaseTimes
+BatchPlan EpisodeBatches EpisodeEstimates EpisodeRecord Estimated EvaluationRow FitResult
+HookRelay ItemSummary LocalTransport MadeEpisode OwnProcesses Passes PhaseTimer PhaseTimes
 PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
 RolloutCoordinator RunParts RunRequest RunState SamplesLost SingleAnswers TrainBatch Trainer
 TrainerParts TrainerSession Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ..util.did_you_mean import suggestion
 from .load import OWN_REWARD
@@ -15,6 +16,10 @@ from .section import Count, Section
 
 if TYPE_CHECKING:
     from .resolved import ResolvedRun
+
+
+_SET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_RESERVED_SET_NAMES = ("sampled", "loss")
 
 
 class EvalSetOptions(Section):
@@ -50,6 +55,13 @@ class EvalSetOptions(Section):
         return self.samples_per_prompt or int(self.sampled_temperature is not None)
 
 
+class EvalSet(EvalSetOptions):
+    """One entry of `eval.sets`."""
+
+    prompts: dict[str, Any] = Field(default_factory=dict, description="The source of its prompts.")
+    rewards: list[Any] | None = Field(None, description="What judges its answers; null: the rewards of the run.")
+
+
 class EvalConfig(EvalSetOptions):
     """Scoring held-out prompts before, during and after training."""
 
@@ -60,27 +72,44 @@ class EvalConfig(EvalSetOptions):
     prompts: dict[str, Any] | None = Field(
         None, description="A source of other prompts; null holds some of the run's prompts out."
     )
-    sets: dict[str, dict[str, Any]] = Field(
+    sets: dict[str, EvalSet] = Field(
         default_factory=dict,
         description="Further sets by name, each with prompts and, where they differ, rewards and sampling.",
     )
 
-    @model_validator(mode="before")
+    @field_validator("sets")
     @classmethod
-    def _sets_hold_none_out(cls, given: Any) -> Any:
-        others = isinstance(given, dict) and given.get("sets") and not given.get("prompts")
-        return {"num_prompts": 0, **given} if others else given
+    def _names_of_metrics(cls, sets: dict[str, EvalSet]) -> dict[str, EvalSet]:
+        for name in sets:
+            if not _SET_NAME.fullmatch(name) or name in _RESERVED_SET_NAMES:
+                reserved = ", ".join(_RESERVED_SET_NAMES)
+                raise ValueError(f"{name!r}: a set's name has letters, digits, . _ and -, and is none of {reserved}")
+        return sets
+
+    @model_validator(mode="after")
+    def _as_in_eval(self) -> Self:
+        """What a set does not say of sampling is as here; a run with sets holds no prompts out unless it says so."""
+        if not self.sets:
+            return self
+        shared = self.model_fields_set & EvalSetOptions.model_fields.keys() - {"num_prompts"}
+        update: dict[str, Any] = {"sets": {}}
+        if not self.prompts and "num_prompts" not in self.model_fields_set:
+            update["num_prompts"] = 0
+        for name, each in self.sets.items():
+            inherited = shared - each.model_fields_set - ({"score"} if each.rewards is not None else set())
+            update["sets"][name] = each.model_copy(update={key: getattr(self, key) for key in inherited})
+        return self.model_copy(update=update)
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
-        judged: list[tuple[str, str | None, Collection[str]]] = [("", self.score, run.reward_weights)]
-        for each in run.eval_sets:
-            judge = run if each.rewards is None else replace(run, rewards=each.rewards)
-            judged.append((f"sets.{each.name}.", each.options.score, judge.reward_weights))
-            if not judge.reward_weights:
-                yield Problem(f"sets.{each.name}.rewards", "is empty: say how its answers are judged")
-        for place, score, rewards in judged:
-            if score is not None and score not in rewards:
-                yield unknown_reward(f"{place}score", score, rewards)
+        judged = {"": (self.score, run.rewards)}
+        for name, each in self.sets.items():
+            judged[f"sets.{name}."] = each.score, run.eval_rewards.get(name, run.rewards)
+        for place, (score, rewards) in judged.items():
+            weights = replace(run, rewards=rewards).reward_weights
+            if place and not weights:
+                yield Problem(f"{place}rewards", "is empty: say how its answers are judged")
+            if score is not None and score not in weights:
+                yield unknown_reward(f"{place}score", score, weights)
 
 
 def unknown_reward(path: str, label: str, rewards: Collection[str]) -> Problem:

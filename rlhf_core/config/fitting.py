@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel
-
 from ..errors import PluginError
 from ..plugins.errors_of import errors_of
 from ..util.redact import redact_mapping
 from .load import expand
 from .problems import Problem, Problems
-from .resolved import ReadsInvalid, ResolvedRun, map_options
+from .resolved import INVALID, ReadsInvalid, ResolvedRun
 from .section import Section, options_of
 from .select import DEFAULT_PLUGINS
 
@@ -66,20 +64,18 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def check_sections(run: ResolvedRun, problems: Problems) -> None:
     """Add the problems that each valid section of the run reports."""
-
-    def check(place: str, options: BaseModel, owner: str) -> BaseModel:
-        if isinstance(options, Section):
-            try:
-                with errors_of(owner, f"checking the section {place}", kind=PluginError):
-                    for each in _problems_of(options, run):
-                        problems.add(".".join(filter(None, (place, each.path))), each.message, each.hint)
-            except ReadsInvalid:
-                pass  # what it reads is reported already
-            except PluginError as error:
-                problems.add_error(place, error)
-        return options
-
-    map_options(run, check)
+    core = () if run.run is INVALID else ((name, part, "rlhf-core") for name, part in run.run)
+    for place, options, owner in [*core, *((each.place, each.config, each.label) for each in run.plugins)]:
+        if not isinstance(options, Section):
+            continue
+        try:
+            with errors_of(owner, f"checking the section {place}", kind=PluginError):
+                for each in _problems_of(options, run):
+                    problems.add(".".join(filter(None, (place, each.path))), each.message, each.hint)
+        except ReadsInvalid:
+            pass  # what it reads is reported already
+        except PluginError as error:
+            problems.add_error(place, error)
 
 
 def _problems_of(section: Section, run: ResolvedRun) -> Iterator[Problem]:
@@ -93,7 +89,7 @@ def adapt_sections(run: ResolvedRun) -> ResolvedRun:
     """The run with each section adapted to it. Raises `PluginError` if one cannot be."""
     changes: list[Change] = []
 
-    def adapt(place: str, options: BaseModel, owner: str) -> BaseModel:
+    def adapt(options: Any, place: str, owner: str) -> Any:
         if not isinstance(options, Section):
             return options
         with errors_of(owner, f"checking the section {place}", kind=PluginError):
@@ -105,4 +101,6 @@ def adapt_sections(run: ResolvedRun) -> ResolvedRun:
             changes.append(replace(each, key=f"{place}.{each.key}", why=why))
         return adapted
 
-    return replace(map_options(run, adapt), adapted=changes)
+    core = run.run.model_copy(update={name: adapt(part, name, "rlhf-core") for name, part in run.run})
+    found = run.map_plugins(lambda each: replace(each, config=adapt(each.config, each.place, each.label)))
+    return replace(found, run=core, adapted=changes)

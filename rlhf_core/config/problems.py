@@ -89,14 +89,14 @@ class Problems:
         given: dict[str, str] = {}
         hints = {place: f"pip install {home}" for place, home in KNOWN["sections"].items()}  # those not installed
         for detail in details:
-            place, value = _place(detail["loc"], data, keep_last=detail["type"] == "missing")
+            place = _place(detail, data)
             dotted = ".".join(part for part in (path, *map(str, place)) if part)
             if (instead := _removed(model, detail)) is not None:
                 self.removed.append(dotted)
             told = _message(model, detail, also_known) if instead is None else f"is an option no more: {instead}"
             messages.setdefault(dotted, []).append(told)
             is_shown = detail["type"] != "extra_forbidden" and not names_secret(dotted)  # a key may be misspelled
-            given[dotted] = _given(value) if is_shown else ""
+            given[dotted] = _given(detail["input"]) if is_shown else ""
             if (hint := detail.get("ctx", {}).get("hint")) is not None:
                 hints[dotted] = hint
         for dotted, texts in messages.items():
@@ -107,10 +107,10 @@ class Problems:
         """`data` with the text that was typed in place of each number or truth value where text is wanted."""
         retyped = deepcopy(dict(data))
         for detail in details:
-            place, value = _place(detail["loc"], data, keep_last=False)
-            dotted = ".".join(map(str, place))
+            dotted = ".".join(map(str, _place(detail, data)))
             typed = self._overrides.get(f"{path}.{dotted}".lstrip("."))
-            if detail["type"] == "string_type" and typed is not None and isinstance(value, bool | int | float):
+            wants_text = detail["type"] == "string_type" and isinstance(detail["input"], bool | int | float)
+            if wants_text and typed is not None:
                 apply_override(retyped, dotted, typed)
         return retyped if retyped != data else None
 
@@ -139,36 +139,21 @@ class Problems:
         raise ConfigError(f"{len(self._found)} problems{''.join(lines)}", where=where, hint=hint)
 
 
-_ABSENT = object()
-
-
-def _part(data: Any, part: int | str) -> Any:
-    """`data[part]`, or `_ABSENT`."""
-    if isinstance(data, Mapping):
-        return data.get(part, _ABSENT)
-    if isinstance(data, list) and isinstance(part, int) and part < len(data):
-        return data[part]
-    return _ABSENT
-
-
-def _place(loc: Sequence[int | str], data: Any, *, keep_last: bool) -> tuple[list[int | str], Any]:
-    """The part of pydantic's `loc` that exists in the file, and the value there.
-
-    The rest of `loc` names members of unions, or (`keep_last`) a key that is missing.
-    """
+def _place(detail: Any, data: Any) -> list[int | str]:
+    """The part of pydantic's `loc` that exists in the file: the rest names members of unions, or a missing key."""
     place: list[int | str] = []
-    for index, part in enumerate(loc):
-        inside = _part(data, part)
-        if inside is _ABSENT:
-            return ([*place, part], _ABSENT) if keep_last and index == len(loc) - 1 else (place, data)
+    for part in detail["loc"]:
+        exists = part in data if isinstance(data, Mapping) else isinstance(data, list) and part in range(len(data))
+        if not exists:
+            return detail["loc"] if detail["type"] == "missing" else place
         place.append(part)
-        data = inside
-    return place, data
+        data = data[part]
+    return place
 
 
 def _given(value: Any) -> str:
     """` (given 3)` for a value that can be shown on a line."""
-    if value is _ABSENT or isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         return ""
     shown = redact_text(json.dumps(value, ensure_ascii=False))
     return f" (given {shown if len(shown) <= 60 else shown[:57] + '...'})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,13 +16,12 @@ from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections
 from .load import PLUGIN_SECTIONS, LoadedRun, expand
 from .problems import Problems
-from .resolved import INVALID, Configured, SelectedEvalSet
+from .resolved import INVALID, Configured
 from .resolved import ResolvedRun as ResolvedRun
 from .section import Section
 from .sections import (
     DEFAULT_LOGGER,
     EvalConfig,
-    EvalSetOptions,
     HooksConfig,
     LoggingConfig,
     OptimizerConfig,
@@ -39,9 +37,6 @@ DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
 
 TASKS: Mapping[str, Any] = {"name": "tasks"}
 """The `prompts` of a run with a section that needs none, such as an environment, and none of its own."""
-
-_SET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_RESERVED_SET_NAMES = ("sampled", "loss")
 
 
 def resolve(
@@ -82,8 +77,18 @@ def resolve(
     if optimizer is not None:
         schedule = select.plugin("schedules", "optimizer.schedule", optimizer.typed(OptimizerConfig).schedule)
     evaluation = EvalConfig(num_prompts=0) if core is None or core.eval is None else core.eval
-    held_out = evaluation.prompts
-    eval_prompts = None if held_out is None else _held_out_source(held_out, "eval.prompts", prompts, select)
+    held_out: dict[str | None, Any] = {None: evaluation.prompts}
+    held_out.update({name: each.prompts for name, each in evaluation.sets.items()})
+    eval_prompts = {
+        name: _held_out_source(data, name, prompts, select) or INVALID
+        for name, data in held_out.items()
+        if data is not None
+    }
+    eval_rewards = {
+        name: select.rewards(each.rewards, f"eval.sets.{name}.rewards", plays=plays)
+        for name, each in evaluation.sets.items()
+        if each.rewards is not None
+    }
     before = len(problems)
     rewards = _rewards(given, algorithm, select, functions, plays)
     has_rewards = len(problems) == before
@@ -93,7 +98,7 @@ def resolve(
         run=INVALID if core is None else core,
         eval_prompts=eval_prompts,
         rewards=rewards if has_rewards else INVALID,
-        eval_sets=_eval_sets(evaluation, prompts, select, plays),
+        eval_rewards=eval_rewards,
         hooks=hooks,
         loggers=loggers,
         sections=sections,
@@ -221,33 +226,11 @@ def _rewards(
     return select.rewards(entries, "rewards", plays=plays)
 
 
-def _held_out_source(data: Any, path: str, prompts: Configured | None, select: Selector) -> Configured | None:
+def _held_out_source(
+    data: dict[str, Any], set_name: str | None, prompts: Configured | None, select: Selector
+) -> Configured | None:
     """Its limits are those of the run's prompts where it says nothing of them."""
-    if isinstance(data, dict) and prompts is not None:
+    if prompts is not None:
         limits = prompts.typed(PromptsConfig)
         data = {"max_prompt_tokens": limits.max_prompt_tokens, "too_long": limits.too_long, **data}
-    return select.plugin("prompts", path, data)
-
-
-def _eval_sets(
-    evaluation: EvalConfig, prompts: Configured | None, select: Selector, plays: bool
-) -> tuple[SelectedEvalSet, ...]:
-    """The entries of `eval.sets`; what one does not say of sampling is as in `eval`."""
-    problems = select.problems
-    inherited = evaluation.model_fields_set & EvalSetOptions.model_fields.keys() - {"num_prompts"}
-    found: list[SelectedEvalSet] = []
-    for name, data in evaluation.sets.items():
-        path, before = f"eval.sets.{name}", len(problems)
-        if not _SET_NAME.fullmatch(name) or name in _RESERVED_SET_NAMES:
-            reserved = ", ".join(_RESERVED_SET_NAMES)
-            problems.add(path, f"a set's name has letters, digits, . _ and -, and is none of {reserved}")
-        own = data.get("rewards")
-        shared = {key: getattr(evaluation, key) for key in inherited if own is None or key != "score"}
-        others = ("prompts", "rewards")
-        values = {**shared, **{key: value for key, value in data.items() if key not in others}}
-        options = problems.validate(EvalSetOptions, values, path, also_known=others)
-        source = _held_out_source(data.get("prompts", {}), f"{path}.prompts", prompts, select)
-        chosen = None if own is None else select.rewards(own, f"{path}.rewards", plays=plays)
-        if options is not None and source is not None and len(problems) == before:
-            found.append(SelectedEvalSet(name, options, source, chosen))
-    return tuple(found)
+    return select.plugin("prompts", "eval.prompts" if set_name is None else f"eval.sets.{set_name}.prompts", data)

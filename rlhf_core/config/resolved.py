@@ -20,7 +20,6 @@ from .sections import DEFAULT_LOGGER, EngineConfig, EvalSetOptions, RewardEntry,
 if TYPE_CHECKING:
     from .fitting import Change
 
-ValueT = TypeVar("ValueT")
 OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
@@ -50,13 +49,16 @@ class Configured(Selected):
 
     config: BaseModel = field(kw_only=True)
     """Its own options, with those of core or of a section that stand beside them."""
+    place: str = field(default="", kw_only=True)
+    """Where the run file names it, such as `rewards.0`."""
     section: Selected | None = field(default=None, kw_only=True)
     """The section of a plugin that selects it (`Section.selects`)."""
 
     @classmethod
-    def of(cls, selected: Selected, config: BaseModel) -> Self:
+    def of(cls, selected: Selected, config: BaseModel, place: str = "") -> Self:
         """The plugin with these options."""
-        return cls(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
+        own = {each.name: getattr(selected, each.name) for each in fields(Selected)}
+        return cls(**own, config=config, place=place)
 
     def typed(self, model: type[OptionsT]) -> OptionsT:
         """Its options, as those of the class that all plugins of its kind have."""
@@ -74,21 +76,6 @@ class Configured(Selected):
         return options if self.kind == "sections" else {"name": self.name, **options}
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedEvalSet:
-    """One entry of `eval.sets`."""
-
-    name: str
-    options: EvalSetOptions
-    prompts: Configured
-    rewards: tuple[Configured, ...] | None
-    """None: those of the run."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        rewards = None if self.rewards is None else [reward.to_mapping() for reward in self.rewards]
-        return {**self.options.model_dump(mode="json"), "prompts": self.prompts.to_mapping(), "rewards": rewards}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRun:
     """A run with nothing left open: the core sections typed, every plugin selected and configured."""
@@ -102,11 +89,11 @@ class ResolvedRun:
     optimizer: Configured
     schedule: Configured
     """Of the learning rate: `optimizer.schedule`."""
-    eval_prompts: Configured | None
-    """Another source for evaluation; None holds prompts of `prompts` out."""
     rewards: tuple[Configured, ...]
-    eval_sets: tuple[SelectedEvalSet, ...] = ()
-    """Sets beside that of the section `eval` itself."""
+    eval_prompts: Mapping[str | None, Configured] = field(default_factory=dict)
+    """Set of `eval.sets`, or None for the section `eval` itself -> its source, if that is not `prompts`."""
+    eval_rewards: Mapping[str, tuple[Configured, ...]] = field(default_factory=dict)
+    """Set of `eval.sets` -> its rewards, if they are not those of the run."""
     hooks: tuple[Configured, ...] = ()
     """Hook plugins with options that the run lists."""
     loggers: tuple[Configured, ...] = ()
@@ -125,15 +112,37 @@ class ResolvedRun:
         found = self.sections.get(name)
         return None if found is None else found.config
 
+    def map_plugins(self, change: Callable[[Configured], Configured]) -> Self:
+        """The run with each plugin that it names, and each section of a plugin, changed.
+
+        Plugins that are named by options of other plugins are not among them.
+        """
+
+        def changed(part: Any) -> Any:
+            if isinstance(part, dict):
+                return {name: changed(each) for name, each in part.items()}
+            if isinstance(part, tuple):
+                return tuple(map(changed, part))
+            return change(part) if isinstance(part, Configured) else part
+
+        return replace(self, **{each.name: changed(getattr(self, each.name)) for each in fields(self)})
+
     @property
-    def selected(self) -> Iterator[Selected]:
-        """Every plugin that the run names and every section of a plugin, not those that options of these name."""
-        yield from (self.algorithm, self.strategy, self.engine, self.transport, self.prompts, self.optimizer)
-        yield self.schedule
-        yield from (*self.rewards, *(reward for each in self.eval_sets for reward in each.rewards or ()))
-        yield from (each for each in (self.eval_prompts, *(own.prompts for own in self.eval_sets)) if each is not None)
-        yield from (*self.hooks, *self.loggers, *self.sections.values())
-        yield from (each.section for each in self.sections.values() if each.section is not None)
+    def plugins(self) -> Sequence[Configured]:
+        """Those of `map_plugins`."""
+        found: list[Configured] = []
+
+        def note(plugin: Configured) -> Configured:
+            found.append(plugin)
+            return plugin
+
+        self.map_plugins(note)
+        return found
+
+    @property
+    def selected(self) -> Sequence[Selected]:
+        """`plugins`, and the sections that select some of them."""
+        return [*self.plugins, *(each.section for each in self.plugins if each.section is not None)]
 
     @property
     def player_sections(self) -> Iterator[tuple[str, Section, str]]:
@@ -172,11 +181,6 @@ class ResolvedRun:
         return self.transport.typed(TransportConfig).own_processes()
 
     @property
-    def updates_in_flight(self) -> bool:
-        """Whether new weights come while answers are sampled."""
-        return self.transport.typed(TransportConfig).updates_in_flight()
-
-    @property
     def rolls_out(self) -> bool:
         """Whether answers are sampled to learn from."""
         return self.algorithm.component.feeds == "rollouts"
@@ -190,14 +194,15 @@ class ResolvedRun:
     def evaluation_sets(self) -> tuple[tuple[str | None, EvalSetOptions], ...]:
         """Name and options of each set that is answered and judged, in order; the section `eval` has no name."""
         own = self.run.eval
-        answers_own = own is not None and own.num_prompts > 0 and bool(self.reward_weights)
-        named = tuple((each.name, each.options) for each in self.eval_sets)
-        return ((None, own), *named) if own is not None and answers_own else named
+        if own is None:
+            return ()
+        answers_own = own.num_prompts > 0 and bool(self.reward_weights)
+        return (*([(None, own)] if answers_own else ()), *own.sets.items())
 
     @property
     def measures_eval_records(self) -> bool:
         """Whether `eval.prompts` holds records of a dataset that are measured, not prompts that are answered."""
-        return self.eval_prompts is not None and not self.rolls_out and not self.reward_weights
+        return None in self.eval_prompts and not self.rolls_out and not self.reward_weights
 
     @property
     def generates(self) -> bool:
@@ -208,8 +213,11 @@ class ResolvedRun:
         """The whole run as JSON values; `resolve` of it gives the same run again."""
         core = self.run.model_dump(mode="json")
         if core["eval"] is not None:
-            core["eval"]["prompts"] = self.eval_prompts.to_mapping() if self.eval_prompts else None
-            core["eval"]["sets"] = {each.name: each.to_mapping() for each in self.eval_sets}
+            sets = {None: core["eval"], **core["eval"]["sets"]}
+            for name, source in self.eval_prompts.items():
+                sets[name]["prompts"] = source.to_mapping()
+            for name, judges in self.eval_rewards.items():
+                sets[name]["rewards"] = [reward.to_mapping() for reward in judges]
         core["hooks"].update(_listed(self.hooks))
         core["logging"].update({DEFAULT_LOGGER: False} | _listed(self.loggers))
         own = {name: getattr(self, name).to_mapping() for name in PLUGIN_SECTIONS}
@@ -237,44 +245,6 @@ def _put(run: dict[str, Any], name: str, options: Mapping[str, Any]) -> None:
         place = place.get(part) if isinstance(place, dict) else None
     if isinstance(place, dict):
         place[last] = options
-
-
-_PLACES = {"run": "", "sections": "", "options": ""} | {
-    "eval_prompts": "eval.prompts",
-    "eval_sets": "eval.sets",
-    "loggers": "logging",
-    "schedule": "optimizer.schedule",
-}
-"""Field -> its place in the run file, if that has another name."""
-
-
-def map_options(value: ValueT, change: Callable[[str, BaseModel, str], BaseModel], place: str = "") -> ValueT:
-    """A resolved run, or a part of one, with `change(place, options, owner)` as the options of each section.
-
-    These are core's sections and the options of plugins; parts that are `INVALID` stay as they are.
-    """
-
-    def inner(name: str, part: Any) -> Any:
-        return map_options(part, change, ".".join(filter(None, (place, name))))
-
-    mapped: Any = value
-    if isinstance(value, Configured):
-        mapped = replace(value, config=change(place, value.config, value.label))
-    elif isinstance(value, RunConfig):
-        mapped = value.model_copy(update={name: inner(name, each) for name, each in value})
-    elif isinstance(value, BaseModel):
-        mapped = change(place, value, "rlhf-core")
-    elif isinstance(value, tuple):
-        keys = [
-            str(index) if getattr(each, "kind", None) == "rewards" else each.name for index, each in enumerate(value)
-        ]
-        mapped = tuple(map(inner, keys, value))
-    elif isinstance(value, dict):
-        mapped = {name: inner(name, each) for name, each in value.items()}
-    elif isinstance(value, ResolvedRun | SelectedEvalSet):
-        parts = {each.name: getattr(value, each.name) for each in fields(value)}
-        mapped = replace(value, **{name: inner(_PLACES.get(name, name), part) for name, part in parts.items()})
-    return mapped  # type: ignore[no-any-return]
 
 
 def _listed(plugins: Sequence[Configured]) -> dict[str, Any]:

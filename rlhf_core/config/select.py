@@ -140,7 +140,7 @@ class Selector:
                 found = [self.plugin(of, f"{path}.{at}", section) for of, at, section in selections]
                 checked = [each.to_mapping() for each in found if each is not None]
                 config = config.with_selections(checked) if len(checked) == len(found) else config
-        return Configured.of(selected, config)
+        return Configured.of(selected, config, path)
 
     def listed(self, kind: str, section: str, given: Any, core: type[BaseModel]) -> tuple[Configured, ...]:
         """The plugins that a section lists: `NAME: {option: value}`, or true (or nothing) for one with its defaults.
@@ -223,19 +223,13 @@ class Selector:
         return self.options(selected, value or {}, ref.name, also_known=section_names(ref.name))
 
     def _check_files(self, options: Mapping[str, Any], path: str) -> None:
-        """Add a problem for each file of code that a plugin's options name, such as a filter or functions for tools.
-
-        What may not be run is one; where nothing is run, a file that is not there.
-        """
+        """Add a problem for each file of code, such as a filter or functions for tools, that may not be run."""
         for key, value in options.items():
             for file in sorted(referenced_files(value)):
                 try:
-                    if self.trust.runs:
-                        self.trust.check(file, f"{path}.{key}")
-                    elif not file.is_file():
-                        self.problems.add(f"{path}.{key}", f"no such file: {file}", "paths start at the current folder")
+                    self.trust.check(file, f"{path}.{key}")
                 except PluginError as error:
-                    self.problems.add_error(f"{path}.{key}", error)
+                    self.problems.add(f"{path}.{key}", error.message, error.hint)
 
     def check_command(self, command: Sequence[str]) -> None:
         """Take note of a program that an option names. Raises a pydantic error if it may not be started."""

@@ -92,8 +92,10 @@ class FileTrust:
         return (self if place.is_dir() else replace(self, folder=None)).allows(place)
 
     def check(self, path: Path, where: str) -> None:
-        """Raise `PluginError`, as `where`, for what may not be run."""
-        if self.allows(path):
+        """Raise `PluginError`, as `where`, for what may not be run, or, if nothing is run, for what is no file."""
+        if not self.runs and not path.is_file():
+            raise PluginError(f"no such file: {path}", where=where, hint="paths start at the current folder")
+        if not self.runs or self.allows(path):
             return
         outside = "named on the command line"
         if self.folder is not None:

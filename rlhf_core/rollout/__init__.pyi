@@ -1,6 +1,3 @@
-from .coordinator import EpisodeLedger as EpisodeLedger
-from .coordinator import Group as Group
-from .coordinator import Lease as Lease
 from .coordinator import RolloutCoordinator as RolloutCoordinator
 from .eval_metrics import EvaluationRow as EvaluationRow
 from .eval_metrics import evaluation_metrics as evaluation_metrics

@@ -11,14 +11,13 @@ makers may be lost extends it with deadlines (`rlhf-ray`).
 - Which record a position has is a function of the seed or, with a sampler, drawn when the position is. A sampler
   learns from the groups of a whole wave, in position order.
 - A group enters exactly one episode: a second group for a position is refused.
-- A position that is made again keeps its sample ids (`attempt` counts).
+- A position that is made again keeps its sample ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from heapq import nsmallest
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import RewardError, RlhfError
@@ -44,7 +43,6 @@ class Lease:
 
     position: int
     episode: int
-    attempt: int
     record: int | None = None
     """Index in the source; None where it follows from the position."""
 
@@ -53,8 +51,8 @@ class Lease:
 class EpisodeLedger(Generic[GroupT]):
     """The groups of an episode that has begun and was not taken."""
 
-    outstanding: dict[int, int] = field(default_factory=dict)
-    """Position -> attempts so far, for groups that have not arrived."""
+    outstanding: dict[int, str | None] = field(default_factory=dict)
+    """Position -> who makes the group, None where nobody does; of groups that have not arrived."""
     accepted: dict[int, GroupT] = field(default_factory=dict)
     refused: int = 0
     outcomes: dict[int, float] = field(default_factory=dict)
@@ -90,10 +88,6 @@ class RolloutCoordinator(Generic[GroupT]):
         self._next_episode = 0
         self._taken = 0
         self._open: dict[int, EpisodeLedger[GroupT]] = {}
-        self._episode_of: dict[int, int] = {}
-        """Position -> episode, of the groups that have not arrived."""
-        self._waiting: set[tuple[int, int]] = set()
-        """(episode, position) of the groups that nobody makes."""
         self.refused_prompts = 0
         """Prompts of the last taken episode that were replaced by others."""
 
@@ -107,22 +101,21 @@ class RolloutCoordinator(Generic[GroupT]):
         """True when the last episode was handed out for training."""
         return self._taken >= self._num_episodes
 
-    def lease(self, count: int) -> list[Lease]:
+    def lease(self, count: int, maker: str = "") -> list[Lease]:
         """Lease up to `count` positions, lowest first; none when staleness or the run's end forbids more."""
-        while len(self._waiting) < count and self._open_next():
+        while len(self._free()) < count and self._open_next():
             pass
         leases: list[Lease] = []
-        for index, position in nsmallest(count, self._waiting):
+        for index, position in self._free()[:count]:
             episode = self._open[index]
-            episode.outstanding[position] += 1
-            leases.append(Lease(position, index, episode.outstanding[position], episode.records.get(position)))
-        self._waiting -= {(lease.episode, lease.position) for lease in leases}
+            episode.outstanding[position] = maker
+            leases.append(Lease(position, index, episode.records.get(position)))
         return leases
 
     @property
     def can_lease(self) -> bool:
         """Whether a position of an open episode waits for a maker."""
-        return bool(self._waiting)
+        return bool(self._free())
 
     def submit(self, group: GroupT, *, keep: bool = True, success: float | None = None) -> bool:
         """Accept a finished group. False: it is refused (made twice, or its episode has ended).
@@ -130,12 +123,11 @@ class RolloutCoordinator(Generic[GroupT]):
         `keep=False` refuses it for training; another position is drawn in its place. `success`: what
         `Sampler.judge` returned.
         """
-        found = self._episode_of.pop(group.position, None)
+        found = next((index for index, each in self._open.items() if group.position in each.outstanding), None)
         if found is None:
             return False
         episode = self._open[found]
         del episode.outstanding[group.position]
-        self._waiting.discard((found, group.position))
         if keep:
             episode.accepted[group.position] = group
         else:
@@ -220,14 +212,12 @@ class RolloutCoordinator(Generic[GroupT]):
         self._cursor = state["cursor"]
         self._next_episode = state["next_episode"]
         self._taken = state["taken"]
-        self._episode_of.clear()
-        self._waiting.clear()
         records = {int(position): record for position, record in state.get("records", {}).items()}
         if self._sampler is not None and state.get("sampler") is not None:
             self._sampler.load_state_dict(state["sampler"])
         self._open = {
             int(index): EpisodeLedger(
-                outstanding=dict.fromkeys(saved["outstanding"], 0),
+                outstanding=dict.fromkeys(saved["outstanding"]),
                 accepted={group.position: group for group in saved["accepted"]},
                 refused=saved["refused"],
                 outcomes={int(position): success for position, success in saved.get("outcomes", {}).items()},
@@ -235,8 +225,7 @@ class RolloutCoordinator(Generic[GroupT]):
             )
             for index, saved in state["open"].items()
         }
-        for index, episode in self._open.items():
-            self._want(index, episode.outstanding)
+        for episode in self._open.values():
             held = [position for position in (*episode.outstanding, *episode.accepted) if position in records]
             episode.records = {position: records[position] for position in held}
             episode.learnt |= set(episode.accepted) - set(episode.outcomes)
@@ -258,13 +247,16 @@ class RolloutCoordinator(Generic[GroupT]):
         self._cursor += count
         if self._sampler is not None:
             episode.records.update(zip(positions, self._sampler.draw(count, index), strict=True))
-        episode.outstanding.update(dict.fromkeys(positions, 0))
-        self._want(index, positions)
+        episode.outstanding.update(dict.fromkeys(positions))
 
-    def _want(self, index: int, positions: Iterable[int]) -> None:
-        for position in positions:
-            self._episode_of[position] = index
-            self._waiting.add((index, position))
+    def _free(self) -> list[tuple[int, int]]:
+        """(episode, position) of the groups that nobody makes, lowest first."""
+        return sorted(
+            (index, position)
+            for index, episode in self._open.items()
+            for position, maker in episode.outstanding.items()
+            if maker is None
+        )
 
     def _learn(self, episode: EpisodeLedger[GroupT]) -> None:
         """Hand the outcomes of a wave to the sampler, in an order that does not depend on timing."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import DatasetAlgorithm
+from ..batching import to_device
 from ..errors import RlhfError
 from ..types import Role
 from ..wiring.parts import TrainerParts
@@ -69,7 +70,7 @@ class DatasetSource:
         algorithm = self._algorithm
 
         def forward(model: nn.Module, some: Sequence[Any]) -> Tensor:
-            batch = algorithm.to_device(algorithm.collate(some), self._models.place.device)
+            batch = to_device(algorithm.collate(some), self._models.place.device)
             return algorithm.reference_forward(model, batch)
 
         return self._models.rows(role, items, forward, empty=algorithm.masked(items[0]), shared=True) if items else []

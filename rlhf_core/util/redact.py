@@ -67,11 +67,6 @@ def learn_environment() -> None:
             learn_secret(value)
 
 
-def forget() -> None:
-    """Forget all secrets; for tests, which share a process."""
-    _known.clear()
-
-
 def names_secret(key: str) -> bool:
     """Whether the value under a key is a secret."""
     return bool(_KEY.search(key))

@@ -58,17 +58,15 @@ class RunInputs:
     def prompts(self) -> PromptStream:
         """The prompts to train on. Those to evaluate on are held out, unless they have a separate source."""
         options = self.resolved.run.eval
-        holds_out = options is not None and self.resolved.eval_prompts is None
+        holds_out = options is not None and None not in self.resolved.eval_prompts
         return self.stream_of(None, held_out=options.num_prompts if options is not None and holds_out else 0)
 
     @cached_property
     def eval_prompts(self) -> dict[str | None, PromptStream]:
         """Evaluation prompts that have a separate source, by the name of their set; None is the section `eval`."""
-        own = self.resolved.eval_prompts
-        sources: dict[str | None, Configured] = {} if own is None else {None: own}
-        sources.update({each.name: each.prompts for each in self.resolved.eval_sets})
         checked = {None} if self.resolved.measures_eval_records else set()
-        return {name: self.stream_of(source, is_checked=name in checked) for name, source in sources.items()}
+        sources = self.resolved.eval_prompts.items()
+        return {name: self.stream_of(source, is_checked=name in checked) for name, source in sources}
 
     def sampler(self) -> Sampler | None:
         """A new sampler of the run's prompts, which a section brings; None if all are drawn in turn.

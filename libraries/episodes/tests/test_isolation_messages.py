@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import ConfigError, PluginError, RlhfError
-from rlhf_episodes.contract import EpisodeTruncated
+from rlhf_episodes.contract import EpisodeTruncated, Outcome
 from rlhf_episodes.episode import State
 from rlhf_episodes.isolation.messages import (
     Answer,
@@ -28,9 +28,8 @@ from rlhf_episodes.isolation.messages import (
 
 def messages():
     turn = TurnAsked(episode=1, branch=0, turn=2, messages=[{"role": "user", "content": "é\n"}], tools=[], stop=["a"])
-    ended = Ended(
-        episode=1, reward=0.1, turn_rewards=[(0, 1.0)], metrics={"speed": 2.0}, status="done", bad_tool_calls=3
-    )
+    outcome = Outcome(reward=0.1, turn_rewards={0: 1.0}, metrics={"speed": 2.0}, bad_tool_calls=3)
+    ended = Ended(episode=1, outcome=outcome)
     failed = Failed(episode=1, error=ErrorTold.of(PluginError("no", where="here", hint="do")))
     return [turn, ended, failed]
 
@@ -57,8 +56,10 @@ def test_messages_come_over_whole_however_they_are_cut(cuts):
         b'{"say": "doing", "episode": "1", "call": "step"}',
         b'{"say": "left", "episode": 1, "turn": 1, "more": 1}',
         b'{"say": "left", "episode": 1, "turn": ' + b"9" * 5000 + b"}",
-        b'{"say": "ended", "episode": 1, "reward": NaN, "turn_rewards": [], "metrics": {}, "status": "done"}',
-        b'{"say": "ended", "episode": 1, "reward": 1, "turn_rewards": [], "metrics": {}, "status": "over"}',
+        b'{"say": "ended", "episode": 1, "outcome": {"reward": NaN}}',
+        b'{"say": "ended", "episode": 1, "outcome": {"reward": "1"}}',
+        b'{"say": "ended", "episode": 1, "outcome": {"status": "over"}}',
+        b'{"say": "ended", "episode": 1, "outcome": {"turn_rewards": {"first": 1}}}',
         b'{"say": "failed", "episode": 1, "fault": "' + b"x" * 10_001 + b'"}',
     ],
 )

@@ -71,12 +71,12 @@ def test_shared_weights_stay_shared_and_a_copy_has_the_same_values(folder):
     assert stored_parameters(twin) == stored_parameters(left)
 
 
-def test_only_what_is_asked_for_is_read(folder):
+def test_values_are_read_into_a_parameter(folder):
     _, left = policies(folder)
     stored = stored_parameters(left)["model.layers.1.mlp.up_proj.weight"]
-    part = stored.read([slice(10, 20), slice(4, 8)])
-    assert torch.equal(part, stored.read()[10:20, 4:8])
-    assert part.is_contiguous() and part.untyped_storage().nbytes() == 10 * 4 * 2
+    parameter = torch.nn.Parameter(torch.zeros(stored.read().shape))
+    stored.read_into(parameter)
+    assert torch.equal(parameter, stored.read().float()) and parameter.any()
     with pytest.raises(CheckpointError, match=r"gone\.safetensors"):
         StoredTensor(folder / "gone.safetensors", "x").read()
 

@@ -32,7 +32,7 @@ def run(install, fake_plugins, fake_run):
 def lengths(resolved):
     inputs = RunInputs(resolved)
     inputs.tokenizer = tiny_tokenizer()
-    stream = inputs.stream_of(resolved.eval_prompts)
+    stream = inputs.stream_of(resolved.eval_prompts.get(None))
     return {len(stream.prompt(position).prompt_ids) for position in range(4)}
 
 
@@ -51,7 +51,8 @@ def test_a_source_has_a_default_length_of_its_own(run):
 def test_evaluation_takes_the_runs_limits_unless_it_has_its_own(run):
     run = {**run, "prompts": {"name": "acme-long", "max_prompt_tokens": 4, "too_long": "error"}}
     same = resolve({**run, "eval": {"prompts": "acme-long"}})
-    assert (same.eval_prompts.config.max_prompt_tokens, same.eval_prompts.config.too_long) == (4, "error")
+    held_out = same.eval_prompts[None].config
+    assert (held_out.max_prompt_tokens, held_out.too_long) == (4, "error")
     other = resolve({**run, "eval": {"prompts": {"name": "acme-long", "max_prompt_tokens": 16}}})
     assert lengths(other) == {5, 10}
     assert resolve(other.to_mapping()).to_mapping() == other.to_mapping()

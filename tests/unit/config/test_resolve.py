@@ -31,7 +31,7 @@ def test_every_section_is_selected_and_typed(fake_run):
     assert resolved.prompts.config.max_prompt_tokens == 16
     assert resolved.prompts.config.path == "p.jsonl"
     assert resolved.run.eval is None
-    assert resolved.eval_prompts is None
+    assert not resolved.eval_prompts
     (reward,) = resolved.rewards
     entry = reward.typed(RewardEntry)
     assert (entry.label, entry.weight, entry.timeout_seconds) == ("fake-shout", 0.5, 60.0)
@@ -49,8 +49,7 @@ def test_reward_policy_and_options_are_told_apart(fake_run):
 def test_evaluation_may_have_prompts_of_its_own(fake_run):
     evaluation = {"num_prompts": 4, "prompts": {"name": "fake-lines", "path": "held.jsonl"}}
     resolved = resolve({**fake_run, "eval": evaluation})
-    assert resolved.eval_prompts is not None
-    assert resolved.eval_prompts.config.path == "held.jsonl"
+    assert resolved.eval_prompts[None].config.path == "held.jsonl"
     assert resolve(resolved.to_mapping()).eval_prompts == resolved.eval_prompts
 
 

@@ -37,7 +37,8 @@ def test_it_is_json_and_says_what_made_the_run(tmp_path: Path, monkeypatch: pyte
         (["--reward", "exact-match:1"], ["--reward", "exact-match:1"]),
     ],
 )
-def test_secrets_are_taken_out(command, shown):
+def test_secrets_are_taken_out(command, shown, monkeypatch):
+    monkeypatch.setattr("rlhf_core.util.redact._known", {})
     assert redact_command(command) == shown
 
 

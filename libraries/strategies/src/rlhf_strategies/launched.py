@@ -11,7 +11,6 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
-from rlhf_core.distributed.interrupts import INTERRUPT_FILE
 from rlhf_core.distributed.parent_watch import killed_with_parent
 from rlhf_core.errors import InterruptedRun, LostRankError, RlhfError, full_disk
 from rlhf_core.util.jsonl import write_json
@@ -43,12 +42,6 @@ def _main(path: str) -> int:
             os._exit(error.exit_code)  # an interpreter's end takes its time with what waits for the lost
         return error.exit_code if isinstance(error, RlhfError) else 1
     return 0
-
-
-def report_lost(error: LostRankError) -> None:
-    """Tell the launcher of ranks that this one has lost before it ends itself, so that they are stopped meanwhile."""
-    if (interrupts := os.environ.get(INTERRUPT_FILE)) is not None:
-        _write_error(Path(interrupts).parent, int(os.environ["RANK"]), error)
 
 
 def _write_error(scratch: Path, rank: int, error: BaseException) -> None:

@@ -6,12 +6,12 @@ neighbour, up to |w| / 256. At lr 1e-6 every weight above 5e-4 would never chang
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW
-from torch.optim.adamw import adamw
 
 MASTER = "master"
 """Key of a parameter's master weights in the optimizer's state."""
@@ -71,32 +71,24 @@ class MasterAdamW(AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
         """Step the master weights (Loshchilov 2019) and round them into their parameters."""
         self.take_gradients()
+        wide = {p: self.state[p].pop(MASTER) for group in self.param_groups for p in group["params"] if is_16_bit(p)}
+        self._exchange(wide)
+        try:
+            super().step()
+        finally:
+            self._exchange({master: parameter for parameter, master in wide.items()})
+            for parameter, master in wide.items():
+                self.state[parameter][MASTER] = master
+        for parameter, master in wide.items():
+            if master.grad is not None:
+                parameter.copy_(master)
+
+    def _exchange(self, others: Mapping[Tensor, Tensor]) -> None:
+        """Have torch step other tensors, with the state of those in their place."""
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if self.master(p).grad is not None]
-            if not parameters:
-                continue
-            masters = [self.master(p) for p in parameters]
-            states = [self._begun(p, master) for p, master in zip(parameters, masters, strict=True)]
-            beta1, beta2 = group["betas"]
-            adamw(
-                masters,
-                [master.grad for master in masters],  # type: ignore[misc]  # not None: chosen above
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                [state["step"] for state in states],
-                fused=True,
-                amsgrad=False,
-                maximize=False,
-                beta1=beta1,
-                beta2=beta2,
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-            )
-            for parameter, master in zip(parameters, masters, strict=True):
-                if master is not parameter:
-                    parameter.copy_(master)
+            group["params"] = [others.get(each, each) for each in group["params"]]
+        for each, other in others.items():
+            self.state[other] = self.state.pop(each)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero gradients; those of the master weights are always set to None."""
@@ -113,11 +105,3 @@ class MasterAdamW(AdamW):
                 for key, value in state_dict["state"].get(index, {}).items():
                     if is_16_bit(parameter) and key != "step":
                         self.state[parameter][key] = value.to(parameter.device, torch.float32, copy=True)
-
-    def _begun(self, parameter: Tensor, master: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
-        if "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
-            state["exp_avg"] = torch.zeros_like(master)
-            state["exp_avg_sq"] = torch.zeros_like(master)
-        return state

@@ -11,11 +11,8 @@ from rlhf_core.config.resolve import ResolvedRun
 from rlhf_core.distributed.launch_env import read_launch_env
 from rlhf_core.entry.ledger import RunLedger
 from rlhf_core.entry.train import prepare, run_rank
-from rlhf_core.errors import LostRankError
-from rlhf_core.hookspecs import hookimpl
 from rlhf_core.runfolder.folder import RunFolder
 
-from .launched import report_lost
 from .launching import launch
 
 _TIMEOUT_SECONDS = 600.0
@@ -45,18 +42,7 @@ def run_request(request: Mapping[str, Any]) -> None:
     """Run as the rank that this process is, in the run folder that the launcher owns."""
     rank = read_launch_env().rank
     prepared = prepare(request["run"], hooks=request["hooks"] if rank == 0 else ())
-    if rank == 0:
-        prepared.relay.register(_LostRanks(), name="lost-ranks")
     folder = RunFolder(Path(request["output"]))
     checkpoint = None if request["checkpoint"] is None else Path(request["checkpoint"])
     with folder.logging() if rank == 0 else nullcontext():
         run_rank(prepared, RunLedger(folder), checkpoint)
-
-
-class _LostRanks:
-    """Reports ranks that rank 0 has lost, so that the launcher ends them while the run's report is being written."""
-
-    @hookimpl(tryfirst=True)
-    def rlhf_run_end(self, error: BaseException | None) -> None:
-        if isinstance(error, LostRankError):
-            report_lost(error)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rlhf_core.errors import CheckpointError
 from rlhf_core.util.tensor_files import weight_files
 from rlhf_models.causal_lm import loaded_by
+
+from .shards import part_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,25 +39,19 @@ class StoredTensor:
     file: Path
     name: str
 
-    def read(self, part: Sequence[slice] = ()) -> Tensor:
-        """Its values, or those of a part, one slice a dimension; a copy, so that the file's pages can leave again."""
+    def read(self) -> Tensor:
+        """Its values, mapped from the file: what is not used of them takes no memory."""
         try:
             with safe_open(str(self.file), framework="pt") as opened:
-                found: Tensor = opened.get_slice(self.name)[tuple(part) or ...]
-                return found.clone(memory_format=torch.contiguous_format)
+                found: Tensor = opened.get_tensor(self.name)
+                return found
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{self.name} cannot be read: {error}", where=str(self.file)) from error
 
     def read_into(self, parameter: Tensor) -> None:
         """Write the values, of a sharded parameter this rank's part, into it; no communication."""
-        local, part = parameter, tuple[slice, ...]()
-        if isinstance(parameter, DTensor):
-            local, mesh, placements = parameter.to_local(), parameter.device_mesh, parameter.placements
-            lengths, starts = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-            part = tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))
-        if local.numel():
-            with torch.no_grad():
-                local.copy_(self.read(part))
+        with torch.no_grad():
+            parameter.copy_(part_of(parameter, self.read()))
 
 
 class StoredParameter(nn.Parameter):

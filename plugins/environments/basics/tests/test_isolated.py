@@ -64,10 +64,9 @@ def test_nothing_changes(name, tmp_path, monkeypatch):
 
 def test_tools_are_in_a_process_of_their_own_unless_the_run_file_says_no():
     functions = ["tools.py:add"]
-    assert select("tools", functions=functions).isolate
-    assert select("tools", functions=functions).options.isolate is True
-    assert not select("tools", functions=functions, isolate=False).isolate
-    assert select("conversation").options.isolate is False
+    assert select("tools", functions=functions).config.isolate is True
+    assert not select("tools", functions=functions, isolate=False).config.isolate
+    assert select("conversation").config.isolate is False
 
 
 class TestTools(EnvironmentContract):

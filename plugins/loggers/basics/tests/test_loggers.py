@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,6 @@ from rlhf_testing.contracts.logger import Logged
 from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-
-
-class TestCsv(LoggerContract):
-    """One table, without a row twice."""
-
-    plugin = "csv"
-
-    @classmethod
-    def logged(cls, run_folder: Path, config: BaseModel) -> Logged:
-        with (run_folder / "metrics.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
-        names = [name for name in rows[0] if name != "step"]
-        return {name: {int(row["step"]): float(row[name]) for row in rows if row[name]} for name in names}
 
 
 class TestTensorBoard(LoggerContract):
@@ -75,10 +60,13 @@ def test_wandb_offline_has_one_run_in_the_folder(tmp_path: Path) -> None:
 
 def test_secrets_of_the_run_file_do_not_reach_a_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[HookContext] = []
-    monkeypatch.setattr("rlhf_loggers.csv.build", lambda config, context: seen.append(context) or _Nothing())
+    monkeypatch.setattr("rlhf_loggers.tensorboard.build", lambda config, context: seen.append(context) or _Nothing())
     (tmp_path / "paid.py").write_text("def paid(rollouts, *, api_key: str = ''): return [1.0] * len(rollouts)")
     reward = {"name": f"{tmp_path / 'paid.py'}:paid", "api_key": "hidden-value"}
-    train(tiny_run({"rewards": [reward], "logging": {"csv": True}, "train": {"episodes": 1}}), output=tmp_path / "run")
+    train(
+        tiny_run({"rewards": [reward], "logging": {"tensorboard": True}, "train": {"episodes": 1}}),
+        output=tmp_path / "run",
+    )
     assert "hidden-value" not in str(seen[0].run) and "paid.py" in str(seen[0].run)
 
 
@@ -104,7 +92,7 @@ def test_a_missing_library_says_what_to_install(name: str, tmp_path: Path, monke
     ("logging", "says"),
     [
         ({"tensorbord": True}, r'logging\.tensorbord: no logger "tensorbord" is installed; did you mean "tensorboard"'),
-        ({"csv": {"pth": "x"}}, r'logging\.csv\.pth: unknown key; did you mean "path"'),
+        ({"tensorboard": {"foldr": "x"}}, r'logging\.tensorboard\.foldr: unknown key; did you mean "folder"'),
         ({"sample": "none"}, r'logging\.sample: .*did you mean "samples"'),
     ],
 )

@@ -24,7 +24,7 @@ def positions(leases):
 
 
 def finish(owner, episode):
-    for lease in owner.lease_to("m", 1 << 20):
+    for lease in owner.lease(1 << 20, "m"):
         owner.submit(empty(lease.position))
     taken = owner.take(episode)
     owner.publish(episode + 1)
@@ -34,30 +34,30 @@ def finish(owner, episode):
 class TestLeases:
     def test_positions_are_leased_once_lowest_first(self):
         owner = coordinator()
-        assert positions(owner.lease_to("a", 2)) == [0, 1]
-        assert positions(owner.lease_to("b", 5)) == [2]
-        assert owner.lease_to("c", 1) == []
+        assert positions(owner.lease(2, "a")) == [0, 1]
+        assert positions(owner.lease(5, "b")) == [2]
+        assert owner.lease(1, "c") == []
 
-    def test_a_lease_that_ended_is_given_again_with_its_attempt_counted(self):
+    def test_a_lease_that_ended_is_given_again(self):
         owner = coordinator()
-        assert [lease.attempt for lease in owner.lease_to("a", 3)] == [1, 1, 1]
-        assert owner.lease_to("b", 3) == []
+        owner.lease(3, "a")
+        assert owner.lease(3, "b") == []
         owner.release("a")
-        again = owner.lease_to("b", 2)
-        assert [(lease.position, lease.attempt) for lease in again] == [(0, 2), (1, 2)]
+        again = owner.lease(2, "b")
+        assert [lease.position for lease in again] == [0, 1]
 
     def test_release_ends_only_the_leases_of_the_maker_that_is_gone(self):
         owner = coordinator()
-        owner.lease_to("a", 1), owner.lease_to("b", 2)
+        owner.lease(1, "a"), owner.lease(2, "b")
         assert owner.release("b") == 2
         assert owner.release("b") == 0
-        assert positions(owner.lease_to("c", 9)) == [1, 2]
+        assert positions(owner.lease(9, "c")) == [1, 2]
 
     def test_a_late_group_of_a_lease_that_ended_counts_and_the_second_is_refused(self):
         owner = coordinator(prompts=1)
-        owner.lease_to("slow", 1)
+        owner.lease(1, "slow")
         owner.release("slow")
-        assert positions(owner.lease_to("fast", 1)) == [0]
+        assert positions(owner.lease(1, "fast")) == [0]
         assert owner.submit(empty(0)) is True
         assert owner.submit(empty(0)) is False
         assert len(owner.take(0)) == 1
@@ -65,7 +65,7 @@ class TestLeases:
 
     def test_a_position_nobody_asked_for_is_refused(self):
         owner = coordinator()
-        owner.lease_to("a", 1)
+        owner.lease(1, "a")
         assert owner.submit(empty(77)) is False
 
 
@@ -73,13 +73,13 @@ class TestAdmission:
     @pytest.mark.parametrize("max_staleness", [0, 1, 3])
     def test_prompts_start_when_their_episode_is_near_enough(self, max_staleness):
         owner = coordinator(episodes=9, prompts=2, max_staleness=max_staleness)
-        assert positions(owner.lease_to("a", 99)) == list(range(2 * (max_staleness + 1)))
+        assert positions(owner.lease(99, "a")) == list(range(2 * (max_staleness + 1)))
         owner.publish(2)
-        assert positions(owner.lease_to("a", 99)) == list(range(2 * (max_staleness + 1), 2 * (max_staleness + 3)))
+        assert positions(owner.lease(99, "a")) == list(range(2 * (max_staleness + 1), 2 * (max_staleness + 3)))
 
     def test_nothing_starts_after_the_last_episode(self):
         owner = coordinator(episodes=2, prompts=2, max_staleness=5)
-        assert positions(owner.lease_to("a", 99)) == [0, 1, 2, 3]
+        assert positions(owner.lease(99, "a")) == [0, 1, 2, 3]
         assert not owner.finished
 
     def test_versions_never_go_back(self):
@@ -96,7 +96,7 @@ class TestAdmission:
 
     def test_episodes_are_taken_once_and_in_order(self):
         owner = coordinator(prompts=1, max_staleness=2)
-        for lease in owner.lease_to("a", 3):
+        for lease in owner.lease(3, "a"):
             owner.submit(empty(lease.position))
         with pytest.raises(RlhfError, match="episode 1 cannot be taken"):
             owner.take(1)
@@ -106,7 +106,7 @@ class TestAdmission:
 
     def test_progress_says_what_is_missing(self):
         owner = coordinator(prompts=2)
-        owner.lease_to("maker-7", 2)
+        owner.lease(2, "maker-7")
         owner.submit(empty(0))
         assert owner.progress(0) == "1 of 2 groups are in; in the making: 1 at maker-7"
         assert "not open" in owner.progress(1)
@@ -115,25 +115,25 @@ class TestAdmission:
 class TestDynamicSampling:
     def test_refused_groups_are_replaced_only_when_the_whole_wave_is_in(self):
         owner = coordinator(prompts=3)
-        owner.lease_to("a", 3)
+        owner.lease(3, "a")
         owner.submit(empty(0), keep=False)
-        assert owner.lease_to("a", 9) == []
+        assert owner.lease(9, "a") == []
         owner.submit(empty(2))
         owner.submit(empty(1), keep=False)
-        assert positions(owner.lease_to("a", 9)) == [3, 4]
+        assert positions(owner.lease(9, "a")) == [3, 4]
         owner.submit(empty(4))
         owner.submit(empty(3))
         assert [group.position for group in owner.take(0)] == [2, 3, 4]
         owner.publish(1)
-        assert positions(owner.lease_to("a", 9)) == [5, 6, 7]
+        assert positions(owner.lease(9, "a")) == [5, 6, 7]
 
     @given(order=st.permutations(range(4)), refused=st.sets(st.integers(0, 3)))
     def test_what_is_drawn_does_not_depend_on_who_was_first(self, order, refused):
         owner = coordinator(prompts=4)
-        owner.lease_to("a", 4)
+        owner.lease(4, "a")
         for position in order:
             owner.submit(empty(position), keep=position not in refused)
-        assert positions(owner.lease_to("a", 9)) == list(range(4, 4 + len(refused)))
+        assert positions(owner.lease(9, "a")) == list(range(4, 4 + len(refused)))
 
     @pytest.mark.parametrize(
         ("make", "said"),
@@ -146,32 +146,32 @@ class TestDynamicSampling:
         owner = coordinator(prompts=2, max_refill_factor=3)
         with pytest.raises(RlhfError, match=said):
             for _ in range(20):
-                for lease in owner.lease_to("a", 9):
+                for lease in owner.lease(9, "a"):
                     owner.submit(make(lease.position), keep=False)
 
 
 class TestState:
     def test_finished_groups_survive_and_prompts_in_flight_are_made_again(self):
         owner = coordinator(prompts=2, max_staleness=1)
-        owner.lease_to("a", 4)
+        owner.lease(4, "a")
         owner.submit(make_group(0, 2))
         owner.submit(make_group(3, 2), keep=False)
         tree = with_groups(owner.state_dict(), group_to_tree)
         again = coordinator(prompts=2, max_staleness=1)
         again.load_state_dict(with_groups(tree, group_from_tree))
         assert again.version == owner.version
-        assert positions(again.lease_to("b", 9)) == [1, 2]
+        assert positions(again.lease(9, "b")) == [1, 2]
         assert again.submit(make_group(0, 2)) is False
         again.submit(make_group(1, 2))
         kept = again.take(0)
         assert [group.position for group in kept] == [0, 1]
         assert [item.sample_id for group in kept for item in group.items] == [0, 1, 2, 3]
         again.submit(make_group(2, 2))
-        assert positions(again.lease_to("b", 9)) == [4]
+        assert positions(again.lease(9, "b")) == [4]
 
     def test_a_state_is_a_snapshot(self):
         owner = coordinator(prompts=2)
-        owner.lease_to("a", 2)
+        owner.lease(2, "a")
         state = owner.state_dict()
         owner.submit(make_group(0))
         assert state["open"]["0"]["outstanding"] == [0, 1]
@@ -225,7 +225,7 @@ class World:
 
     def act(self, kind, maker, number):
         if kind == "lease":
-            for lease in self.owner.lease_to(maker, number):
+            for lease in self.owner.lease(number, maker):
                 assert lease.episode <= self.owner.version + self.max_staleness
                 self.holding[maker].append(lease.position)
         elif kind in ("submit", "refuse", "twice") and self.holding[maker]:
@@ -275,7 +275,7 @@ class World:
                 return
             for maker in MAKERS:
                 self.owner.release(maker)
-            for lease in self.owner.lease_to("a", 100):
+            for lease in self.owner.lease(100, "a"):
                 self.submit(lease.position, keep=True)
             self.train()
         raise AssertionError(f"stuck: {self.owner.progress(len(self.trained))}")
@@ -316,19 +316,19 @@ class Recorder:
 class TestSampler:
     def test_leases_name_the_record_that_was_drawn_also_when_made_again(self):
         owner = coordinator(sampler=Recorder())
-        assert [(each.position, each.record) for each in owner.lease_to("a", 3)] == [(0, 100), (1, 101), (2, 102)]
+        assert [(each.position, each.record) for each in owner.lease(3, "a")] == [(0, 100), (1, 101), (2, 102)]
         owner.release("a")
-        assert [(each.position, each.record) for each in owner.lease_to("b", 1)] == [(0, 100)]
+        assert [(each.position, each.record) for each in owner.lease(1, "b")] == [(0, 100)]
 
     def test_it_learns_a_wave_at_a_time_in_order_refused_ones_included(self):
         sampler = Recorder()
         owner = coordinator(sampler=sampler)
-        owner.lease_to("a", 3)
+        owner.lease(3, "a")
         for position, keep in ((2, True), (0, False), (1, True)):
             assert sampler.learnt == []
             owner.submit(make_group(position), keep=keep, success=position / 2)
         assert sampler.learnt == [(100, 0.0), (101, 0.5), (102, 1.0)]
-        assert [(each.position, each.record) for each in owner.lease_to("a", 9)] == [(3, 103)]
+        assert [(each.position, each.record) for each in owner.lease(9, "a")] == [(3, 103)]
         owner.submit(make_group(3), success=None)
         owner.take(0)
         assert len(sampler.learnt) == 3 and sampler.episodes == [0, 0]
@@ -336,13 +336,13 @@ class TestSampler:
 
     def test_a_resume_in_the_middle_of_a_wave_forgets_nothing(self):
         first = coordinator(sampler=Recorder(), max_staleness=1)
-        first.lease_to("a", 6)
+        first.lease(6, "a")
         for position in (4, 0, 1):
             first.submit(make_group(position), success=position / 10)
         sampler = Recorder()
         second = coordinator(sampler=sampler, max_staleness=1)
         second.load_state_dict(with_groups(with_groups(first.state_dict(), group_to_tree), group_from_tree))
-        leases = second.lease_to("b", 9)
+        leases = second.lease(9, "b")
         assert [(each.position, each.record) for each in leases] == [(2, 102), (3, 103), (5, 105)]
         second.submit(make_group(2), success=0.2)
         assert sampler.learnt == [(100, 0.0), (101, 0.1), (102, 0.2)]

@@ -204,16 +204,7 @@ class IsolatedEnvironment:
             case TurnLeft():
                 self._loop.call_soon(self._leave, message)
             case Ended():
-                self._end(
-                    Outcome(
-                        reward=message.reward,
-                        turn_rewards=dict(message.turn_rewards),
-                        metrics=message.metrics,
-                        status=message.status,
-                        bad_tool_calls=message.bad_tool_calls,
-                        columns=message.columns,
-                    )
-                )
+                self._end(message.outcome)  # which is checked as that of any environment
             case Failed(fault=fault, error=error):
                 self._end(EnvironmentFault(printable(fault)) if error is None else error.error())
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from rlhf_core import errors
 from rlhf_core.errors import RlhfError
 
-from ..contract import Endpoint, EpisodeTruncated, Reply, Status, Task
+from ..contract import Endpoint, EpisodeTruncated, Outcome, Reply, Task
 from ..episode import State
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -116,12 +116,7 @@ class Ended(_OfEpisode):
     """The episode's outcome."""
 
     say: Literal["ended"] = "ended"
-    reward: float
-    turn_rewards: list[tuple[int, float]]
-    metrics: dict[str, float]
-    status: Status
-    bad_tool_calls: int = Field(0, ge=0)
-    columns: dict[str, Any] = Field(default_factory=dict)
+    outcome: Outcome
 
 
 class Failed(_OfEpisode):

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -87,15 +88,7 @@ class Worker:
         told: dict[str, Any]
         try:
             found = await run_environment(self._make, Caller(episode, self._workers), episode.task, episode.policy())
-            told = {
-                "say": "ended",
-                "reward": found.reward,
-                "turn_rewards": [*found.turn_rewards.items()],
-                "metrics": found.metrics,
-                "status": found.status,
-                "bad_tool_calls": found.bad_tool_calls,
-                "columns": found.columns,
-            }
+            told = {"say": "ended", "outcome": asdict(found)}
         except RlhfError as error:
             told = {"say": "failed", "error": ErrorTold.of(error).model_dump()}
         except asyncio.CancelledError:

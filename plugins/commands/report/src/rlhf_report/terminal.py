@@ -23,12 +23,5 @@ def heading(text: str, *, bold: bool = False, dim: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print indented JSON on stdout, control characters in strings as JSON escapes."""
-    text = redact_text(json.dumps(value, indent=2, ensure_ascii=False))
-    click.echo("".join(char if printable(char) == char else _escape(char) for char in text))
-
-
-def _escape(char: str) -> str:
-    """`\\uXXXX`, twice for a character beyond 16 bits; `json.dumps` leaves DEL alone."""
-    units = char.encode("utf-16-be", errors="surrogatepass")
-    return "".join(f"\\u{units[start : start + 2].hex()}" for start in range(0, len(units), 2))
+    """Print indented JSON on stdout, all but ASCII in strings as JSON escapes."""
+    click.echo(redact_text(json.dumps(value, indent=2)).replace("\x7f", "\\u007f"))

@@ -4,65 +4,95 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
+from openenv.core import GenericEnvClient
+
 from rlhf_core.components import TaskContext
-from rlhf_core.errors import EpisodeError
-from rlhf_episodes import EpisodeTruncated, Outcome, Policy, Status, Task
+from rlhf_core.errors import EpisodeError, first_line
+from rlhf_core.util import printable
 
 from .config import OpenEnvConfig
-from .session import Session
 from .text import NoAction, action_of, text_of
 
-logger = logging.getLogger(__name__)
+MAX_MESSAGE_MEGABYTES = 8.0
+_PATIENCE_SECONDS = 86_400.0
+"""Longest answer of the library's own: `environment.timeout_seconds` is what bounds it."""
+_LEAVE_SECONDS = 1.0
+_HINT = (
+    "see that the server runs there and allows as many sessions at once as environment.concurrency; "
+    "environment.on_failure: zero or drop leaves such episodes out"
+)
+_INVALID = re.compile(r"Server error: (.*) \(code: VALIDATION_ERROR\)", re.DOTALL)
+logger = logging.getLogger("rlhf.openenv")
 
 
 class OpenEnvEnvironment:
     """A session of its own at the server, which begins with the task's seed: all samples of a prompt share it."""
 
     def __init__(self, config: OpenEnvConfig) -> None:
+        self.metrics = {"invalid_actions": 0.0}
         self._config = config
+        self._client: Any = None
+        self._shown = ""
 
-    async def run(self, task: Task, policy: Policy) -> Outcome:
-        """Turns and steps until the environment says that it is done, or a bound ends it."""
-        session = Session(self._config.base_url)
+    async def reset(self, task: Any) -> str:
+        """Connect, and give the first observation after the instructions."""
+        self._client = GenericEnvClient(
+            self._config.base_url,
+            connect_timeout_s=_PATIENCE_SECONDS,
+            message_timeout_s=_PATIENCE_SECONDS,
+            max_message_size_mb=MAX_MESSAGE_MEGABYTES,
+            mode="simulation",
+        )
+        await self._wait("connecting", self._client.connect())
+        options = {**self._config.reset, "seed": task.seed}
+        self._shown = self._text(await self._wait("resetting the environment", self._client.reset(**options)))
+        return self._config.instructions + self._shown
+
+    async def step(self, reply: Any) -> tuple[str | None, float, bool]:
+        """Make a reply's action; where it has none that the environment takes, say why."""
         try:
-            return await self._play(session, task, policy)
-        except asyncio.CancelledError:
-            if session.doing:
-                logger.warning("sample %d: the OpenEnv server was left while %s", task.sample_id, session.doing)
-            raise
-        finally:
-            await session.close()
+            action = action_of(reply.text, self._config.action_field)
+            result = await self._wait("making a step", self._client.step(action))
+        except NoAction as wrong:
+            self.metrics["invalid_actions"] += 1
+            return f"error: {wrong}\n{self._shown}", self._config.invalid_reward, False
+        if result.done:
+            return None, result.reward or 0.0, True
+        self._shown = self._text(result)
+        return self._shown, result.reward or 0.0, False
 
-    async def _play(self, session: Session, task: Task, policy: Policy) -> Outcome:
-        await session.open()
-        result = await session.reset({**self._config.reset, "seed": task.seed})
-        shown = self._text(result)
-        text = self._config.instructions + shown
-        rewards: dict[int, float] = {}
-        num_invalid = 0
-        status: Status = "truncated"
-        while True:
-            try:
-                reply = await policy.turn(text)
-            except EpisodeTruncated:
-                break
-            try:
-                result = await session.step(action_of(reply.text, self._config.action_field))
-            except NoAction as wrong:
-                num_invalid += 1
-                rewards[reply.turn] = self._config.invalid_reward
-                text = f"error: {wrong}\n{shown}"
-            else:
-                rewards[reply.turn] = result.reward or 0.0
-                if result.done:
-                    status = "done"
-                    break
-                text = shown = self._text(result)
-            if policy.remaining_turns < 1:
-                break
-        return Outcome(turn_rewards=rewards, metrics={"invalid_actions": float(num_invalid)}, status=status)
+    async def close(self) -> None:
+        """Say good-bye, within a moment, and let go of the connection however that goes."""
+        if self._client is None:
+            return
+        connection = self._client._ws  # which the library forgets where its closing is cut
+        try:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._client.close(), _LEAVE_SECONDS)
+        finally:
+            if connection is not None:
+                connection.transport.abort()
+
+    async def _wait(self, what: str, answer: Coroutine[Any, Any, Any]) -> Any:
+        """The library's result. Raises `NoAction` for what is no action there, else `EpisodeError`."""
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            logger.warning("the OpenEnv server was left while %s", what)
+            raise
+        except Exception as error:  # the library lets through what its connection and JSON raise
+            if invalid := _INVALID.match(str(error)):
+                raise NoAction(f"the environment does not take this action: {printable(invalid[1])[:500]}") from error
+            raise EpisodeError(
+                f"the OpenEnv server {self._config.base_url} failed while {what}: {printable(first_line(error))[:500]}",
+                where="environment.base_url",
+                hint=_HINT,
+            ) from error
 
     def _text(self, result: Any) -> str:
         try:

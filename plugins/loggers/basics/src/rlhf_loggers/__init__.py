@@ -1,1 +1,1 @@
-"""Loggers of the rlhf framework: TensorBoard, Weights & Biases, CSV."""
+"""Loggers of the rlhf framework: TensorBoard, Weights & Biases."""

@@ -25,9 +25,3 @@ class WandbConfig(Section):
     mode: Literal["online", "offline", "disabled"] | None = Field(
         None, description="offline writes into the run folder, for `wandb sync`; null is what WANDB_MODE says."
     )
-
-
-class CsvConfig(Section):
-    """Options of `logging: {csv: …}`."""
-
-    path: str = Field("metrics.csv", min_length=1, description="The table; a relative path starts at the run folder.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_core import Component
 
-from .config import CsvConfig, TensorBoardConfig, WandbConfig
+from .config import TensorBoardConfig, WandbConfig
 
 tensorboard = Component(
     summary="TensorBoard event files in the run folder.",
@@ -20,10 +20,4 @@ wandb = Component(
     build="rlhf_loggers.wandb:WandbLogger",
     requires=("wandb",),
     install="pip install 'rlhf-loggers[wandb]'",
-)
-
-csv = Component(
-    summary="A CSV table with a row an update.",
-    config=CsvConfig,
-    build="rlhf_loggers.csv:build",
 )

@@ -7,14 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_core.config import Section
+from rlhf_core.config import StrategyConfig
 
 _PRECISION_HELP = "Type of the arithmetic. auto: fp32 on a CPU, bf16 on a GPU, never fp16."
 _FIXED = "it has one value now, which suits all runs; remove it"
 _MASTERS = "fp32 weights are always kept beside bf16 and fp16 ones, for small steps; remove it"
 
 
-class _Processes(Section):
+class _Processes(StrategyConfig):
     timeout_seconds: float = Field(
         default=600.0,
         gt=0,

@@ -1,6 +1,6 @@
 """ColossalAI without a GPU: an accelerator whose compute device is the host.
 
-ColossalAI's `CpuAccelerator` raises wherever a stream, an event or a device is asked for, and its ZeRO code
+ColossalAI's `CpuAccelerator` raises wherever a stream is asked for, and its ZeRO code
 compares the accelerator's name with "cuda" to tell that a chunk is on the device that computes. Neither means anything
 on a host with one memory and one queue, so here these calls do nothing.
 Nothing of this is used when there is a GPU.
@@ -20,75 +20,33 @@ if TYPE_CHECKING:
     from colossalai.zero.gemini.chunk import Chunk, ChunkManager
 
 
-class _HostQueue:
-    """A stream or event of a device that runs everything in order."""
+class _HostStream:
+    """A stream of a device that runs everything in order."""
 
-    def wait_stream(self, other: _HostQueue) -> None:
+    def wait_stream(self, other: _HostStream) -> None:
         """Do nothing: the work of `other` is done."""
-
-    def wait_event(self, event: _HostQueue) -> None:
-        """Do nothing: the event has happened."""
-
-    def synchronize(self) -> None:
-        """Do nothing: no work is pending."""
-
-    def record(self, stream: _HostQueue | None = None) -> None:
-        """Do nothing: the event happens at once."""
-
-    def query(self) -> bool:
-        return True
 
 
 class HostAccelerator(CpuAccelerator):  # type: ignore[misc]  # ColossalAI has no types
     """The host as the device that computes. Its name is what ColossalAI's ZeRO code asks a compute device for."""
 
-    _queue = _HostQueue()
-
     @property
     def name(self) -> str:
         return "cuda"
 
-    def current_device(self) -> int:
-        return 0
-
     def device_count(self) -> int:
         return 1
-
-    def set_device(self, device: torch.device | int | None = None) -> None:
-        """Do nothing: there is only one."""
 
     def synchronize(self, device: torch.device | int | None = None) -> None:
         """Do nothing: no work is pending."""
 
-    def empty_cache(self) -> None:
-        """Do nothing: there is no cache."""
+    def Stream(self, device: torch.device | None = None, priority: int = 0) -> _HostStream:  # the name is ColossalAI's
+        return _HostStream()
 
-    def reset_peak_memory_stats(self, device: torch.device | int | None = None) -> None:
-        """Do nothing: the operating system tracks peak memory."""
+    def current_stream(self, device: torch.device | None = None) -> _HostStream:
+        return _HostStream()
 
-    def memory_allocated(self, device: torch.device | int | None = None) -> int:
-        return int(self.memory_reserved())
-
-    def max_memory_allocated(self, device: torch.device | int | None = None) -> int:
-        return int(self.max_memory_reserved()) * 1024
-
-    # The capital letters are ColossalAI's: these two make a torch.cuda.Stream and a torch.cuda.Event elsewhere.
-    def Stream(self, device: torch.device | None = None, priority: int = 0) -> _HostQueue:
-        return self._queue
-
-    def Event(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> _HostQueue:
-        return self._queue
-
-    def current_stream(self, device: torch.device | None = None) -> _HostQueue:
-        return self._queue
-
-    def default_stream(self, device: torch.device | None = None) -> _HostQueue:
-        return self._queue
-
-    def set_stream(self, stream_: _HostQueue) -> None:
-        """Do nothing: there is only one."""
-
-    def stream(self, stream_: _HostQueue | None) -> AbstractContextManager[None]:
+    def stream(self, stream_: _HostStream | None) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config import Section, StrategyConfig
+from rlhf_core.config import StrategyConfig
 
 _PROCESSES_OF_A_MACHINE = 8
 
 
-class SingleConfig(Section):
+class SingleConfig(StrategyConfig):
     """`strategy:` section for `name: single`."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

@@ -34,7 +34,6 @@ from .messages import (
     TakenEpisode,
     Work,
 )
-from .sample_store import StoredGroup
 
 
 class Coordinator:
@@ -53,7 +52,7 @@ class Coordinator:
         self._prompts_per_lease = config.prompts_per_lease
         self._num_episodes = num_episodes
         self._prompts_per_episode = prompts_per_episode
-        self._prompts: LeasedCoordinator[StoredGroup] = LeasedCoordinator(
+        self._prompts = LeasedCoordinator(
             num_episodes=num_episodes,
             prompts_per_episode=prompts_per_episode,
             max_staleness=config.max_staleness,
@@ -309,7 +308,7 @@ class Coordinator:
             evaluation = self._evaluation.take(maker)
             if evaluation is not None:
                 return evaluation
-            if leases := self._prompts.lease_to(maker, self._lease_size()):
+            if leases := self._prompts.lease(self._lease_size(), maker):
                 positions = tuple(lease.position for lease in leases)
                 records = tuple(lease.record for lease in leases if lease.record is not None)
                 return RolloutWork(positions, self._prompts.version, self._era, records)

@@ -49,40 +49,36 @@ class EvaluationJobs:
     """At most one evaluation at a time."""
 
     def __init__(self) -> None:
-        self._waiting: list[EvaluationWork] = []
-        self._held: dict[EvaluationWork, str] = {}
+        self._left: dict[EvaluationWork, str | None] = {}
+        """Part -> who answers it, None where nobody does; of those that have no rows."""
         self._rows: dict[int, Sequence[EvaluationRow]] = {}
 
     def open(self, num_prompts: int, part_size: int, version: int) -> None:
         """Cut the prompts into parts of `part_size`."""
         starts = range(0, num_prompts, part_size)
-        self._waiting = [EvaluationWork(start, min(start + part_size, num_prompts), version) for start in starts]
-        self._held = {}
+        self._left = {EvaluationWork(start, min(start + part_size, num_prompts), version): None for start in starts}
         self._rows = {}
 
     def take(self, maker: str) -> EvaluationWork | None:
         """The next part, for `maker`."""
-        if not self._waiting:
-            return None
-        work = self._waiting.pop(0)
-        self._held[work] = maker
+        work = next((each for each, holder in self._left.items() if holder is None), None)
+        if work is not None:
+            self._left[work] = maker
         return work
 
     def done(self, work: EvaluationWork, rows: Sequence[EvaluationRow]) -> None:
         """Take a part's rows; a part that was answered twice counts once."""
-        if self._held.pop(work, None) is not None:
+        if work in self._left:
+            del self._left[work]
             self._rows[work.start] = rows
 
     def release(self, maker: str) -> None:
-        """Return a lost maker's parts to the queue."""
-        lost = [work for work, holder in self._held.items() if holder == maker]
-        for work in lost:
-            del self._held[work]
-        self._waiting = sorted([*lost, *self._waiting], key=lambda work: work.start)
+        """Have a lost maker's parts answered by others."""
+        self._left.update(dict.fromkeys(work for work, holder in self._left.items() if holder == maker))
 
     @property
     def complete(self) -> bool:
-        return not self._waiting and not self._held
+        return not self._left
 
     def rows(self) -> list[EvaluationRow]:
         """All rows, in the order of the prompts."""
@@ -90,7 +86,8 @@ class EvaluationJobs:
 
     def describe(self) -> str:
         """Text on the parts that are still missing."""
-        return f"{len(self._waiting)} parts wait for a maker, in the making: {sorted(set(self._held.values()))}"
+        makers = list(self._left.values())
+        return f"{makers.count(None)} parts wait for a maker, in the making: {sorted(set(filter(None, makers)))}"
 
 
 class MakerStates:

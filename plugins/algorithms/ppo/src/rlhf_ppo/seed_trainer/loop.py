@@ -6,29 +6,17 @@ Each collect step, pass and batch calls the trainer's own methods.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from rlhf_core.batching import collate
+from rlhf_core.batching import collate, to_device
 from rlhf_core.rollout import made_episode
 from rlhf_core.training import EpisodeBatches, EpisodeEstimates, EpisodeRecord, TrainBatch, Trainer
 from rlhf_core.types import BufferItem, Experience
 
 from .base import SampleBuffer
 from .parts import SeedMaker, TrainerContext
-
-
-def to_device(item: BufferItem, device: torch.device) -> BufferItem:
-    """The same sample with its tensors on `device`."""
-    moved: dict[str, Any] = {}
-    for field in fields(item):
-        value = getattr(item, field.name)
-        if isinstance(value, torch.Tensor):
-            moved[field.name] = value.to(device)
-    columns = item.columns.map(lambda value, kind: value if kind.per == "metrics" else value.to(device))
-    return replace(item, columns=columns, **moved)
 
 
 class LoopOwner(Protocol):
