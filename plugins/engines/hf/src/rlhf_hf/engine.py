@@ -24,10 +24,10 @@ from .lockstep import LockstepBatch, LockstepModel
 from .paths import Path, choose_path
 from .prefixes import PrefixStore
 from .prepack import PackedLinears
-from .rows import Row, StopRule
-from .sampler import Sampler
+from .rows import Row, Sampler
 from .slot_model import SlotModel
 from .slots import SlotBatch
+from .stop import StopRule
 
 logger = logging.getLogger(__name__)
 

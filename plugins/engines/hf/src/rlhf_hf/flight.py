@@ -9,8 +9,7 @@ from rlhf_core.protocols import Asked
 from rlhf_core.types import GenerationRequest, SamplingParams
 
 from .lockstep import LockstepBatch
-from .rows import Row, make_rows
-from .sampler import Sampler
+from .rows import Row, Sampler, make_rows
 from .slots import SlotBatch
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from .forward import ModelForward
-from .rows import Row
-from .sampler import sample
+from .rows import Row, sample
 
 Way = Literal["padded", "equal", "recompute"]
 
