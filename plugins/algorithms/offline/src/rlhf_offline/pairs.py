@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import LossOutput, Mean, Metric
+from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.errors import DataError
 from rlhf_forward import masked_sum
 
@@ -115,7 +115,7 @@ def pair_output(result: PairLoss, counts: Tensor) -> LossOutput:
     """The loss and its metrics over the pairs that count ([B] bool)."""
     number = counts.sum()
     rewards = {"chosen_reward": result.chosen_rewards, "rejected_reward": result.rejected_rewards}
-    metrics: dict[str, Metric] = {
+    metrics: dict[str, Mean] = {
         "preference/accuracy": Mean((result.is_right & counts).sum(), number),
         "preference/margin": Mean(masked_sum(result.margins, counts), number),
     }

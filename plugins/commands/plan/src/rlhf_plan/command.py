@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from rlhf_core.config import ResolvedRun
-    from rlhf_core.protocols import CommandRun
+    from rlhf_core.wiring import RunInputs
 
     from . import Layout, Plan
 
@@ -39,7 +39,9 @@ class Memory(click.ParamType[int]):
     "--memory", type=Memory(), help="Memory of one process (24GB, 80GiB): say which is the smallest layout that fits."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plan(run: CommandRun, num_processes: int, memory: int | None, as_json: bool) -> None:
+def plan(
+    run: Callable[[int], tuple[ResolvedRun, RunInputs]], num_processes: int, memory: int | None, as_json: bool
+) -> None:
     """Estimate what a run will need: memory by part and process, tokens a second, time to the end.
 
     Only the model's config is read, and this machine's speed measured for a moment; files of code that the run names
@@ -54,7 +56,7 @@ def plan(run: CommandRun, num_processes: int, memory: int | None, as_json: bool)
     """
     from . import plan_run
 
-    resolved, inputs = run.check(num_processes)
+    resolved, inputs = run(num_processes)
     found = plan_run(resolved, inputs, num_processes, memory_bytes=memory)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
