@@ -115,7 +115,7 @@ def estimates_of_ranks(
     def work(rank: int, place: Place) -> tuple[list[BufferItem], Mapping[str, float]]:
         estimates = EpisodeEstimates(make(), combiner, place, BatchPlan(5, 1, rank, num_ranks))
         found = estimates.of(made_episode(items, PhaseTimes()), 0)
-        return [item for each in found.epochs for batch in each for item in batch.items], found.metrics
+        return [item for each in found.epochs for batch in each for item in batch], found.metrics
 
     return Ranks(num_ranks).run(work)
 
