@@ -17,7 +17,6 @@ from .errors import UserInputError
 from .types import BufferItem, Experience, Role, RolloutGroup
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
 
@@ -35,24 +34,12 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class Max:
-    """A metric reduced by the maximum over micro-batches and ranks."""
-
-    value: Tensor | float
-    """The largest of this process."""
-
-
-Metric = Mean | Max
-"""A metric of a micro-batch and how it is combined with those of others."""
-
-
-@dataclass(frozen=True, slots=True)
 class LossOutput:
     """The contribution of one micro-batch to an update."""
 
     sums: Mapping[str, Tensor]
     """Loss term -> its sum over this micro-batch (scalar, with gradient), not yet divided by its count."""
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Mean] = field(default_factory=dict)
     """`loss/<term>` is added by the trainer."""
     log_probs: Tensor | None = None
     """[B, A] float32, detached: this forward's log-probs, from which the trainer takes the gap to the engine."""
@@ -97,10 +84,7 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
 
     @abstractmethod
     def collate(self, items: Sequence[ItemT]) -> BatchT:
-        """Items to a batch, padded to the longest in it, on the CPU."""
-
-    @abstractmethod
-    def to_device(self, batch: BatchT, device: torch.device) -> BatchT: ...
+        """Items to a batch, padded to the longest in it, on the CPU: a dataclass, whose tensors the trainer moves."""
 
     @abstractmethod
     def masked(self, item: ItemT) -> ItemT:
@@ -261,11 +245,6 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
         from .batching import collate
 
         return collate(items)
-
-    def to_device(self, batch: Experience, device: torch.device) -> Experience:
-        from .batching import to_device
-
-        return to_device(batch, device)
 
     def masked(self, item: BufferItem) -> BufferItem:
         from .batching import masked

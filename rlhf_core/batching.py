@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ _EVEN_ENOUGH = 1.02
 """What the longest part may be of that of an even split, for neighbours to stay together."""
 _LARGE_MODEL_PARAMETERS = 50_000_000
 UnitT = TypeVar("UnitT")
+DataT = TypeVar("DataT")
 
 
 def default_tokens(device_type: str, num_parameters: int = 0) -> int:
@@ -103,15 +104,15 @@ def split(experience: Experience, *, to_cpu: bool = True) -> list[BufferItem]:
     return [_item(experience, row) for row in range(len(experience))]
 
 
-def to_device(experience: Experience, device: torch.device) -> Experience:
-    """The same batch with every tensor on `device`."""
+def to_device(batch: DataT, device: torch.device) -> DataT:
+    """The same batch or sample, a dataclass, with every tensor on `device`, also those of a batch inside it."""
     # A non-blocking copy to the CPU could be read before it has arrived.
-    return _map_tensors(experience, lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
+    return _map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
 
-def pinned(experience: Experience) -> Experience:
+def pinned(batch: DataT) -> DataT:
     """The same batch with its CPU tensors in page-locked memory, so that copies to a GPU are asynchronous."""
-    return _map_tensors(experience, lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)
+    return _map_tensors(batch, lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)
 
 
 def masked(item: BufferItem) -> BufferItem:
@@ -281,9 +282,17 @@ def _trim_support(support: Tensor) -> Tensor | None:
     return support[:, : int(used[-1]) + 1].clone() if used.numel() else None
 
 
-def _map_tensors(experience: Experience, change: Callable[[Tensor], Tensor]) -> Experience:
-    found = {field.name: getattr(experience, field.name) for field in fields(experience)}
-    changed: dict[str, Any] = {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
-    rewards = {name: change(scores) for name, scores in experience.rewards.items()}
-    columns = experience.columns.map(lambda each, kind: each if kind.per == "metrics" else change(each))
-    return replace(experience, rewards=rewards, columns=columns, **changed)
+def _map_tensors(batch: DataT, change: Callable[[Tensor], Tensor]) -> DataT:
+    def changed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        if isinstance(value, Columns):
+            return value.map(lambda each, kind: changed(each))
+        if isinstance(value, Mapping):
+            return {name: changed(each) for name, each in value.items()}
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{each.name: changed(getattr(value, each.name)) for each in fields(value)})
+        return value
+
+    there: DataT = changed(batch)
+    return there

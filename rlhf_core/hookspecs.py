@@ -170,7 +170,7 @@ class TrainerHooks:
 
     @hookspec
     def rlhf_batch_start(self, episode: int, epoch: int, batch: int, experience: Any) -> None:
-        """`experience`: the training batch (an `Experience`, or a dataset algorithm's batch); `batch` from 0."""
+        """`experience`: the items of the training batch here, in the seed's classes an `Experience`; `batch` from 0."""
 
     @hookspec
     def rlhf_batch_end(

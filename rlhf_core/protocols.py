@@ -8,14 +8,9 @@ subclasses, are abstract classes instead.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Rollout, RolloutGroup, SamplingParams
-
-if TYPE_CHECKING:
-    from .config.resolved import ResolvedRun
-    from .wiring.inputs import RunInputs
-
 
 Score: TypeAlias = "float | Mapping[int, float]"
 """A number for one answer, or numbers for some of its turns."""
@@ -177,22 +172,3 @@ class Logger(Protocol):
 
     def finish(self, failed: bool, /) -> None:
         """Write what is queued and close; `failed`: the training ended with an error."""
-
-
-class CommandRun(Protocol):
-    """The run that RUN.yaml and flags describe, for a command of a plugin (`rlhf.commands`).
-
-    A command whose function has a parameter `run` that none of its options fills takes RUN.yaml, `--set` and the flags
-    of `rlhf train` that describe a run, and its function is called with this object.
-    """
-
-    def check(self, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
-        """Check the run as `rlhf train --dry-run` does, but run no code from files.
-
-        Args:
-            num_processes: training processes, as `--num-processes`.
-
-        Raises:
-            UserInputError: the run is wrong, does not fit that many processes, or needs code from a file.
-        """
-        ...

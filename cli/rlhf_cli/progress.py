@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -20,7 +20,7 @@ from .numbers import readable
 from .output import OutlivingStream
 
 if TYPE_CHECKING:
-    from .bars import Bars
+    from rich.progress import Progress, TaskID
 
 _SHOWN = (("reward/mean", "reward"), ("kl/mean", "kl"), ("response/length_mean", "length"))
 
@@ -33,7 +33,8 @@ class RunProgress:
         self._stream = cast(TextIO, OutlivingStream(stream or sys.stdout))
         self._quiet = quiet
         self._has_bars = self._stream.isatty() and not quiet
-        self._bars: Bars | None = None
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
         self._info = FitInfo(algorithm="", num_episodes=0)
         self._started = 0.0
         self._line: dict[str, Any] = {}
@@ -61,24 +62,24 @@ class RunProgress:
             + (f"; parameters: {sizes}" if sizes else "")
         )
         if self._has_bars:
-            from .bars import Bars
+            from .bars import make_bars
 
-            self._bars = Bars(self._stream, info)
+            self._bars, self._tasks = make_bars(self._stream, info)
+            self._bars.start()
 
     @hookimpl
     def rlhf_episode_start(self) -> None:
         if self._bars is not None:
-            self._bars.begin_episode()
+            self._bars.reset(self._tasks["rollout"])
+            self._bars.reset(self._tasks["update"])
 
     @hookimpl
     def rlhf_make_experience_end(self, num_samples: int) -> None:
-        if self._bars is not None:
-            self._bars.advance("rollout", num_samples)
+        self._advance("rollout", num_samples)
 
     @hookimpl
     def rlhf_update_end(self, metrics: Metrics | None) -> None:
-        if self._bars is not None:
-            self._bars.advance("update", 1, shown(metrics or {}))
+        self._advance("update", 1, shown(metrics or {}))
 
     @hookimpl
     def rlhf_episode_end(self, episode: int, metrics: Metrics | None, error: BaseException | None) -> None:
@@ -87,9 +88,8 @@ class RunProgress:
         self._line.update(metrics)
         if self._first_reward is None:
             self._first_reward = metrics.get("reward/mean")
-        if self._bars is not None:
-            self._bars.advance("episode", 1, shown(metrics, with_losses=False))
-        elif not self._quiet:
+        self._advance("episode", 1, shown(metrics, with_losses=False))
+        if self._bars is None and not self._quiet:
             self.say(self._episode_line(episode, metrics))
 
     @hookimpl
@@ -114,9 +114,14 @@ class RunProgress:
     def say(self, line: str) -> None:
         """Print a line at once, above the bars."""
         if self._bars is not None:
-            self._bars.say(printable(line))
+            self._bars.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
         else:
             print(printable(line), file=self._stream, flush=True)
+
+    def _advance(self, bar: str, amount: int, values: Sequence[str] = ()) -> None:
+        """Fill a bar by so much, where there are bars; values are shown beside it."""
+        if self._bars is not None:
+            self._bars.update(self._tasks[bar], advance=amount, values="  ".join(values))
 
     def _summary_rows(self, run_folder: Path, summary: Metrics) -> list[tuple[str, str]]:
         rows = [("status", str(summary.get("status", "failed")))]

@@ -3,4 +3,3 @@ from .kinds import ModelKind as ModelKind
 from .kinds import kind_for as kind_for
 from .kinds import kind_of as kind_of
 from .passes import GroupPasses as GroupPasses
-from .passes import PassModels as PassModels

@@ -25,21 +25,25 @@ _FIELDS = ("reference_log_probs", "values")
 """Fields of an item that a pass gives under their names; all else are columns."""
 
 
-class PassModels(PassContext):
-    """The `PassContext` of a process, which has the models."""
+class GroupPasses(PassContext):
+    """The passes of a run over finished groups, and the models of this process that they run.
+
+    One pass after the other: a later one sees the columns of those before it.
+    """
 
     def __init__(
         self,
         place: Place,
         models: Mapping[Role, nn.Module],
+        make: Callable[[PassContext], Sequence[GroupPass]] | None = None,
         *,
-        temperature: float,
+        temperature: float = 1.0,
         batch_tokens: int | None = None,
         around: Mapping[Role, Callable[[], AbstractContextManager[Any]]] | None = None,
         offloaded: Collection[Role] = (),
     ) -> None:
-        """around: context of a model's forward passes, which switches an adapter off, for example. offloaded: models
-        that are in host memory between their passes.
+        """make: the passes, say `RolloutAlgorithm.passes`. around: context of a model's forward passes, which switches
+        an adapter off, for example. offloaded: models that are in host memory between their passes.
         """
         self.place = place
         self.models = models
@@ -47,6 +51,7 @@ class PassModels(PassContext):
         self._batch_tokens = batch_tokens
         self._around = around or {}
         self.offloaded = offloaded
+        self.passes = () if make is None else make(self)
 
     def forward(
         self, role: Role, groups: Sequence[RolloutGroup], run: Callable[[nn.Module, Experience], Tensor]
@@ -84,37 +89,10 @@ class PassModels(PassContext):
                 self.place, model, items, partial(run, model), empty=empty, batch_tokens=tokens, shared=shared
             )
 
-
-def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: float) -> Sequence[GroupPass]:
-    """The algorithm's passes before models are loaded, to know their columns; none if it learns from a dataset."""
-    import torch
-
-    if not isinstance(algorithm, RolloutAlgorithm):
-        return ()
-    context = PassModels(
-        LocalPlace(torch.device("cpu"), torch.float32), defaultdict(_unloaded), temperature=temperature
-    )
-    with errors_of(label, "passes"):
-        return algorithm.passes(context)
-
-
-def _unloaded() -> nn.Module:
-    raise PluginError(
-        "a pass reads `context.models` when it is made", hint="read it in `run`: no model is loaded before"
-    )
-
-
-class GroupPasses:
-    """The passes of a run, one after the other: a later one sees the columns of those before it."""
-
-    def __init__(self, place: Place, passes: Sequence[GroupPass]) -> None:
-        self._place = place
-        self._passes = passes
-
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """The groups with all values added to their items. Collective if a model is sharded."""
-        done = self._place.agreed(list(groups))
-        for each in self._passes:
+        done = self.place.agreed(list(groups))
+        for each in self.passes:
             rows, num_items = list(each.run(done)), sum(len(group.items) for group in done)
             if len(rows) != num_items:
                 raise PluginError(f"it returned {len(rows)} rows for {num_items} samples", where=type(each).__name__)
@@ -126,8 +104,25 @@ class GroupPasses:
 
     def published(self, version: int) -> None:
         """The models here that are trained now have the weights of `version`."""
-        for each in self._passes:
+        for each in self.passes:
             each.published(version)
+
+
+def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: float) -> Sequence[GroupPass]:
+    """The algorithm's passes before models are loaded, to know their columns; none if it learns from a dataset."""
+    import torch
+
+    if not isinstance(algorithm, RolloutAlgorithm):
+        return ()
+    place, models = LocalPlace(torch.device("cpu"), torch.float32), defaultdict(_unloaded)
+    with errors_of(label, "passes"):
+        return GroupPasses(place, models, algorithm.passes, temperature=temperature).passes
+
+
+def _unloaded() -> nn.Module:
+    raise PluginError(
+        "a pass reads `context.models` when it is made", hint="read it in `run`: no model is loaded before"
+    )
 
 
 def _filled(item: BufferItem, row: Mapping[str, Any], by: GroupPass) -> BufferItem:

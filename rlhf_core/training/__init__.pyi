@@ -1,5 +1,4 @@
 from .batches import BatchPlan as BatchPlan
-from .batches import TrainBatch as TrainBatch
 from .estimates import EpisodeEstimates as EpisodeEstimates
 from .estimates import Estimated as Estimated
 from .loop import EpisodeBatches as EpisodeBatches

@@ -70,15 +70,6 @@ class Units:
         return [[place for unit in plan for place in units[unit]] for plan in plans]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainBatch:
-    """This rank's part of one global training batch; at least one item, which may be a masked filler."""
-
-    items: Sequence[Any]
-    gap_version: int | None = None
-    """Policy version of the trainer's weights; set only on an episode's first batch, before they change."""
-
-
 def rows_of_samples(items: Sequence[BufferItem | ItemSummary]) -> list[Rows]:
     """Items, or their summaries, in order of `sample_id` and `branch`, grouped into samples."""
     return [list(rows) for _, rows in groupby(items, key=lambda item: item.sample_id)]
@@ -113,16 +104,10 @@ class BatchPlan:
         parts = ([groups[each] for each in part] for part in balanced(prices, self.world_size))
         return [[batch[place] for place in sorted(chain.from_iterable(part))] for part in parts]
 
-    def batches(
-        self, samples: Sequence[Rows], masked: Callable[[Any], Any], gap_version: int | None
-    ) -> Iterator[Iterator[TrainBatch]]:
-        """This rank's part of each batch, pass by pass; a masked filler where it has none."""
-        for number, batches in enumerate(self.passes(samples)):
-            yield self._pass(samples, batches, masked, gap_version if number == 0 else None)
+    def batches(self, samples: Sequence[Rows], masked: Callable[[Any], Any]) -> Iterator[Iterator[list[Any]]]:
+        """This rank's items of each batch, pass by pass; a masked filler where it has none."""
+        for batches in self.passes(samples):
+            yield (self._mine(samples, batch) or [masked(samples[batch[0]][0])] for batch in batches)
 
-    def _pass(
-        self, samples: Sequence[Rows], batches: list[Sequence[int]], masked: Callable[[Any], Any], version: int | None
-    ) -> Iterator[TrainBatch]:
-        for number, batch in enumerate(batches):
-            mine = [row for index in self.shares(samples, batch)[self.rank] for row in samples[index]]
-            yield TrainBatch(mine or [masked(samples[batch[0]][0])], version if number == 0 else None)
+    def _mine(self, samples: Sequence[Rows], batch: Sequence[int]) -> list[Any]:
+        return [row for index in self.shares(samples, batch)[self.rank] for row in samples[index]]

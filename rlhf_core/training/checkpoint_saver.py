@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..algorithm import Algorithm
-from ..config.sections import CheckpointConfig
 from ..hooks.relay import HookRelay
 from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
@@ -22,8 +20,8 @@ from ..runfolder.checkpoint_state import (
     save_run_state,
 )
 from ..runfolder.checkpoints import CheckpointStore
-from ..strategy import Strategy, Trained
 from ..util.kept_state import load_state_of, state_of
+from ..wiring.parts import TrainerParts
 
 
 class CheckpointSaver:
@@ -34,28 +32,24 @@ class CheckpointSaver:
 
     def __init__(
         self,
+        run: TrainerParts,
         store: CheckpointStore,
-        *,
-        strategy: Strategy,
-        trained: dict[str, Trained],
-        algorithm: Algorithm[Any, Any],
         combiner: RewardCombiner,
-        config: CheckpointConfig,
+        *,
         hooks: HookRelay,
         makers: ExperienceChannel | None,
-        keeps_groups: bool = True,
     ) -> None:
-        """keeps_groups: whether the makers have groups to train on, which are saved too."""
         self._store = store
-        self._config = config
+        self._config = run.resolved.run.checkpoint
         self._best: tuple[int, float] | None = None
-        self._strategy = strategy
-        self._trained = trained
-        self._algorithm = algorithm
+        self._strategy = run.strategy
+        self._trained = run.trained
+        self._algorithm = run.inputs.algorithm
         self._combiner = combiner
         self._hooks = hooks
         self._makers = makers
-        self._channel = makers if keeps_groups else None
+        self._channel = makers if run.resolved.rolls_out else None
+        """Where there are groups to train on, which are saved too."""
 
     def improves(self, metrics: Mapping[str, float]) -> float | None:
         """The value of `checkpoint.best` if it is the best so far, else None; rank 0's values decide."""

@@ -7,10 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import DatasetAlgorithm
+from ..batching import to_device
 from ..errors import RlhfError
 from ..types import Role
 from ..wiring.parts import TrainerParts
-from .batches import BatchPlan, TrainBatch, Units
+from .batches import BatchPlan, Units
 from .loop import EpisodeBatches
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class DatasetSource:
         mine = [items[place] for unit in units for place in unit]
         return mine or [self._algorithm.masked(item) for item in items[:1]]
 
-    def episode(self, index: int) -> tuple[Sequence[Any], EpisodeBatches[TrainBatch]]:
+    def episode(self, index: int) -> tuple[Sequence[Any], EpisodeBatches[list[Any]]]:
         """The items of an episode, and their batches."""
         start = index * self._items_per_episode
         lines = [self._prompts.record(start + i) for i in range(self._items_per_episode)]
@@ -57,7 +58,7 @@ class DatasetSource:
         self._algorithm.start_episode(items, policy=ask_policy, reference=ask_reference)
         metrics = {"data/skipped_fraction": 1 - len(items) / len(lines)}
         samples = [(item,) for item in items]
-        return items, EpisodeBatches(self._plan.batches(samples, self._algorithm.masked, None), metrics)
+        return items, EpisodeBatches(self._plan.batches(samples, self._algorithm.masked), metrics)
 
     def _prepared(self, lines: Sequence[Any]) -> list[Any]:
         encoded = [self._algorithm.encode(line, self._tokenizer) for line in lines]
@@ -69,7 +70,7 @@ class DatasetSource:
         algorithm = self._algorithm
 
         def forward(model: nn.Module, some: Sequence[Any]) -> Tensor:
-            batch = algorithm.to_device(algorithm.collate(some), self._models.place.device)
+            batch = to_device(algorithm.collate(some), self._models.place.device)
             return algorithm.reference_forward(model, batch)
 
         return self._models.rows(role, items, forward, empty=algorithm.masked(items[0]), shared=True) if items else []

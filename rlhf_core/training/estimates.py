@@ -20,7 +20,7 @@ from ..rollout.samples import GREEDY_REWARDS
 from ..runfolder.metrics import PhaseTimer
 from ..types import BufferItem, Experience, ItemSummary, MadeEpisode, Rollout
 from ..whole import Whole, alone
-from .batches import BatchPlan, Rows, TrainBatch, rows_of_samples
+from .batches import BatchPlan, Rows, rows_of_samples
 from .loop import EpisodeBatches
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ Computed = dict[str, "Tensor | Columns | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimated(EpisodeBatches[TrainBatch]):
+class Estimated(EpisodeBatches[list[BufferItem]]):
     """This rank's batches of an episode with scores and advantages, and what they are cut from."""
 
     scores: Sequence[float]
@@ -117,7 +117,7 @@ class EpisodeEstimates:
         numbers = count()
         batched = [[mine.get(next(numbers), row) for row in rows] for rows in samples]
         return Estimated(
-            epochs=plan.batches(batched, lambda _: stand_in, version),
+            epochs=plan.batches(batched, lambda _: stand_in),
             # Responses as they were sampled: an algorithm may mask tokens of rows that other ranks have.
             metrics={
                 **metrics,

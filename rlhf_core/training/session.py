@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
 from ..batching import default_tokens, fills_host_memory
@@ -27,7 +27,7 @@ from ..util.host_memory import release_freed_memory
 from ..util.jsonl import write_json
 from ..wiring.models import updates_per_episode
 from ..wiring.parts import TrainerParts
-from .batches import BatchPlan, TrainBatch, Units
+from .batches import BatchPlan, Units
 from .checkpoint_saver import CheckpointSaver
 from .dataset import DatasetSource
 from .decisions import Decisions, RollBack, finish_facts, finished_by
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlhf")
 
 
-class TrainerSession(Trainer[TrainBatch]):
+class TrainerSession(Trainer[list[Any]]):
     """One trainer process of a run, from loaded models to the final policy. Rank 0 writes; the others only compute."""
 
     def __init__(
@@ -70,17 +70,8 @@ class TrainerSession(Trainer[TrainBatch]):
         self._makers = makers
         scaling, train, plugin = resolved.run.reward_scaling, resolved.run.train, resolved.algorithm.label
         self._combiner = RewardCombiner(resolved.reward_weights, clip=scaling.clip, normalise=scaling.normalise)
-        self._saver = CheckpointSaver(
-            CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep),
-            strategy=strategy,
-            trained=run.trained,
-            algorithm=algorithm,
-            combiner=self._combiner,
-            config=resolved.run.checkpoint,
-            hooks=hooks,
-            makers=makers,
-            keeps_groups=resolved.rolls_out,
-        )
+        store = CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep)
+        self._saver = CheckpointSaver(run, store, self._combiner, hooks=hooks, makers=makers)
         self._live_options = LiveOptions(resolved.optimizer.typed(OptimizerConfig), run.trained, algorithm)
         self._decisions = Decisions(strategy, hooks, resolved, folder, self._live_options.setters, interrupted)
         self._num_parameters = {
@@ -102,6 +93,8 @@ class TrainerSession(Trainer[TrainBatch]):
         self._num_samples: int | None = 0
         self._version = 0
         """The policy version that was published last."""
+        self._gap_version: int | None = None
+        """That version until the episode's first step, which measures the gap of log-probs to it."""
         self._episode = 0
         self._eval_before: float | None = None
         self._eval_after: float | None = None
@@ -147,8 +140,8 @@ class TrainerSession(Trainer[TrainBatch]):
 
     # Called by the loop.
 
-    def batches(self, episode: int) -> EpisodeBatches[TrainBatch]:
-        self._episode = episode
+    def batches(self, episode: int) -> EpisodeBatches[list[Any]]:
+        self._episode, self._gap_version = episode, self._version
         if self._dataset is not None:
             items, batches = self._dataset.episode(episode)
             self._record.items(items)
@@ -169,10 +162,11 @@ class TrainerSession(Trainer[TrainBatch]):
         self._record.start_episode(episode, self._version if self._resolved.rolls_out else None, metrics)
         self._release_memory()
 
-    def step(self, batch: TrainBatch) -> Metrics:
+    def step(self, batch: list[Any]) -> Metrics:
         try:
             with self._record.timer.phase("train"):
-                return self._updater.update(batch.items, gap_version=batch.gap_version)
+                gap_version, self._gap_version = self._gap_version, None
+                return self._updater.update(batch, gap_version=gap_version)
         except DivergenceError as error:
             self._decide("failed-update", self._record.values, error)
             self._drop_gradients()

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..algorithm import Algorithm, LossOutput, Max, Mean
+from ..algorithm import Algorithm, LossOutput, Mean
+from ..batching import to_device
 from ..errors import DivergenceError, OutOfMemoryError
 from ..models.forward_passes import applying, passes_of
 from ..plugins.errors_of import errors_of, is_out_of_memory
@@ -136,7 +137,7 @@ class Updater:
             for model in self._models.values():
                 stack.enter_context(strategy.accumulate(model, is_last))
             with strategy.autocast(), errors_of(self._plugin, "loss"):
-                output = self._algorithm.loss(self._models, self._algorithm.to_device(batch, strategy.device))
+                output = self._algorithm.loss(self._models, to_device(batch, strategy.device))
             for role, trained in self._trained.items() if backward else ():
                 loss = self._objective(role, output, counts)
                 if loss is not None:
@@ -162,7 +163,7 @@ class Updater:
         if gap_version is not None and output.log_probs is not None and isinstance(batch, Experience):
             gap = _log_prob_gap(output.log_probs, batch, gap_version)
             if gap is not None:
-                meter.add(GAP_KEY, Max(gap))
+                meter.gap = max(meter.gap, float(gap))
 
     def _check_finite(self, meter: _Meter) -> None:
         """Agree across ranks that every loss is finite before any rank steps."""
@@ -214,13 +215,10 @@ class _Meter:
         """Roles for which something counts, on any rank."""
         self._sums: dict[str, tuple[float, float]] = {}
         """Total and count."""
-        self._maxima: dict[str, float] = {}
+        self.gap = -math.inf
+        """Largest log-prob gap, where it is measured."""
 
-    def add(self, name: str, metric: Mean | Max) -> None:
-        if isinstance(metric, Max):
-            value = float(metric.value)
-            self._maxima[name] = max(self._maxima.get(name, value), value)
-            return
+    def add(self, name: str, metric: Mean) -> None:
         total, count = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = total + float(metric.total), count + float(metric.count)
 
@@ -229,21 +227,18 @@ class _Meter:
         return next((name for name, total in losses.items() if not math.isfinite(total)), None)
 
     def result(self) -> dict[str, float]:
-        """Means and maxima over all ranks; a mean with zero count is left out."""
-        names = sorted(set().union(*self._strategy.all_gather_objects([*self._sums, *self._maxima])))
+        """Means, and the largest gap, over all ranks; a mean with zero count is left out."""
+        names = sorted(set().union(*self._strategy.all_gather_objects(list(self._sums))))
         if not names:
             return {}
         import torch
 
         sums = torch.tensor([self._sums.get(name, (0.0, 0.0)) for name in names], dtype=torch.float64)
-        maxima = torch.tensor([self._maxima.get(name, -math.inf) for name in names]).double()
         sums = self._strategy.all_reduce(sums)
-        maxima = self._strategy.all_reduce(maxima, "max")
-        result: dict[str, float] = {}
-        for name, (total, summed), maximum in zip(names, sums.tolist(), maxima.tolist(), strict=True):
-            count = self._known.get(name, summed)
-            if maximum != -math.inf:
-                result[name] = maximum
-            elif count:
-                result[name] = total / count
-        return result
+        gap = float(self._strategy.all_reduce(torch.tensor([self.gap], dtype=torch.float64), "max"))
+        found = {
+            name: (total, self._known.get(name, count))
+            for name, (total, count) in zip(names, sums.tolist(), strict=True)
+        }
+        result = {name: total / count for name, (total, count) in found.items() if count}
+        return result if gap == -math.inf else {**result, GAP_KEY: gap}

@@ -15,14 +15,13 @@ from ..config.resolved import Configured
 from ..config.sections import RewardEntry
 from ..hooks.relay import HookRelay
 from ..models.kinds import kind_of
-from ..models.passes import GroupPasses, PassModels
+from ..models.passes import GroupPasses
 from ..place import Place
 from ..protocols import RolloutEngine
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from ..rollout.maker import Passes, PolicyExperienceMaker
 from ..rollout.player import Purpose, RunPlayer
-from ..rollout.samples import check_columns
 from ..rollout.weight_sync import build_engine_beside
 from ..strategy import Strategy
 from ..types import Role, SamplingParams
@@ -109,8 +108,13 @@ class RunParts:
         return RunPlayer(run, self.engine, tokenizer, sampling, seed=seed, purpose=purpose, folder=folder)
 
     @cached_property
-    def pass_models(self) -> PassModels:
-        """The models that run forward: those of this process, the reference, and what else the algorithm declares.
+    def passes(self) -> Passes | None:
+        """The algorithm's passes over finished samples; None if it learns from a dataset. A transport may wrap them."""
+        return self.pass_models if isinstance(self.inputs.algorithm, RolloutAlgorithm) else None
+
+    @cached_property
+    def pass_models(self) -> GroupPasses:
+        """The passes with the models that run forward: policy, critic, reference, and what else the algorithm declares.
 
         With LoRA the reference is the policy with its adapter off. Models may be in host memory between their passes,
         unless they are sharded, or the policy itself.
@@ -129,29 +133,19 @@ class RunParts:
                 if resolved.run.model.offload_reference:
                     offloaded.add("reference")
         dtype = model_dtype(resolved, place)
-        frozen = algorithm.frozen_models if isinstance(algorithm, RolloutAlgorithm) else {}
-        for role, each in frozen.items():
+        for role, each in getattr(algorithm, "frozen_models", {}).items():
             models[role] = place_frozen(role, each, place, dtype=dtype, seed=resolved.run.train.seed)
             if each.offload:
                 offloaded.add(role)
-        return PassModels(
+        return GroupPasses(
             place,
             models,
+            algorithm.passes if isinstance(algorithm, RolloutAlgorithm) else None,
             temperature=resolved.sampling.temperature,
             batch_tokens=resolved.run.train.micro_batch_tokens,
             around=around,
             offloaded=() if place.shards_parameters else offloaded,
         )
-
-    @cached_property
-    def passes(self) -> Passes | None:
-        """The algorithm's passes over finished samples; None if it learns from a dataset. A transport may wrap them."""
-        algorithm = self.inputs.algorithm
-        if not isinstance(algorithm, RolloutAlgorithm):
-            return None
-        passes = algorithm.passes(self.pass_models)
-        check_columns(self.resolved, algorithm, passes)
-        return GroupPasses(self.place, passes)
 
     def maker(self, hooks: HookRelay) -> PolicyExperienceMaker:
         """A new maker of the run's samples; all of them share engine, rewards and passes."""

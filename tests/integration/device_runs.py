@@ -16,7 +16,6 @@ import torch
 from running import without_report
 
 from rlhf_core import train
-from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_forward import policy_forward
 from rlhf_forward.forward import PolicyOutput
 from rlhf_hf import paths
@@ -64,7 +63,7 @@ PATHS = ("padded", "equal", "recompute")
 
 def batch_is_not_moved() -> AbstractContextManager[Any]:
     """A missing `.to(device)` before the forward pass of an update."""
-    return mock.patch.object(RolloutAlgorithm, "to_device", lambda self, batch, device: batch)
+    return mock.patch("rlhf_core.training.updater.to_device", lambda batch, device: batch)
 
 
 def reference_batch_is_not_moved() -> AbstractContextManager[Any]:

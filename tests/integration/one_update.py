@@ -57,7 +57,7 @@ def _update(algorithm: RolloutAlgorithm, policy: nn.Module, plan: BatchPlan, str
     models = {"policy": policy}
     if "critic" in algorithm.roles:
         models["critic"] = algorithm.build_critic(policy)
-    cuts = [batch.items[start : start + 2] for start in range(0, len(batch.items), 2)]
+    cuts = [batch[start : start + 2] for start in range(0, len(batch), 2)]
     outputs = [(algorithm.loss(models, part), algorithm.counts(part)) for part in map(collate, cuts)]
     counts = {
         name: float(

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from unit_plugins import PairMargin, ReversedPasses
 
-from rlhf_core.algorithm import LossOutput, Max
+from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_forward import policy_forward
 from rlhf_core.place import resolve_device
 
@@ -31,7 +31,7 @@ from rlhf_core.place import resolve_device
 class Pairs(PairMargin):
     def loss(self, models, batch):
         entered = batch.action_mask.sum() * 0.0 + ReversedPasses.entered
-        return replace(super().loss(models, batch), metrics={"acme/entered": Max(entered)})
+        return replace(super().loss(models, batch), metrics={"acme/entered": Mean(entered, 1.0)})
 
 
 class Graded(PairMargin):
@@ -51,7 +51,7 @@ class Graded(PairMargin):
         mask, grade = batch.action_mask, batch.columns["grade"]
         assert (grade[mask] >= 0).all() and grade.min() == -1.0, "what was not sampled has the fill"
         log_probs = policy_forward(models["policy"], batch, 1.0).log_probs
-        return LossOutput({"policy": -(mask * grade * log_probs).sum()}, {"acme/grade": Max(grade.max())})
+        return LossOutput({"policy": -(mask * grade * log_probs).sum()}, {"acme/grade": Mean(grade.max(), 1.0)})
 
 
 def pairs(config, context):

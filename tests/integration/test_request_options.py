@@ -25,7 +25,7 @@ reader = Component(summary="RLOO that reads the column.", config=RLOOConfig, bui
 READER_BUILD = """
 from dataclasses import replace
 
-from rlhf_core.algorithm import Max
+from rlhf_core.algorithm import Mean
 from rlhf_group.critic_free import CriticFree
 
 
@@ -36,7 +36,7 @@ class Reader(CriticFree):
         found = batch.columns["confidence"]
         gap = (found - 2.0 - batch.action_log_probs.exp())[mask].abs().max()
         own = batch.columns["temperature"][mask].max() if "temperature" in batch.columns else 0.0
-        seen = {"acme/gap": Max(gap), "acme/fill": Max(found.min()), "acme/temperature": Max(own)}
+        seen = {"acme/gap": Mean(gap, 1), "acme/fill": Mean(found.min(), 1), "acme/temperature": Mean(own, 1)}
         return replace(output, metrics={**output.metrics, **seen})
 
 

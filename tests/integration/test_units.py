@@ -36,8 +36,8 @@ def updated(strategy_name: str, passes: str, max_tokens: int | None) -> dict[str
         trained = strategy.prepare(model, strategy.make_optimizer(model.parameters(), lr=0.1))
         updater = Updater(algorithm, strategy, {"policy": trained}, micro_batch_tokens=max_tokens)
         plan = BatchPlan(10, 1, strategy.rank, strategy.world_size, Units(algorithm.units))
-        ((batch,),) = (list(batches) for batches in plan.batches([[item] for item in ITEMS], algorithm.masked, None))
-        updater._run(batch.items, None, backward=True)
+        ((batch,),) = (list(batches) for batches in plan.batches([[item] for item in ITEMS], algorithm.masked))
+        updater._run(batch, None, backward=True)
         gradients = {
             name: parameter.grad.clone() for name, parameter in strategy.unwrap(trained.model).named_parameters()
         }

@@ -8,7 +8,7 @@ from rlhf_core.batching import collate
 from rlhf_core.columns import Column
 from rlhf_core.errors import PluginError
 from rlhf_core.models.forward_passes import forward_rows
-from rlhf_core.models.passes import GroupPasses, PassModels
+from rlhf_core.models.passes import GroupPasses
 from rlhf_core.types import RolloutGroup
 from rlhf_forward import model_passes
 from rlhf_forward.forward import policy_forward, value_forward
@@ -17,8 +17,7 @@ from rlhf_testing.samples import make_group
 
 
 def passes(strategy, models, **options):
-    context = PassModels(strategy, models, temperature=options.pop("temperature", 1.0), **options)
-    return GroupPasses(strategy, model_passes(context, models))
+    return GroupPasses(strategy, models, lambda context: model_passes(context, models), **options)
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ class Named(GroupPass):
 
 def test_columns_of_a_pass_are_those_it_declares(setup, groups):
     named = Named()
-    done = GroupPasses(setup.strategy, [named])
+    done = GroupPasses(setup.strategy, {}, lambda context: [named])
     for item in (item for group in done.run(groups) for item in group.items):
         assert item.columns["novelty"].dtype == torch.float32 and item.columns["level"].dtype == torch.int8
         assert torch.equal(item.columns["novelty"], item.action_log_probs)
@@ -118,11 +117,11 @@ def test_columns_of_a_pass_are_those_it_declares(setup, groups):
 
 def test_a_pass_that_forgets_a_row_is_named(setup, groups):
     with pytest.raises(PluginError, match="Named: it returned 11 rows for 12 samples"):
-        GroupPasses(setup.strategy, [Named(short=1)]).run(groups)
+        GroupPasses(setup.strategy, {}, lambda context: [Named(short=1)]).run(groups)
 
 
 def test_a_column_that_it_does_not_declare_is_named(setup, groups):
     named = Named()
     named.columns = {"novelty": Column()}
     with pytest.raises(PluginError, match="no column 'level' is declared"):
-        GroupPasses(setup.strategy, [named]).run(groups)
+        GroupPasses(setup.strategy, {}, lambda context: [named]).run(groups)

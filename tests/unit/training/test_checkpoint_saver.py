@@ -1,6 +1,7 @@
 """What a trainer process saves is what it brings back, and a checkpoint that cannot be written leaves none."""
 
 import errno
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,16 +47,16 @@ def alone():
 @pytest.fixture
 def make_saver(store):
     def make(algorithm=None, channel=None, **config):
-        return CheckpointSaver(
-            store,
+        run = SimpleNamespace(
+            resolved=SimpleNamespace(
+                run=SimpleNamespace(checkpoint=CheckpointConfig.model_validate(config)), rolls_out=True
+            ),
             strategy=alone(),
             trained={},
-            algorithm=algorithm or Counting(),
-            combiner=RewardCombiner({"score": 1.0}, clip=None, normalise=False),
-            config=CheckpointConfig.model_validate(config),
-            hooks=HookRelay(),
-            makers=channel,
+            inputs=SimpleNamespace(algorithm=algorithm or Counting()),
         )
+        combiner = RewardCombiner({"score": 1.0}, clip=None, normalise=False)
+        return CheckpointSaver(run, store, combiner, hooks=HookRelay(), makers=channel)
 
     return make
 

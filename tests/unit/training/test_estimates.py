@@ -36,7 +36,7 @@ def estimates(algorithm: Any, items: list[BufferItem], plan: BatchPlan, strategy
 def used(found: Estimated) -> dict[tuple[int, int], BufferItem]:
     """The real rows in this rank's batches."""
     trained_on, mine = (
-        [item for each in found.epochs for batch in each for item in batch.items],
+        [item for each in found.epochs for batch in each for item in batch],
         set(map(id, found.items)),
     )
     items = [item for item in trained_on if id(item) in mine]

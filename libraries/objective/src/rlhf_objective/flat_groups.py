@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,23 +23,6 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """The values of one reward in the flat episodes so far."""
-
-    low: float
-    high: float
-    varies_in_group: bool
-
-    def describe(self) -> str:
-        if self.low == self.high:
-            return f"was always {self.low:.4g}"
-        span = f"({self.low:.4g} to {self.high:.4g})"
-        if self.varies_in_group:
-            return f"varied {span}, but the combined scores did not"
-        return f"was equal for all answers to a prompt {span}"
-
-
 class FlatGroups:
     """Counts successive episodes without any difference within a group, and warns at the third."""
 
@@ -48,7 +30,7 @@ class FlatGroups:
         """`estimator`: the run's advantage estimator. One that does not compare answers is never warned about."""
         self._compares_answers = getattr(estimator, "compares_answers", False)
         self._num_episodes = 0
-        self._ranges: dict[str, _Range] = {}
+        self._rewards: dict[str, list[Tensor]] = {}
 
     def see(self, episode: Whole, advantages: Tensor, *, penalises_kl: bool) -> None:
         """Record the result of an episode.
@@ -59,13 +41,13 @@ class FlatGroups:
         if not self._compares_answers:
             return
         if not _is_flat(episode.scores, episode) or (not penalises_kl and bool(advantages.any())):
-            self._num_episodes, self._ranges = 0, {}
+            self._num_episodes, self._rewards = 0, {}
             return
         self._num_episodes += 1
-        for name, values in episode.rewards.items():
-            self._ranges[name] = _widened(self._ranges.get(name), values, episode)
+        for name, values in episode.rewards.items() if self._num_episodes <= PATIENCE else ():
+            self._rewards.setdefault(name, []).append(values)
         if self._num_episodes == PATIENCE and _is_first_rank():
-            rewards = ", ".join(f"{name} {each.describe()}" for name, each in self._ranges.items())
+            rewards = ", ".join(_described(name, torch.cat(seen)) for name, seen in self._rewards.items())
             logger.warning(
                 "for %d episodes all answers to each prompt had equal scores, so every advantage is 0 and nothing "
                 "can be learned from the rewards%s\n  -> %s",
@@ -79,16 +61,9 @@ def _is_flat(values: Tensor, episode: Whole) -> bool:
     return group_spread(values, episode.group_ids, episode.row_sample_ids).without_spread_fraction == 1.0
 
 
-def _widened(before: _Range | None, values: Tensor, episode: Whole) -> _Range:
-    here = _Range(float(values.min()), float(values.max()), not _is_flat(values, episode))
-    if before is None:
-        return here
-    return replace(
-        here,
-        low=min(before.low, here.low),
-        high=max(before.high, here.high),
-        varies_in_group=before.varies_in_group or here.varies_in_group,
-    )
+def _described(name: str, seen: Tensor) -> str:
+    low, high = float(seen.min()), float(seen.max())
+    return f"{name} was always {low:.4g}" if low == high else f"{name} was {low:.4g} to {high:.4g}"
 
 
 def _is_first_rank() -> bool:

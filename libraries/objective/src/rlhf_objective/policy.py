@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.algorithm import GroupPass, LossOutput, LossTerm, Metric, PassContext, RolloutAlgorithm
+from rlhf_core.algorithm import GroupPass, LossOutput, LossTerm, Mean, PassContext, RolloutAlgorithm
 from rlhf_core.columns import Column
 from rlhf_core.types import Experience, Role
 from rlhf_core.whole import Whole
@@ -36,7 +36,7 @@ class PolicyTerms:
 
     sums: dict[str, Tensor]
     """Term -> its sum over the micro-batch: `policy`, and `entropy` and `kl` where they are on."""
-    metrics: dict[str, Metric]
+    metrics: dict[str, Mean]
     output: PolicyOutput
     loss: PolicyLoss
 

@@ -63,7 +63,9 @@ class LossBench(ABC):
         """Five or more, ready for updates."""
 
     def output(self, items: Sequence[Any]) -> LossOutput:
-        batch = self.algorithm.to_device(self.algorithm.collate(items), self.device)
+        from rlhf_core.batching import to_device
+
+        batch = to_device(self.algorithm.collate(items), self.device)
         return self.algorithm.loss(self.models, batch)
 
     def counts(self, items: Sequence[Any]) -> dict[str, float]:
@@ -163,6 +165,8 @@ def dataset_bench(
     """The algorithm with its models and `records`, encoded and prepared. Wrong records raise `DataError`."""
     import torch
 
+    from rlhf_core.batching import to_device
+
     algorithm, tokenizer, place = make(), contract_tokenizer(), torch.device(device)
     models = trained_models(algorithm, _policy(algorithm), device)
     encoded = [algorithm.encode(record, tokenizer) for record in records]
@@ -170,7 +174,7 @@ def dataset_bench(
     start = copy.deepcopy(models["policy"]).eval().requires_grad_(False)
 
     def reference(items: Sequence[Any]) -> list[Tensor]:
-        batch = algorithm.to_device(algorithm.collate(items), place)
+        batch = to_device(algorithm.collate(items), place)
         with torch.no_grad():
             return list(algorithm.reference_forward(start, batch).cpu())
 
@@ -184,16 +188,15 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
     import torch
 
     from rlhf_core.batching import collate, to_device
-    from rlhf_core.models.passes import GroupPasses, PassModels
+    from rlhf_core.models.passes import GroupPasses
     from rlhf_forward.forward import policy_forward
 
     place, here = LocalPlace(torch.device(device), torch.float32), dict(models)
     for seed, role in enumerate(sorted(algorithm.roles - models.keys()), start=4):
         here[role] = copy.deepcopy(models["policy"])
         perturb(here[role], seed=seed, scale=0.01)
-    passes = algorithm.passes(PassModels(place, here, temperature=1.0))
     group = RolloutGroup(position=0, rollouts=(), items=tuple(_random_items(per_prompt)))
-    items = GroupPasses(place, passes).run([group])[0].items
+    items = GroupPasses(place, here, algorithm.passes).run([group])[0].items
     batch = to_device(collate(items), torch.device(device))
     with torch.no_grad():
         filled: dict[str, Any] = {"action_log_probs": policy_forward(models["policy"], batch, 1.0).log_probs}

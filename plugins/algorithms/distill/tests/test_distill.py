@@ -148,7 +148,7 @@ def test_ranks_compute_what_one_computes(algorithm: Any, episode: Any, options: 
         scores = RewardCombiner({"it": 1.0})
         made = EpisodeEstimates(algorithm(options), scores, strategy, plans[rank])
         found = made.of(made_episode(items, PhaseTimes()), 0)
-        return [item for each in found.epochs for batch in each for item in batch.items], found.metrics
+        return [item for each in found.epochs for batch in each for item in batch], found.metrics
 
     seen = set()
     for mine, metrics in Ranks(3).run(work):

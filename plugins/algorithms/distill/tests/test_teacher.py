@@ -8,7 +8,7 @@ import torch
 from rlhf_core.algorithm import FrozenModel
 from rlhf_core.batching import collate, split
 from rlhf_core.errors import ConfigError
-from rlhf_core.models import GroupPasses, PassModels
+from rlhf_core.models import GroupPasses
 from rlhf_core.place import LocalPlace
 from rlhf_distill.teacher import TeacherPass
 from rlhf_testing.models import tiny_model
@@ -24,15 +24,15 @@ def taught(model, groups, *, top_k, vocabulary=10, temperature=0.7, batch_tokens
     """The items of the groups, behind the pass."""
 
     place = LocalPlace(torch.device("cpu"), torch.float32)
-    context = PassModels(
+    passes = GroupPasses(
         place,
         {"teacher": model},
+        lambda context: [TeacherPass(context, top_k=top_k, vocabulary=vocabulary)],
         temperature=temperature,
         batch_tokens=batch_tokens,
         offloaded={"teacher"} if offload else (),
     )
-    done = GroupPasses(place, [TeacherPass(context, top_k=top_k, vocabulary=vocabulary)]).run(groups)
-    return [item for group in done for item in group.items]
+    return [item for group in passes.run(groups) for item in group.items]
 
 
 @pytest.mark.parametrize("batch_tokens", [None, 13])

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from rlhf_pages import known_sample, sample_card_script
 from rlhf_report.data import Run
-from rlhf_report.figures import figures, figures_for
+from rlhf_report.figures import figures
 from rlhf_report.numbers import duration, number
 from rlhf_report.plots import collect, draw, smooth
 from rlhf_report.samples import SampleChoice, choose_samples
 
+SCORE = {"": 0.5, "_low": 0.25, "_high": 0.75}
 scored = st.lists(st.fixed_dictionaries({"score": st.floats(-9, 9), "policy_version": st.integers(0, 4)}), max_size=60)
 
 
@@ -84,23 +85,20 @@ def test_figures_have_names_of_their_own():
     assert len({figure.name for figure in figures()}) == len(figures())
 
 
-def test_each_evaluation_set_has_a_plot_with_its_interval_from_step_0():
-    both = {"eval/score": 0.5, "eval/score_low": 0.25, "eval/score_high": 0.75, "eval/hard/score": 0.1}
-    of_set = {"eval/hard/pass@2": 0.2, "eval/hard/pass@2_low": 0.1, "eval/hard/pass@2_high": 0.3}
+def test_evaluation_sets_have_a_plot_of_their_scores_with_intervals_from_step_0():
+    both = {f"eval/{name}score{end}": value for name in ("", "hard/") for end, value in SCORE.items()}
     run = Run(
         path=Path("run"),
         name="run",
-        lines=[{"step": 3, **both, **of_set}],
+        lines=[{"step": 3, **both}],
         before={"step": 0, **both},
         samples=SampleChoice(groups={}, total=0),
         config={},
         manifest={},
         summary={},
     )
-    chosen = {figure.name: figure for figure in figures_for(run.keys())}
-    (own,) = collect(chosen["eval"], [run])
-    assert (own.label, own.steps, own.values, own.band) == ("score", [0, 3], [0.5, 0.5], ([0.25] * 2, [0.75] * 2))
-    score, passed = collect(chosen["eval-hard"], [run])
-    assert (score.steps, score.band) == ([0, 3], None)
-    assert (passed.steps, passed.band) == ([3], ([0.1], [0.3]))
-    assert {"eval", "eval-hard"} <= set(draw([run]))
+    chosen = {figure.name: figure for figure in figures()}
+    for name, label in (("eval", "score"), ("eval-sets", "hard/score")):
+        (own,) = collect(chosen[name], [run])
+        assert (own.label, own.steps, own.values, own.band) == (label, [0, 3], [0.5, 0.5], ([0.25] * 2, [0.75] * 2))
+    assert {"eval", "eval-sets"} <= set(draw([run]))

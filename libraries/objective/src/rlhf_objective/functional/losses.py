@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from rlhf_core.algorithm import Mean, Metric
+from rlhf_core.algorithm import Mean
 from rlhf_core.whole import alone
 from rlhf_forward.logprobs import token_log_probs
 from rlhf_forward.masking import Reduce, masked_mean, masked_sum
@@ -179,7 +179,7 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor
     return torch.zeros(mask.shape, dtype=losses.dtype, device=losses.device).index_put((mask,), losses)
 
 
-def policy_metrics(policy: PolicyLoss, output: PolicyOutput, old_log_probs: Tensor, mask: Tensor) -> dict[str, Metric]:
+def policy_metrics(policy: PolicyLoss, output: PolicyOutput, old_log_probs: Tensor, mask: Tensor) -> dict[str, Mean]:
     """Metrics of a micro-batch, common to all policy losses: means over the True positions of `mask` ([B, A] bool).
 
     `policy/approx_kl` is the k3 estimate, in nats, of the policy's KL from the one that gave `old_log_probs`.
@@ -187,7 +187,7 @@ def policy_metrics(policy: PolicyLoss, output: PolicyOutput, old_log_probs: Tens
     tokens = mask.sum()
     new = torch.where(mask, output.log_probs.detach(), 0.0)
     moved = kl_estimate(torch.where(mask, old_log_probs, 0.0), new, "k3")
-    metrics: dict[str, Metric] = {
+    metrics: dict[str, Mean] = {
         "policy/clip_fraction": Mean(policy.clipped.sum(), tokens),
         "policy/ratio_mean": Mean(masked_sum(policy.ratio, mask), tokens),
         "policy/approx_kl": Mean(masked_sum(moved, mask), tokens),

@@ -19,7 +19,6 @@ from rlhf_core.algorithm import (
     LossOutput,
     LossTerm,
     Mean,
-    Metric,
     PassContext,
     RolloutAlgorithm,
 )
@@ -120,7 +119,7 @@ class Distill(RolloutAlgorithm):
         old = batch.action_log_probs
         policy = ppo_policy_loss(output.log_probs, old, batch.advantages, mask, clip_eps_low=eps, clip_eps_high=eps)
         sums: dict[str, Tensor] = {"policy": self._sum(policy.losses, mask)} if "policy" in terms else {}
-        metrics: dict[str, Metric] = dict(policy_metrics(policy, output, old, mask))
+        metrics: dict[str, Mean] = dict(policy_metrics(policy, output, old, mask))
         if output.read is not None:
             config, teacher = self._config, batch.columns[LOG_PROBS]
             losses = divergence(output.read, teacher, config.divergence, jsd_weight=config.jsd_weight)

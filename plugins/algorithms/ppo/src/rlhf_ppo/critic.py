@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from rlhf_core.algorithm import Mean, Metric
+from rlhf_core.algorithm import Mean
 from rlhf_core.types import Experience
 from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_sum, mean_over_ranks, value_forward
@@ -124,7 +124,7 @@ def critic_metrics(episode: Experience, whole: Whole, returns: Tensor) -> dict[s
     return metrics
 
 
-def value_sum(critic: nn.Module, batch: Experience, *, clip_eps: float | None) -> tuple[Tensor, dict[str, Metric]]:
+def value_sum(critic: nn.Module, batch: Experience, *, clip_eps: float | None) -> tuple[Tensor, dict[str, Mean]]:
     """Forward a micro-batch through the critic: the sum of its loss over the tokens."""
     assert batch.values is not None and batch.returns is not None
     mask = batch.action_mask

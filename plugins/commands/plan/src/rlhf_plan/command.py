@@ -4,42 +4,43 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from rlhf_core.config import ResolvedRun
-    from rlhf_core.protocols import CommandRun
+    from rlhf_core.wiring import RunInputs
 
     from . import Layout, Plan
 
 
-class Memory(click.ParamType[int]):
+def _bytes(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
     """A size with its unit, in bytes."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
 
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from pydantic import ByteSize, TypeAdapter, ValidationError
-
-        try:
-            size = int(TypeAdapter(ByteSize).validate_python(value))
-        except ValidationError:
-            self.fail(f"{value!r} is no size; say it like 24GB or 80GiB", param, ctx)
-        if size < 1:
-            self.fail(f"{value!r} is not above 0", param, ctx)
-        return size
+    try:
+        size = None if value is None else int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError:
+        size = 0
+    if size == 0:
+        raise click.BadParameter(f"{value!r} is no size above 0; say it like 24GB or 80GiB")
+    return size
 
 
 @click.command("plan")
 @click.option("--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
 @click.option(
-    "--memory", type=Memory(), help="Memory of one process (24GB, 80GiB): say which is the smallest layout that fits."
+    "--memory",
+    metavar="SIZE",
+    callback=_bytes,
+    help="Memory of one process (24GB, 80GiB): say which is the smallest layout that fits.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plan(run: CommandRun, num_processes: int, memory: int | None, as_json: bool) -> None:
+def plan(
+    run: Callable[[int], tuple[ResolvedRun, RunInputs]], num_processes: int, memory: int | None, as_json: bool
+) -> None:
     """Estimate what a run will need: memory by part and process, tokens a second, time to the end.
 
     Only the model's config is read, and this machine's speed measured for a moment; files of code that the run names
@@ -54,7 +55,7 @@ def plan(run: CommandRun, num_processes: int, memory: int | None, as_json: bool)
     """
     from . import plan_run
 
-    resolved, inputs = run.check(num_processes)
+    resolved, inputs = run(num_processes)
     found = plan_run(resolved, inputs, num_processes, memory_bytes=memory)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))

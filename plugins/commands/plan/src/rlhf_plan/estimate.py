@@ -63,7 +63,7 @@ def plan_run(
 
     Args:
         resolved: the run.
-        inputs: what checking it has built (`CommandRun.check`).
+        inputs: what checking it has built.
         num_processes: training processes, unless the transport starts its own.
         memory_bytes: memory of one process; the plan then includes the smallest layout that fits.
     """

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from importlib.resources import files
 
 import yaml
-
-_SET_SCORE = re.compile(r"eval/([A-Za-z0-9][\w.-]*)/score")
-_MAX_SETS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,27 +42,3 @@ def figures() -> Sequence[Figure]:
     """The table of plots."""
     table = (files(__package__) / "assets" / "figures.yaml").read_text(encoding="utf-8")
     return [Figure(**each) for each in yaml.safe_load(table)]
-
-
-def figures_for(keys: Sequence[str]) -> list[Figure]:
-    """The plots of runs with these metrics: those of the table, and one for each named evaluation set."""
-    found = dict.fromkeys(match[1] for key in keys if (match := _SET_SCORE.fullmatch(key)) and match[1] != "sampled")
-    sets = list(found)[:_MAX_SETS]
-    chosen: list[Figure] = []
-    for figure in figures():
-        own = replace(figure, without=(*figure.without, *(f"eval/{name}/*" for name in sets)))
-        chosen.append(own if figure.name == "eval" else figure)
-        if figure.name == "eval-samples":
-            chosen += [_set_figure(name) for name in sets]
-    return chosen
-
-
-def _set_figure(name: str) -> Figure:
-    kinds = ("score", "avg@*", "maj@*", "pass@*")
-    return Figure(
-        name=f"eval-{name}",
-        title=f"Held-out set {name}",
-        caption="Greedy score and, of several answers, avg, pass and maj; shaded: 95% interval over the prompts.",
-        keys=tuple(f"eval/{name}/{kind}" for kind in kinds),
-        without=("*_low", "*_high"),
-    )

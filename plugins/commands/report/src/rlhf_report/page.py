@@ -22,7 +22,7 @@ from rlhf_core.config import score_name
 from rlhf_pages import sample_card_script
 
 from .data import Run
-from .figures import figures_for
+from .figures import figures
 from .numbers import duration, number
 
 _HEADINGS = (
@@ -38,7 +38,6 @@ def render(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:
         loader=jinja2.PackageLoader("rlhf_report", "assets"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     script = sample_card_script() + _asset(pages, "samples.js")
-    figures = figures_for([*chain.from_iterable(run.keys() for run in runs)])
     is_one = len(runs) == 1
     status = str(runs[0].summary.get("status", "unfinished")) if is_one else None
     return pages.get_template("page.html").render(
@@ -48,7 +47,7 @@ def render(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:
         badge=_BADGES.get(status or "", "open"),
         headings=_HEADINGS,
         rows=[_row(run) for run in runs],
-        plots=[(each, base64.b64encode(plots[each.name]).decode()) for each in figures if each.name in plots],
+        plots=[(each, base64.b64encode(plots[each.name]).decode()) for each in figures() if each.name in plots],
         samples=[{"name": run.name, "groups": run.samples.groups} for run in runs if run.samples.groups],
         total=sum(run.samples.total for run in runs),
         files=[*chain.from_iterable(_files(run, "" if is_one else f"{run.name}: ") for run in runs)],

@@ -6,13 +6,12 @@ import io
 import math
 from collections.abc import Sequence
 from importlib.resources import as_file, files
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf_core.config import score_name
 
 from .data import Run
-from .figures import Figure, figures_for
+from .figures import Figure, figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +43,7 @@ class Series(NamedTuple):
 def draw(runs: Sequence[Run]) -> dict[str, bytes]:
     """Figure name -> PNG, for figures whose metrics a run has, and not only as zeros or before training."""
     drawn = {}
-    for figure in figures_for([*chain.from_iterable(run.keys() for run in runs)]):
+    for figure in figures():
         series = collect(figure, runs)
         begun = any(any(each.steps) for each in series)
         if begun and (figure.even_if_zero or any(any(each.values) for each in series)):
@@ -66,24 +65,11 @@ def collect(figure: Figure, runs: Sequence[Run]) -> list[Series]:
 
 
 def _curves(figure: Figure, run: Run) -> list[tuple[str, str, list[int], list[float]]]:
-    """(key, label, steps, values) for each metric. A score has the name of its card, and no second curve: a reward
-    that is the whole score is left out.
-    """
-    held_out = score_name(run.config)
-    names = {"reward/mean": "weighted score", "eval/score": held_out}
-    keys = [key for key in figure.select(run.keys()) if run.series(key)[0]]
-    scores, others = [key for key in keys if key in names], [key for key in keys if key not in names]
-    if scores:
-        points = set(zip(*run.series(scores[0]), strict=True))
-        sure = {f"eval/{held_out}", *(others if len(others) == 1 else ())}
-        for key in others:
-            steps, values = run.series(key)
-            is_same = points.issuperset(zip(steps, values, strict=True))
-            if is_same and (key in sure or len(set(values)) > 1):  # several that are never given are alike by chance
-                keys.remove(key)
-    labels = {key: _short(key, figure) for key in keys}
-    labels |= {key: name for key in scores if (name := names[key]) and name not in labels.values()}
-    return [(key, labels[key], *run.series(key)) for key in keys]
+    """(key, label, steps, values) for each metric. A score has the name of its card, and is drawn once."""
+    names = {"reward/mean": "weighted score", "eval/score": score_name(run.config)}
+    keys = {names.get(key) or _short(key, figure): key for key in reversed(figure.select(run.keys()))}
+    curves = [(key, label, *run.series(key)) for label, key in reversed(keys.items())]
+    return [curve for curve in curves if curve[2]]
 
 
 def _band(run: Run, key: str, steps: list[int]) -> tuple[list[float], list[float]] | None:

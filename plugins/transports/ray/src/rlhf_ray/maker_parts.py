@@ -17,7 +17,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import GroupPasses, PassModels
+from rlhf_core.models import GroupPasses
 from rlhf_core.place import LocalPlace, Place
 from rlhf_core.plugins import load
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
@@ -257,13 +257,14 @@ def make_worker(
     context = EngineContext(model=actor, tokenizer=tokenizer, device=place.device, seed=seed)
     options = selected.component.config.model_validate(dict(engine_options))
     built = cast(RolloutEngine, selected.build(options, context))
-    passes = PassModels(place, models, temperature=sampling.temperature, around={"reference": around})
+    make = partial(model_passes, roles=models.keys())
+    passes = GroupPasses(place, models, make, temperature=sampling.temperature, around={"reference": around})
     maker = PolicyExperienceMaker(
         player=SingleAnswers(built, tokenizer, sampling),
         samples_per_prompt=1,
         scorer=scorer,
         hooks=hooks,
-        passes=GroupPasses(place, model_passes(passes, models.keys())),
+        passes=passes,
         kl_coef=kl_coef,
         number=lambda position, k: position,
     )

@@ -6,29 +6,17 @@ Each collect step, pass and batch calls the trainer's own methods.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from rlhf_core.batching import collate
+from rlhf_core.batching import collate, to_device
 from rlhf_core.rollout import made_episode
-from rlhf_core.training import EpisodeBatches, EpisodeEstimates, EpisodeRecord, TrainBatch, Trainer
+from rlhf_core.training import EpisodeBatches, EpisodeEstimates, EpisodeRecord, Trainer
 from rlhf_core.types import BufferItem, Experience
 
 from .base import SampleBuffer
 from .parts import SeedMaker, TrainerContext
-
-
-def to_device(item: BufferItem, device: torch.device) -> BufferItem:
-    """The same sample with its tensors on `device`."""
-    moved: dict[str, Any] = {}
-    for field in fields(item):
-        value = getattr(item, field.name)
-        if isinstance(value, torch.Tensor):
-            moved[field.name] = value.to(device)
-    columns = item.columns.map(lambda value, kind: value if kind.per == "metrics" else value.to(device))
-    return replace(item, columns=columns, **moved)
 
 
 class LoopOwner(Protocol):
@@ -77,7 +65,7 @@ class TrainerLoop(Trainer[Experience]):
         self._num_batches = 0
         self._pass: tuple[Iterable[Experience], int, int] = ((), 0, 0)
         self.gap_version: int | None = None
-        """Policy version to measure the last batch's log-prob gap against; None but on an episode's first batch."""
+        """Policy version to measure the log-prob gap against; None after an episode's first step."""
         self.ends_episode = False
         """Whether the batch yielded last is the episode's last."""
         self.metrics: Mapping[str, float] = {}
@@ -92,6 +80,7 @@ class TrainerLoop(Trainer[Experience]):
     def batches(self, episode: int) -> EpisodeBatches[Experience]:
         buffer = self._owner.data_buffer
         buffer.clear()
+        self.gap_version = self._owner._version
         for step in range(self._num_collect_steps):
             buffer.append(self._owner._make_experience(step))
         everywhere = self._owner._context.strategy.all_gather_objects(buffer.items)
@@ -105,13 +94,12 @@ class TrainerLoop(Trainer[Experience]):
         return EpisodeBatches(epochs, estimated.metrics)
 
     def _experiences(
-        self, batches: Sequence[TrainBatch], number: int, placed: dict[tuple[int, int], BufferItem]
+        self, batches: Sequence[list[BufferItem]], number: int, placed: dict[tuple[int, int], BufferItem]
     ) -> Iterator[Experience]:
         for batch in batches:
             self._num_batches += 1
-            self.gap_version = batch.gap_version
             self.ends_episode = number == self._num_passes and batch is batches[-1]
-            yield collate([self._place(item, placed) for item in batch.items])
+            yield collate([self._place(item, placed) for item in batch])
 
     def _place(self, item: BufferItem, placed: dict[tuple[int, int], BufferItem]) -> BufferItem:
         """The item on the buffer's device, moved there once in an episode."""

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import GroupPasses, PassModels
+from rlhf_core.models import GroupPasses
 from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardCombiner, RewardScorer
@@ -164,5 +164,5 @@ def _passes(context: TrainerContext) -> GroupPasses:
                 else:
                     reference.to(strategy.device)
     temperature = context.rollouts.sampling.temperature
-    passes = PassModels(strategy, models, temperature=temperature, around=around, offloaded=offloaded)
-    return GroupPasses(strategy, context.algorithm.passes(passes))
+    make = context.algorithm.passes
+    return GroupPasses(strategy, models, make, temperature=temperature, around=around, offloaded=offloaded)

@@ -175,7 +175,6 @@ class PPOTrainer(OLTrainer):
         self._save_is_due = False
         self._pending: list[BufferItem] = []
         """Samples of the batches since the last optimizer step."""
-        self._gap_version: int | None = None
         self._wall_before_s = 0.0
         self._started = time.perf_counter()
         self._fit = ExitStack()
@@ -207,7 +206,7 @@ class PPOTrainer(OLTrainer):
         with ExitStack() as self._fit:
             self._before_fit(prompt_dataloader, pretrain_dataloader, log_dir, use_wandb)
             self._at_border = self._progress()
-            self._pending, self._gap_version, self._save_is_due = [], None, False
+            self._pending, self._save_is_due = [], False
             self._generation = build_generation(self._context, self._fit)
             self.experience_maker = self._generation.maker
             self._updater = build_updater(self._context)
@@ -297,11 +296,9 @@ class PPOTrainer(OLTrainer):
     def _training_step(self, experience: Experience) -> None:
         """Train on at most `train_batch_size` samples; the optimizers step when that `completes_update`."""
         self._pending += split(experience, to_cpu=self._context.batching.buffer_cpu_offload)
-        if self._loop.gap_version is not None:
-            self._gap_version = self._loop.gap_version
         if self.completes_update:
             items, self._pending = self._pending, []
-            gap_version, self._gap_version = self._gap_version, None
+            gap_version, self._loop.gap_version = self._loop.gap_version, None
             with self._record.timer.phase("train"):
                 self._loop.metrics = self._updater.update(items, gap_version=gap_version)
 
