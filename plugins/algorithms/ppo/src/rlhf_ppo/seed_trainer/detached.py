@@ -8,9 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from torch import nn
+
+try:
+    import ray
+
+    import rlhf_ray  # noqa: F401 - it brings Ray
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "DetachedPPOTrainer needs rlhf-ray, which is not installed: pip install 'rlhf-ppo[ray]'"
+    ) from error
 
 from rlhf_core.components import HookContext
 from rlhf_core.errors import RlhfError
