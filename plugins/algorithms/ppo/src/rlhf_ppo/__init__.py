@@ -1,6 +1,6 @@
 """PPO for the rlhf framework: the algorithm, its value model and the seed's trainer classes.
 
-`DetachedPPOTrainer`, and `DetachedPPOTrainerBase` to subclass, need the extra: pip install 'rlhf-ppo[ray]'. Each class is
+`DetachedPPOTrainer`, and `DetachedPPOTrainerBase` to subclass, need the extra: pip install 'rlhf-ppo[ray]'. A class is
 imported when it is first asked for, so that listing plugins loads neither torch nor Ray.
 """
 
