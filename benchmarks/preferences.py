@@ -54,7 +54,6 @@ def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
     from rlhf_models import load_policy, load_tokenizer
     from rlhf_offline.config import DPOConfig
     from rlhf_offline.dpo import DPO
-    from rlhf_offline.pairs import pair_log_probs
 
     resolved = resolve(RunFolder(run_folder).read_config())
     config = resolved.run.model.model_copy(update={"path": str(model_folder)})
@@ -66,7 +65,8 @@ def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
     right = 0
     with torch.no_grad():
         for start in range(0, len(pairs), 100):
-            chosen, rejected = pair_log_probs(model, dpo.collate(pairs[start : start + 100]), mean=False)
+            batch = dpo.collate(pairs[start : start + 100])
+            chosen, rejected = batch.pairs(dpo.values(model, batch))
             right += int((chosen > rejected).sum())
     return right / len(pairs)
 

@@ -7,48 +7,53 @@ from contextlib import closing
 from dataclasses import MISSING, fields
 from typing import Any
 
-from rlhf_core.config.resolve import resolve
-from rlhf_core.config.resolved import INVALID, Configured, ResolvedRun
-from rlhf_core.config.sections import ModelConfig
+from rlhf_core.config.problems import Problems
+from rlhf_core.config.resolve import resolve, resolve_section
+from rlhf_core.config.resolved import INVALID, ResolvedRun
+from rlhf_core.config.section import options_of
+from rlhf_core.config.sections import EngineConfig, ModelConfig
+from rlhf_core.config.select import Selector
 from rlhf_core.entry.inference import load_for_inference, open_engine
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.kinds import kind_for
 from rlhf_core.place import LocalPlace
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 from rlhf_core.prompts.stream import PromptEncoder
+from rlhf_core.rollout.evaluate import at_temperature
 from rlhf_core.rollout.player import RunPlayer
 from rlhf_core.rollout.samples import SampleRewards, rollout_of
 from rlhf_core.runfolder.samples import sample_line
-from rlhf_core.types import SamplingParams
 from rlhf_core.wiring.inputs import RunInputs
 from rlhf_core.wiring.parts import RunParts
 
 
 def generate_answers(
-    model: str,
-    prompts: Sequence[str],
-    sections: Mapping[str, Configured],
-    *,
-    engine: str,
-    sampling: SamplingParams,
-    seed: int,
-    device: str,
+    run: Mapping[str, Any], prompts: Sequence[str], *, temperature: float = 0.0, seed: int = 0
 ) -> list[dict[str, Any]]:
     """An answer to each prompt, as a line of `samples.jsonl`; a tokenizer's chat template makes it a user message.
 
-    sections: those whose players play, as in a run file: then each line is a branch of an episode, and without prompts
-    one is played, of a task without a prompt. seed: of the tasks and of sampling. Raises `EpisodeError` where an
-    episode fails.
+    run: `model`, `engine` and, where it is played in, `environment`, as in a run file: then each line is a branch of an
+    episode, and without prompts one is played, of a task without a prompt. temperature: 0 is greedy. seed: of the tasks
+    and of sampling. Raises `ConfigError`, and `EpisodeError` where an episode fails.
     """
-    config = ModelConfig(path=model, device=device)
-    answering, tokenizer = open_engine(config, engine, seed)
-    encoder, is_chat = PromptEncoder(tokenizer, kind=kind_for(config)), bool(prompts and tokenizer.chat_template)
+    problems = Problems()
+    model = problems.validate(ModelConfig, run["model"], "model")
+    engine = Selector(problems).plugin("engines", "engine", run["engine"])
+    environment = resolve_section("environment", run["environment"], problems) if "environment" in run else None
+    problems.raise_if_any("rlhf generate")
+    assert model is not None and engine is not None
+    sampling = at_temperature(engine.typed(EngineConfig).sampling(), temperature)
+    sections = {} if environment is None else {"environment": environment}
+    own = engine.component.config.model_fields
+    options = {key: value for key, value in options_of(engine.config).items() if key in own}
+    answering, tokenizer = open_engine(model, engine.name, seed, options=options)
+    encoder, is_chat = PromptEncoder(tokenizer, kind=kind_for(model)), bool(prompts and tokenizer.chat_template)
     records = [{"prompt": [{"role": "user", "content": text}] if is_chat else text} for text in prompts or [""]]
     with closing(answering):
         parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
-        run = ResolvedRun(**parts, sections=sections)  # of which these sections read no other part
+        resolved = ResolvedRun(**parts, sections=sections)  # of which these sections read no other part
         encoded = [encoder.prompt(record, i, f"prompt {i + 1}") for i, record in enumerate(records)]
-        with closing(RunPlayer(run, answering, tokenizer, sampling, seed=seed)) as player:
+        with closing(RunPlayer(resolved, answering, tokenizer, sampling, seed=seed)) as player:
             played = player.play([(prompt, prompt.position) for prompt in encoded])
             samples = sorted(played, key=lambda each: each.sample_id)
     return [

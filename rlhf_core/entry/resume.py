@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ..config.fitting import Change, config_changes
-from ..config.resolve import ResolvedRun, without_removed
+from ..config.resolve import without_removed
 from ..errors import UserInputError
 from ..plugins.discovery import SINGULAR, discover
 from ..plugins.names import KNOWN
-from ..prompts.stream import PromptStream
 from ..runfolder.checkpoints import CheckpointStore, whole_checkpoint
 from ..runfolder.folder import RunFolder, find_newest
 from ..util.did_you_mean import fold
 from ..util.redact import redact_mapping
+from ..wiring.inputs import RunInputs
 
 _FIXED = ("model.path", "model.lora", "algorithm.name", "optimizer.name", "prompts")
 """Options, with all below them, that a checkpoint holds for: others would make another run of it."""
@@ -139,9 +139,7 @@ class Resumed:
     """Options that the resume changes."""
 
 
-def plan_resume(
-    resume: str, folder: RunFolder, resolved: ResolvedRun, prompts: PromptStream, *, restart: bool
-) -> Resumed:
+def plan_resume(resume: str, folder: RunFolder, inputs: RunInputs, *, restart: bool) -> Resumed:
     """What a resume of the run in `folder` goes on from, and what it changes. Arguments as of `find_checkpoint`.
 
     Raises:
@@ -156,13 +154,13 @@ def plan_resume(
     working_folder = Path(manifest.get("working_folder", "."))
     changes = [
         change
-        for change in config_changes(redact_mapping(before), redact_mapping(resolved.to_mapping()))
+        for change in config_changes(redact_mapping(before), redact_mapping(inputs.resolved.to_mapping()))
         if change.key != "model.path" or not _is_same_model(change, folder, working_folder, is_again=is_again)
     ]
     if not is_again:
         problems = [f"{each.key}: {each.before!r} -> {each.after!r}" for each in changes if _is_fixed(each.key)]
         digest = manifest.get("data_digest")
-        if not problems and digest and str(digest).removeprefix("sha256:") != prompts.digest:
+        if not problems and digest and str(digest).removeprefix("sha256:") != inputs.prompts.digest:
             problems = ["prompts: its records are not those that the run was trained on"]
         if problems:
             raise UserInputError(

@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,11 @@ def collect_manifest(resolved: ResolvedRun) -> dict[str, Any]:
 
 def library_versions() -> dict[str, str]:
     """Library -> version, for the installed ones of `LIBRARIES`."""
-    found = {name: _version(name) for name in LIBRARIES}
-    return {name: known for name, known in found.items() if known is not None}
+    found: dict[str, str] = {}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def git_revision(folder: Path) -> dict[str, Any] | None:
@@ -146,13 +150,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None  # the revision is optional: without git the run continues
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _code_run(resolved: ResolvedRun) -> FileTrust:

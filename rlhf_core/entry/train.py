@@ -34,7 +34,7 @@ from ..util.jsonl import read_lines
 from ..util.redact import redact_mapping
 from ..wiring.inputs import RunInputs
 from .ledger import RunLedger
-from .resume import Resumed, begun_run, find_checkpoint, plan_resume
+from .resume import begun_run, find_checkpoint, plan_resume
 from .run_record import already_done, begin_record, refuse_output, tell_resume
 
 logger = logging.getLogger("rlhf")
@@ -103,7 +103,7 @@ def train(
     environment = prepared.environment
     if dry_run:
         if begun is not None and resume is not None:
-            tell_resume(prepared.resolved, _resumed(RunFolder(begun), prepared, resume, restart))
+            tell_resume(prepared.resolved, plan_resume(resume, RunFolder(begun), prepared.inputs, restart=restart))
         if environment.rank == 0:
             for section in prepared.resolved.sections.values():
                 section.typed(Section).rehearse(prepared.inputs)
@@ -186,7 +186,7 @@ def train_in(
 ) -> TrainResult:
     """Train in a run folder that this process owns. The other arguments are those of `train`."""
     folder, resolved = ledger.folder, prepared.resolved
-    resumed = None if resume is None else _resumed(folder, prepared, resume, restart)
+    resumed = None if resume is None else plan_resume(resume, folder, prepared.inputs, restart=restart)
     if prepared.environment.world_size == 1 and (why := already_done(folder, resolved, resumed)) is not None:
         return replace(read_result(folder.path), already_done=why)
     checkpoint = None if resumed is None else resumed.checkpoint
@@ -202,10 +202,6 @@ def train_in(
         else:
             run_rank(prepared, ledger, checkpoint)
         return read_result(folder.path)
-
-
-def _resumed(folder: RunFolder, prepared: PreparedRun, resume: str, restart: bool) -> Resumed:
-    return plan_resume(resume, folder, prepared.resolved, prepared.inputs.prompts, restart=restart)
 
 
 def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -> None:

@@ -27,7 +27,7 @@ def save_tree(path: Path | str, tree: Any) -> None:
     """Write `tree` to the file `path`, atomically (beside it first, then renamed).
 
     A tree is a tensor (any device; any dtype safetensors knows), a bool, int, float, str, None, or a dict, list
-    or tuple of trees; the keys of a dict are str, int, float or bool. Raises `CheckpointError` on anything else.
+    or tuple of trees. Raises `CheckpointError` on anything else.
     """
     path = Path(path)
     tensors: dict[str, Tensor] = {}
@@ -95,7 +95,9 @@ def _encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
         if plain:
             return {key: _encode(item, tensors, f"{where}.{key}") for key, item in value.items()}
-        pairs = [[_key(key, where), _encode(item, tensors, f"{where}[{key!r}]")] for key, item in value.items()]
+        pairs = [
+            [_encode(key, tensors, where), _encode(item, tensors, f"{where}[{key!r}]")] for key, item in value.items()
+        ]
         return {"$dict": pairs}
     if isinstance(value, (list, tuple)):
         items = [_encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
@@ -103,12 +105,6 @@ def _encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     raise CheckpointError(
         f"a {type(value).__name__} cannot be stored", where=where, hint="store tensors, numbers, text, dicts and lists"
     )
-
-
-def _key(key: Any, where: str) -> str | int | float | bool:
-    if isinstance(key, (str, int, float, bool)):
-        return key
-    raise CheckpointError(f"a key of type {type(key).__name__} cannot be stored", where=where)
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -121,7 +117,7 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if "$tuple" in value:
         return tuple(_decode(item, tensors) for item in value["$tuple"])
     if "$dict" in value:
-        return {key: _decode(item, tensors) for key, item in value["$dict"]}
+        return {_decode(key, tensors): _decode(item, tensors) for key, item in value["$dict"]}
     return {key: _decode(item, tensors) for key, item in value.items()}
 
 

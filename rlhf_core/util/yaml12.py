@@ -35,12 +35,23 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
-_OPENED = {
-    "while parsing a flow mapping": 'the "{" is not closed, or a comma is missing after it',
-    "while parsing a flow sequence": 'the "[" is not closed, or a comma is missing after it',
-    "while scanning a quoted scalar": "the quote is not closed",
-}
-"""PyYAML's context of an error -> what is wrong with the bracket or quote where that context starts."""
+_OPENED = (
+    (r"flow mapping: (expected ',' or|.*end of stream)", 'the "{{" is not closed, or a comma is missing after it'),
+    (r"flow sequence: (expected ',' or|.*end of stream)", 'the "[" is not closed, or a comma is missing after it'),
+    (r"quoted scalar: .*end of stream", "the quote is not closed"),
+)
+"""What PyYAML says of a bracket or quote -> what is wrong where that begins, without YAML's own terms."""
+_MISTAKES = (
+    (r"found character '\\t'", "YAML allows no tab here: use spaces"),
+    (r"found character '(.+)' that cannot start", 'text that begins with "{}" needs quotes'),
+    (r"flow node: .*stream end", 'the file ends, and a "{{" or "[" is not closed'),
+    (r"mapping values are not", 'unexpected ":": put text that contains ": " in quotes, or check the indentation here'),
+    (
+        r": expected <block end>",
+        "does not fit the lines above: check the indentation, brackets and quotes of this line",
+    ),
+)
+"""Likewise, of other common mistakes."""
 
 
 _LONGEST_INT = 100
@@ -121,23 +132,13 @@ def _check_size(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) ->
 
 
 def _explained(error: yaml.MarkedYAMLError) -> tuple[str, yaml.Mark | None]:
-    """Explain a common mistake without YAML's own terms, at the place to correct. Others keep PyYAML's message."""
-    context, problem, mark = error.context or "", error.problem or "", error.problem_mark or error.context_mark
-    if (found := re.match(r"found character '(.+)' that cannot start any token", problem)) is not None:
-        is_tab = found[1] == r"\t"
-        return (
-            "YAML allows no tab here: use spaces" if is_tab else f'text that begins with "{found[1]}" needs quotes',
-            mark,
-        )
-    if context in _OPENED and ("expected ',' or" in problem or "end of stream" in problem):
-        return _OPENED[context], error.context_mark
-    if context == "while parsing a flow node" and "stream end" in problem:
-        return 'the file ends, and a "{" or "[" is not closed', mark
-    if "mapping values are not allowed" in problem:
-        return 'unexpected ":": put text that contains ": " in quotes, or check the indentation of this line', mark
-    if problem.startswith("expected <block end>"):
-        return "does not fit the lines above: check the indentation, brackets and quotes of this line", mark
-    return " ".join(part for part in (context, problem) if part), mark
+    """Explain a common mistake, at the place to correct. Others keep PyYAML's message."""
+    said, mark = f"{error.context}: {error.problem}", error.problem_mark or error.context_mark
+    for mistakes, place in ((_OPENED, error.context_mark), (_MISTAKES, mark)):
+        for pattern, told in mistakes:
+            if (found := re.search(pattern, said)) is not None:
+                return told.format(*found.groups()), place
+    return " ".join(part for part in (error.context, error.problem) if part), mark
 
 
 def parse_yaml(text: str, where: str) -> Any:

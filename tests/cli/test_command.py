@@ -305,17 +305,17 @@ def test_plugins_check_tells_ok_missing_and_broken(install, capsys):
 def test_generate_prints_each_answer(monkeypatch, capsys):
     asked = {}
 
-    def generate_answers(model, prompts, sections, *, engine, sampling, seed, device):
-        asked.update(model=model, sampling=sampling, seed=seed, engine=engine, device=device)
+    def generate_answers(run, prompts, *, temperature, seed):
+        asked.update(run, temperature=temperature, seed=seed)
         return [{"completion": text.upper()} for text in prompts]
 
     provide(monkeypatch, "rlhf_cli.answers", generate_answers=generate_answers)
     assert run(["generate", "--model", "m", "--prompt", "a", "--prompt", "b"]) == 0
     assert capsys.readouterr().out == "A\nB\n"
-    assert asked["sampling"].greedy
+    assert (asked["temperature"], asked["engine"]) == (0.0, {"name": "hf", "max_new_tokens": 128})
     assert run(["generate", "--model", "m", "--prompt", "a", "--json", "--temperature", "0.5", "--seed", "4"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"prompt": "a", "completion": "A"}]
-    assert (asked["sampling"].greedy, asked["sampling"].temperature, asked["seed"]) == (False, 0.5, 4)
+    assert (asked["model"], asked["temperature"], asked["seed"]) == ({"path": "m", "device": "auto"}, 0.5, 4)
 
 
 def test_version_names_the_parts(capsys):

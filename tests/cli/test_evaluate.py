@@ -37,7 +37,7 @@ def test_eval_of_a_run_file_changes_what_flags_name_only(monkeypatch, capsys, tm
     monkeypatch.setattr("rlhf_cli.answers.evaluate_run", evaluate_run)
     file = tmp_path / "run.yaml"
     file.write_text("model: {path: start}\nengine: {max_new_tokens: 9, top_k: 3}\neval: {num_prompts: 5}\n")
-    assert run(["eval", str(file), "--model", "m", "--top-k", "4", "--json"]) == 0
+    assert run(["eval", str(file), "--model", "m", "--set", "engine.top_k=4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"eval/easy/score": 0.5}
     assert asked["engine"] == {"max_new_tokens": 9, "top_k": 4}
     assert (asked["model"]["path"], asked["eval"]) == ("m", {"num_prompts": 5})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -10,23 +9,12 @@ import click
 from ..numbers import readable
 from ..output import print_json, print_table
 from ..run_arguments import RunArguments
-from .sampling import MAX_NEW_TOKENS, SamplingRequest, sampling_options
+from .sampling import MAX_NEW_TOKENS, sampling_options
 
 _TASKS = 64
 """Episodes of an evaluation that is given neither prompts nor a number."""
 _EVERYTHING = 2**31
 """As a limit: no prompt is left out."""
-_OVERRIDES = {
-    "engine": "engine.name",
-    "max_new_tokens": "engine.max_new_tokens",
-    "temperature": "eval.temperature",
-    "top_k": "engine.top_k",
-    "top_p": "engine.top_p",
-    "stop": "engine.stop",
-    "device": "model.device",
-    "num_prompts": "eval.num_prompts",
-}
-"""Flag -> what it sets of the run."""
 
 
 @click.command("eval")
@@ -68,7 +56,9 @@ def evaluate(
     overrides: tuple[str, ...],
     trusts: bool,
     as_json: bool,
-    sampling: SamplingRequest,
+    max_new_tokens: int | None,
+    temperature: float | None,
+    device: str | None,
 ) -> None:
     """Answer held-out prompts and print the mean of every reward, and the weighted score.
 
@@ -97,16 +87,19 @@ def evaluate(
     )
     from ..answers import evaluate_run
 
-    values = {**asdict(sampling), "num_prompts": num_prompts}
-    flags: list[tuple[str, Any]] = [
-        (key, values[flag]) for flag, key in _OVERRIDES.items() if values[flag] not in (None, ())
-    ]
+    flags = {
+        "engine.max_new_tokens": max_new_tokens,
+        "eval.temperature": temperature,
+        "eval.num_prompts": num_prompts,
+        "model.device": device,
+    }
+    given: list[tuple[str, Any]] = [(key, value) for key, value in flags.items() if value is not None]
     if prompts_file is not None:
         limit = {"max_prompt_tokens": _EVERYTHING}
-        flags.append(("eval.prompts", {"name": "jsonl", "path": prompts_file, **limit}))
+        given.append(("eval.prompts", {"name": "jsonl", "path": prompts_file, **limit}))
     if model is not None:
-        flags.append(("model.lora", None))  # a trained model's adapter is merged into it
-    mapping, _ = request.mapping(flags)
+        given.append(("model.lora", None))  # a trained model's adapter is merged into it
+    mapping, _ = request.mapping(given)
     scores = evaluate_run(mapping, where=request.where, trust=request.trust(everything=trusts))
     if run_file is None:
         scores = {name.removeprefix("eval/"): value for name, value in scores.items()}

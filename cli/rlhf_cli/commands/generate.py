@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..output import echo, heading, print_json
-from .sampling import SamplingRequest, sampling_options
-
-if TYPE_CHECKING:
-    from rlhf_core.config.resolved import Configured
+from .sampling import MAX_NEW_TOKENS, sampling_options
 
 
 @click.command("generate")
@@ -24,8 +21,8 @@ if TYPE_CHECKING:
     "--set",
     "overrides",
     multiple=True,
-    metavar="environment.KEY=VALUE",
-    help="Set an option of the environment, the value in YAML: --set environment.max_turns=4. Repeatable.",
+    metavar="KEY.PATH=VALUE",
+    help="Set an option of the engine, model or environment, the value in YAML: --set engine.top_p=0.9. Repeatable.",
 )
 @sampling_options
 def generate(
@@ -35,57 +32,41 @@ def generate(
     seed: int,
     environment: str | None,
     overrides: tuple[str, ...],
-    sampling: SamplingRequest,
+    max_new_tokens: int | None,
+    temperature: float | None,
+    device: str | None,
 ) -> None:
     """Print a model's answer to each prompt, one after the other; or, in an environment, an episode turn by turn.
 
     \b
     Examples:
       rlhf generate --model runs/first/model --prompt "31524>"
-      rlhf generate --model runs/first/model --prompt "Hello" --temperature 0.8 --seed 3
+      rlhf generate --model runs/first/model --prompt "Hello" --temperature 0.8 --set engine.top_p=0.9 --seed 3
       rlhf generate --model runs/game/model --environment guess-number --seed 3
     """
-    sections = _sections(environment, overrides)
-    if not sections and not prompts:
+    if environment is None and not prompts:
         raise click.UsageError('say what to answer: --prompt "…"; or where to act: --environment NAME')
+    from rlhf_core.config.load import load_run
+
     from ..answers import generate_answers
 
-    lines = generate_answers(
-        model,
-        prompts,
-        sections,
-        engine=sampling.engine or "hf",
-        sampling=sampling.params(),
-        seed=seed,
-        device=sampling.device or "auto",
-    )
-    if sections:
+    base: dict[str, Any] = {
+        "model": {"path": model, "device": device or "auto"},
+        "engine": {"name": "hf", "max_new_tokens": max_new_tokens or MAX_NEW_TOKENS},
+    }
+    run = load_run(base if environment is None else {**base, "environment": {"name": environment}}, overrides)
+    if environment is None and "environment" in run:
+        raise click.UsageError("--set is for options of an environment: name it with --environment")
+    if others := sorted(set(run) - {*base, "environment"}):
+        raise click.UsageError(f"--set {others[0]}…: only options of engine, model and environment are set here")
+    lines = generate_answers(run, prompts, temperature=temperature or 0.0, seed=seed)
+    if environment is not None:
         print_json(lines) if as_json else _print_episodes(lines)
     elif as_json:
         print_json([{"prompt": p, "completion": line["completion"]} for p, line in zip(prompts, lines, strict=True)])
     else:
         for line in lines:
             echo(line["completion"])
-
-
-def _sections(name: str | None, overrides: tuple[str, ...]) -> dict[str, Configured]:
-    """The environment with its options; nothing where none was requested. Raises `ConfigError`."""
-    from rlhf_core.config.load import load_run
-    from rlhf_core.config.problems import Problems
-    from rlhf_core.config.resolve import resolve_section
-
-    if name is None:
-        if overrides:
-            raise click.UsageError("--set is for options of an environment: name it with --environment")
-        return {}
-    run = load_run({"environment": {"name": name}}, overrides)
-    others = sorted(set(run) - {"environment"})
-    if others:
-        raise click.UsageError(f"--set {others[0]}…: only options of the environment are set here")
-    problems = Problems()
-    environment = resolve_section("environment", run["environment"], problems)
-    problems.raise_if_any("--environment")
-    return {} if environment is None else {"environment": environment}
 
 
 def _print_episodes(played: list[dict[str, Any]]) -> None:

@@ -138,7 +138,7 @@ def test_what_to_type(folder, tmp_path, capsys):
     assert "--num-processes 1" in said
     assert "policy copy of the engine makers of their own" in says("--memory", "9GB", *local)
     assert "--strategy fsdp" in says("--memory", "30GB", "--strategy", "single", *local)
-    assert "'plenty' is no size" in says("--memory", "plenty", code=2)
+    assert "'plenty' is no size above 0" in says("--memory", "plenty", code=2)
     assert json.loads(says("--memory", "40GB", "--json"))["layout"]["memory_bytes"] == 40_000_000_000
 
 

@@ -25,7 +25,6 @@ from rlhf_cli.answers import generate_answers
 from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.errors import UserInputError
-from rlhf_core.types import SamplingParams
 from rlhf_episodes import Keys
 from rlhf_serve.server import start
 from rlhf_serve.serving import serve_model
@@ -63,8 +62,8 @@ def tiny(tmp_path_factory):
 
 
 def test_greedy_text_is_that_of_generate_and_a_seed_repeats(tiny):
-    greedy = SamplingParams(max_new_tokens=8, greedy=True)
-    (line,) = generate_answers(str(tiny), ["31>"], {}, engine="hf", sampling=greedy, seed=0, device="cpu")
+    run = {"model": {"path": str(tiny), "device": "cpu"}, "engine": {"name": "hf", "max_new_tokens": 8}}
+    (line,) = generate_answers(run, ["31>"])
     expected = line["completion"]
 
     async def ask():

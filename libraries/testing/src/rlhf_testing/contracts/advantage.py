@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,109 +14,48 @@ from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.columns import Columns
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
-from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS, TURN_REWARDS, made_episode
-from rlhf_core.training.batches import BatchPlan
-from rlhf_core.training.estimates import EpisodeEstimates
-from rlhf_core.types import BufferItem, Experience, PhaseTimes
+from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS, TURN_REWARDS
+from rlhf_core.types import BufferItem, Experience
 from rlhf_core.whole import Whole
 from rlhf_objective.estimate import estimated
 
 from ..samples import make_item
-from ..thread_ranks import Ranks
+from .estimates import EstimatesContract, Estimating
 from .functions import FunctionContract
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from rlhf_core.place import Place
 
     Estimator = Callable[[Any], Tensor]
 
 WEIGHTS = {"score": 1.0, "environment": 0.5}
 
 
-class AdvantageContract(FunctionContract):
+class AdvantageContract(EstimatesContract, FunctionContract):
     """Four prompts with four answers and a greedy one each, two rewards, a KL, values, an episode of two branches."""
 
     kind = "advantages"
 
     @pytest.fixture
     @classmethod
-    def items(cls) -> list[BufferItem]:
-        return _items()
+    def estimating(cls, function: Estimator) -> Estimating:
+        items, algorithm = _items(), cast(RolloutAlgorithm, _Estimating(function))
+        flat = [replace(item, rewards=dict.fromkeys(WEIGHTS, 1.0)) for item in items]
+        return Estimating(lambda: algorithm, RewardCombiner(WEIGHTS), _episode(items), _episode(flat))
 
-    def test_a_number_for_each_token(self, function: Estimator, items: list[BufferItem]) -> None:
+    def test_what_is_masked_does_not_count(self, function: Estimator, estimating: Estimating) -> None:
         import torch
 
-        episode = _episode(items)
-        found = _computed(function, episode)
-        assert found.dtype == torch.float32, f"advantages are {found.dtype}, not float32"
-        assert bool(torch.isfinite(found).all()), "advantages are not all finite"
-        assert not found[~episode.action_mask].any(), "advantages are 0 outside the mask"
-        assert found[episode.action_mask].abs().max() > 0, "every advantage is 0"
-
-    def test_it_is_pure(self, function: Estimator, items: list[BufferItem]) -> None:
-        import torch
-
-        episode = _episode(items)
-        before = copy.deepcopy(episode)
-        first, second = _computed(function, episode), _computed(function, episode)
-        assert torch.equal(first, second), "computed twice it gives two results: where is the randomness from?"
-        for name in ("scores", "values", "action_log_probs", "action_mask"):
-            assert torch.equal(getattr(before, name), getattr(episode, name)), f"it changes {name}: return new tensors"
-
-    def test_what_is_masked_does_not_count(self, function: Estimator, items: list[BufferItem]) -> None:
-        import torch
-
-        episode = _episode(items)
+        episode = estimating.episode
         names = ("values", "action_log_probs", "reference_log_probs", "trainer_log_probs")
         broken = {name: getattr(episode, name).masked_fill(~episode.action_mask, math.nan) for name in names}
         found = _computed(function, replace(episode, **broken))
         torch.testing.assert_close(found, _computed(function, episode))
 
-    def test_ranks_compute_what_one_computes(self, function: Estimator, items: list[BufferItem]) -> None:
+    def test_one_answer_alone(self, function: Estimator) -> None:
         import torch
 
-        algorithm = cast(RolloutAlgorithm, _Estimating(function))
-        ((alone, _),) = estimates_of_ranks(lambda: algorithm, RewardCombiner(WEIGHTS), items, 1)
-        expected = {(item.sample_id, item.branch): item.advantages for item in alone if item.action_mask.any()}
-        shares = estimates_of_ranks(lambda: algorithm, RewardCombiner(WEIGHTS), items, 3)
-        hint = (
-            f"is `needs` ({objective.needs_of(function)!r}) enough, and is each sum over rows one through `all_reduce`?"
-        )
-        seen = set()
-        for item in (item for share, _ in shares for item in share if item.action_mask.any()):
-            place = (item.sample_id, item.branch)
-            one, other = item.advantages, expected[place]
-            assert one is not None and other is not None
-            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), f"sample {place}: {one}, alone {other}: {hint}"
-            seen.add(place)
-        assert seen == set(expected)
-
-    def test_scores_that_are_all_the_same(self, function: Estimator, items: list[BufferItem]) -> None:
-        """As at the start and the end of many runs: every answer fails, or none does."""
-        import torch
-
-        flat = _episode([replace(item, rewards=dict.fromkeys(WEIGHTS, 1.0)) for item in items])
-        assert bool(torch.isfinite(_computed(function, flat)).all())
-
-    def test_one_answer_alone(self, function: Estimator, items: list[BufferItem]) -> None:
-        import torch
-
-        assert bool(torch.isfinite(_computed(function, _episode(items[:1]))).all())
-
-
-def estimates_of_ranks(
-    make: Callable[[], RolloutAlgorithm], combiner: RewardCombiner, items: Sequence[BufferItem], num_ranks: int
-) -> list[tuple[list[BufferItem], Mapping[str, float]]]:
-    """What each of so many ranks computes of an episode: the items that it trains on, and the metrics."""
-
-    def work(rank: int, place: Place) -> tuple[list[BufferItem], Mapping[str, float]]:
-        estimates = EpisodeEstimates(make(), combiner, place, BatchPlan(5, 1, rank, num_ranks))
-        found = estimates.of(made_episode(items, PhaseTimes()), 0)
-        return [item for each in found.epochs for batch in each for item in batch], found.metrics
-
-    return Ranks(num_ranks).run(work)
+        assert bool(torch.isfinite(_computed(function, _episode(_items()[:1]))).all())
 
 
 class _Estimating:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 from pydantic import BaseModel
@@ -15,19 +13,16 @@ from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.plugins.selected import Selected
 from rlhf_core.rewards.combiner import RewardCombiner
-from rlhf_core.types import Experience, RolloutGroup, SamplingParams
+from rlhf_core.types import RolloutGroup, SamplingParams
 
 from ..benches import RolloutBench, rollout_bench
 from ..samples import make_group
 from ..tiny import contract_tokenizer
-from .advantage import estimates_of_ranks
+from .estimates import EstimatesContract, Estimating
 from .losses import LossContract
 
-if TYPE_CHECKING:
-    pass
 
-
-class AlgorithmContract(LossContract):
+class AlgorithmContract(EstimatesContract, LossContract):
     """An episode made by hand: three prompts, the same number of answers each, scores of 0 and 1."""
 
     kind = "algorithms"
@@ -58,62 +53,20 @@ class AlgorithmContract(LossContract):
     def test_it_learns_from_rollouts(self, selected: Selected) -> None:
         assert selected.component.feeds == "rollouts", f'{selected.label}: say feeds="rollouts" (the default)'
 
-    def test_advantages_are_numbers_for_every_action(self, bench: RolloutBench) -> None:
-        import torch
-
-        output = bench.advantages()
-        made, mask = output, bench.episode.action_mask
-        assert made.advantages is not None, "advantages() must set the episode's advantages"
-        assert made.advantages.shape == mask.shape, f"advantages {tuple(made.advantages.shape)}: [B, A] of the episode"
-        assert made.advantages.dtype == torch.float32, f"advantages are {made.advantages.dtype}, not float32"
-        assert bool(torch.isfinite(made.advantages).all()), "advantages are not all finite"
-        assert made.advantages[mask].abs().max() > 0, "with scores of 0 and 1 every advantage is 0"
-        if "critic" in bench.algorithm.roles:
-            assert made.returns is not None and made.returns.shape == mask.shape, "a critic learns from `returns`"
-        bad = {name: value for name, value in output.metrics.items() if not math.isfinite(value)}
-        assert not bad, f"metrics of the episode are not finite: {bad}"
-
-    def test_advantages_are_pure(self, bench: RolloutBench) -> None:
-        """Every rank computes them separately and must get the same result."""
-        before = copy.deepcopy(bench.episode)
-        first, second = bench.advantages(), bench.advantages()
-        _equal(before, bench.episode, "advantages() changes the episode it is given: return a new one")
-        _equal(first, second, "advantages() of one episode differ when computed twice")
-        assert first.metrics == second.metrics, "metrics of one episode differ when computed twice"
-
-    def test_ranks_compute_what_one_computes(self, bench: RolloutBench) -> None:
-        """Each of three ranks computes from the rows it `needs`; together they must get the numbers of one."""
-        import torch
-
-        from rlhf_core.batching import split
-
-        expected = bench.advantages()
-        rows = {item.sample_id: item for item in split(expected)}
-        items = split(bench.episode)
-        hint = (
-            f"is `needs_all_rows` ({bench.algorithm.needs_all_rows}) enough, and is each sum over rows one over ranks?"
-        )
-        for mine, metrics in estimates_of_ranks(bench.make, RewardCombiner({"it": 1.0}), items, 3):
-            for item in mine:
-                one, other = item.advantages, rows[item.sample_id].advantages
-                assert one is not None and other is not None
-                assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), (
-                    f"sample {item.sample_id} has advantages {one} on one of three ranks, {other} on one alone: {hint}"
-                )
-            wrong = {
-                name: (metrics[name], value)
-                for name, value in expected.metrics.items()
-                if not math.isclose(metrics[name], value, rel_tol=1e-4, abs_tol=1e-5)
-            }
-            assert not wrong, f"metrics on one of three ranks, and on a single one: {wrong}: {hint}"
-
-    def test_scores_that_are_all_the_same(self, bench: RolloutBench) -> None:
-        """As at the start and the end of many runs: every answer fails, or none does."""
+    @pytest.fixture
+    @classmethod
+    def estimating(cls, bench: RolloutBench) -> Estimating:
         import torch
 
         flat = replace(bench.episode, scores=torch.zeros(len(bench.episode)))
-        advantages = bench.algorithm.advantages(flat).advantages
-        assert advantages is not None and bool(torch.isfinite(advantages).all())
+        return Estimating(bench.make, RewardCombiner({"it": 1.0}), bench.episode, flat)
+
+    def test_a_critic_has_returns(self, bench: RolloutBench) -> None:
+        if "critic" in bench.algorithm.roles:
+            made = bench.advantages()
+            assert made.returns is not None and made.returns.shape == made.action_mask.shape, (
+                "a critic learns from them"
+            )
 
     def test_log_probs_of_the_loss(self, bench: RolloutBench) -> None:
         """They determine `rollout/logprob_gap_max`; before the first step they equal the sampled ones."""
@@ -149,14 +102,3 @@ def _group(scores: Sequence[float]) -> RolloutGroup:
         replace(item, rewards={"it": score}, score=score) for item, score in zip(group.items, scores, strict=True)
     )
     return replace(group, items=items)
-
-
-def _equal(one: Experience, other: Experience, message: str) -> None:
-    import dataclasses
-
-    import torch
-
-    for field in dataclasses.fields(one):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(a, torch.Tensor):
-            assert isinstance(b, torch.Tensor) and torch.equal(a, b), f"{message} (`{field.name}`)"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.types import Role
 
 from .answers import Answers, AnswersBatch, KnownReference
 from .config import DPOConfig
 from .dpo_losses import dpo_loss
-from .pairs import PairAlgorithm, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, PairLoss
 
 
 def build(config: DPOConfig, context: AlgorithmContext) -> DPO:
@@ -26,7 +25,8 @@ class DPO(PairAlgorithm):
     """Mean preference loss over the pairs of the global batch."""
 
     def __init__(self, config: DPOConfig) -> None:
-        super().__init__("dpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
+        is_mean = config.loss == "ipo"
+        super().__init__("dpo", max_tokens=config.max_tokens, add_eos=config.add_eos, per_token=is_mean)
         self._config = config
         self._known = KnownReference()
 
@@ -44,23 +44,19 @@ class DPO(PairAlgorithm):
 
     def reference_forward(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
         """[B, 2] log-probs of chosen and rejected, in nats."""
-        return torch.stack(self._log_probs(model, batch), dim=-1)
+        return torch.stack(batch.pairs(self.values(model, batch)), dim=-1)
 
-    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
-        chosen, rejected = self._log_probs(models["policy"], batch)
-        reference = (None, None) if batch.reference is None else batch.pairs(batch.reference)
+    def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
         config = self._config
-        result = dpo_loss(
+        if batch.reference is not None:
+            reference_chosen, reference_rejected = batch.pairs(batch.reference.float())
+            chosen, rejected = chosen - reference_chosen, rejected - reference_rejected
+        return dpo_loss(
             chosen,
             rejected,
-            *reference,
             beta=config.beta,
             kind=config.loss,
             label_smoothing=config.label_smoothing,
             divergence=config.divergence,
             alpha=config.alpha,
         )
-        return pair_output(result, batch.counts)
-
-    def _log_probs(self, model: nn.Module, batch: AnswersBatch) -> tuple[Tensor, Tensor]:
-        return pair_log_probs(model, batch, mean=self._config.loss == "ipo")

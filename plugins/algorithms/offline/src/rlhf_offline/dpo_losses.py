@@ -7,7 +7,7 @@ scores under a divergence (`score`), in nats.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,10 +18,6 @@ from rlhf_objective import clamp_log_ratio
 from .pairs import PairLoss
 
 DPOKind = Literal["sigmoid", "ipo", "hinge", "robust", "nca", "apo-zero", "apo-down"]
-SMOOTHED: tuple[DPOKind, ...] = ("sigmoid", "robust")
-"""Those that `label_smoothing` means something to."""
-OF_DIFFERENCES: tuple[DPOKind, ...] = ("sigmoid", "robust", "hinge")
-"""Those of h alone, which may be that of any divergence."""
 Divergence = Literal["reverse-kl", "forward-kl", "jsd", "alpha"]
 
 
@@ -38,16 +34,12 @@ def score(log_ratio: Tensor, divergence: Divergence, alpha: float) -> Tensor:
     bounded = clamp_log_ratio(log_ratio)
     if divergence == "forward-kl":
         return -torch.exp(-bounded)
-    if divergence == "alpha":
-        return -torch.expm1(-alpha * bounded) / alpha
-    raise ValueError(f"unknown divergence {divergence!r}: {', '.join(get_args(Divergence))}")
+    return -torch.expm1(-alpha * bounded) / alpha
 
 
 def dpo_loss(
-    chosen_log_probs: Tensor,
-    rejected_log_probs: Tensor,
-    reference_chosen_log_probs: Tensor | None,
-    reference_rejected_log_probs: Tensor | None,
+    chosen: Tensor,
+    rejected: Tensor,
     *,
     beta: float,
     kind: DPOKind = "sigmoid",
@@ -55,24 +47,11 @@ def dpo_loss(
     divergence: Divergence = "reverse-kl",
     alpha: float = 0.5,
 ) -> PairLoss:
-    """[B] log-probs of whole answers (nats; for `ipo`, means over their tokens) to losses, by the table in docs.
+    """[B] log-ratios of whole answers (nats; for `ipo`, of means over tokens) to losses, by the table in docs.
 
-    Without references (both None) the log-ratios are the policy's log-probs alone.
+    Without a reference the log-ratios are the policy's log-probs alone. Which options go together, `DPOConfig` checks.
     """
-    if (reference_chosen_log_probs is None) != (reference_rejected_log_probs is None):
-        raise ValueError("give the reference's log-probs of both answers, or of neither")
-    if not 0.0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing must be in [0, 0.5), got {label_smoothing}")
-    if kind not in _LOSSES:
-        raise ValueError(f"unknown kind {kind!r}: {', '.join(_LOSSES)}")
-    if label_smoothing and kind not in SMOOTHED:
-        raise ValueError(f"label_smoothing is for {' and '.join(SMOOTHED)}, not {kind!r}")
-    if divergence != "reverse-kl" and kind not in OF_DIFFERENCES:
-        raise ValueError(f"divergence is for {', '.join(OF_DIFFERENCES)}, not {kind!r}")
-    chosen, rejected = chosen_log_probs.float(), rejected_log_probs.float()
-    if reference_chosen_log_probs is not None and reference_rejected_log_probs is not None:
-        chosen = chosen - reference_chosen_log_probs.detach().float()
-        rejected = rejected - reference_rejected_log_probs.detach().float()
+    chosen, rejected = chosen.float(), rejected.float()
     scores = score(chosen, divergence, alpha), score(rejected, divergence, alpha)
     losses = _LOSSES[kind](*scores, beta, label_smoothing)
     return PairLoss(losses, beta * chosen.detach(), beta * rejected.detach())

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
-from rlhf_forward import masked_sum
 
 from .answers import AnswersBatch
 from .config import ORPOConfig
-from .pairs import PairAlgorithm, PairLoss, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, PairLoss
 
 SUREST = -1e-6
 """A log-prob per token is taken to be this at most: at 0 the odds would be infinite."""
@@ -38,18 +34,15 @@ def orpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, odds_coef
     """
     chosen, rejected = chosen_log_probs.float(), rejected_log_probs.float()
     losses = -chosen - odds_coef * logsigmoid(log_odds(chosen) - log_odds(rejected))
-    return PairLoss(losses, chosen.detach(), rejected.detach())
+    return PairLoss(losses, chosen.detach(), rejected.detach(), {"chosen_nll": -chosen.detach()})
 
 
 class ORPO(PairAlgorithm):
     """Mean loss over the pairs of the global batch."""
 
     def __init__(self, config: ORPOConfig) -> None:
-        super().__init__("orpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
+        super().__init__("orpo", max_tokens=config.max_tokens, add_eos=config.add_eos, per_token=True)
         self._config = config
 
-    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
-        chosen, rejected = pair_log_probs(models["policy"], batch, mean=True)
-        output = pair_output(orpo_loss(chosen, rejected, odds_coef=self._config.odds_coef), batch.counts)
-        nll = Mean(masked_sum(-chosen.detach(), batch.counts), batch.counts.sum())
-        return LossOutput(output.sums, {**output.metrics, "preference/chosen_nll": nll})
+    def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
+        return orpo_loss(chosen, rejected, odds_coef=self._config.odds_coef)

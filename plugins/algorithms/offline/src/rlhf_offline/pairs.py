@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,23 +21,42 @@ from .policy_only import PolicyOnly
 _HINT = 'each line needs {"prompt": …, "chosen": "…", "rejected": "…"}'
 
 
-def pair_log_probs(model: nn.Module, batch: AnswersBatch, *, mean: bool) -> tuple[Tensor, Tensor]:
-    """[B] each: log-probs of the chosen and of the rejected answers, in nats: sums over their tokens, or means."""
-    values = answer_log_probs(model, batch.examples)
-    if mean:
-        values = values / batch.examples.target_mask.sum(-1).clamp(min=1)
-    return batch.pairs(values)
-
-
 class PairAlgorithm(PolicyOnly[Answers, AnswersBatch]):
     """An algorithm that trains the policy on pairs; the loss is a mean over the pairs of the global batch."""
 
-    def __init__(self, name: str, *, max_tokens: int, add_eos: bool = True, use_margin: bool = False) -> None:
-        """name: how errors about a line call the algorithm."""
+    def __init__(
+        self, name: str, *, max_tokens: int, add_eos: bool = True, use_margin: bool = False, per_token: bool = False
+    ) -> None:
+        """name: how errors about a line call the algorithm. per_token: log-probs of answers are means over tokens."""
         self._name = name
         self._max_tokens = max_tokens
         self._add_eos = add_eos
         self._use_margin = use_margin
+        self._per_token = per_token
+
+    @abstractmethod
+    def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
+        """The losses of pairs whose answers have these `values`, [B] each."""
+
+    def values(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
+        """[R] float32: the log-prob of each row's answer in nats, the sum over its tokens or their mean."""
+        values = answer_log_probs(model, batch.examples)
+        return values / batch.examples.target_mask.sum(-1).clamp(min=1) if self._per_token else values
+
+    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
+        """The loss and its metrics over the pairs that count."""
+        result, counts = self.pair_loss(*batch.pairs(self.values(models["policy"], batch)), batch), batch.counts
+        number = counts.sum()
+        means = {
+            "margin": result.chosen_rewards - result.rejected_rewards,
+            "chosen_reward": result.chosen_rewards,
+            "rejected_reward": result.rejected_rewards,
+            **result.metrics,
+        }
+        is_right = result.chosen_rewards > result.rejected_rewards  # a tie counts as wrong
+        metrics = {"preference/accuracy": Mean((is_right & counts).sum(), number)}
+        metrics |= {f"preference/{name}": Mean(masked_sum(each, counts), number) for name, each in means.items()}
+        return LossOutput({"policy": masked_sum(result.losses, counts)}, metrics)
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         check_pair(record, use_margin=self._use_margin, where=self._name)
@@ -100,24 +120,5 @@ class PairLoss:
     chosen_rewards: Tensor
     """Detached scores (reward models), implicit rewards (DPO), or log-probs per token (ORPO, SimPO)."""
     rejected_rewards: Tensor
-
-    @property
-    def margins(self) -> Tensor:
-        return self.chosen_rewards - self.rejected_rewards
-
-    @property
-    def is_right(self) -> Tensor:
-        """[B] bool: the model prefers the chosen answer; a tie counts as wrong."""
-        return self.chosen_rewards > self.rejected_rewards
-
-
-def pair_output(result: PairLoss, counts: Tensor) -> LossOutput:
-    """The loss and its metrics over the pairs that count ([B] bool)."""
-    number = counts.sum()
-    rewards = {"chosen_reward": result.chosen_rewards, "rejected_reward": result.rejected_rewards}
-    metrics: dict[str, Mean] = {
-        "preference/accuracy": Mean((result.is_right & counts).sum(), number),
-        "preference/margin": Mean(masked_sum(result.margins, counts), number),
-    }
-    metrics |= {f"preference/{name}": Mean(masked_sum(each, counts), number) for name, each in rewards.items()}
-    return LossOutput({"policy": masked_sum(result.losses, counts)}, metrics)
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """More values of the pairs, [B] each, by the name of their mean."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import UserInputError
 from rlhf_forward import own_lengths
 
 from .answers import Answers, AnswersBatch, collate_answers
 from .config import RewardModelConfig
-from .pairs import PairAlgorithm, PairLoss, pair_output
+from .pairs import PairAlgorithm, PairLoss
 
 
 def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
@@ -73,14 +72,16 @@ class RewardModel(PairAlgorithm):
     def collate(self, items: Sequence[Answers]) -> AnswersBatch:
         return collate_answers(items, pad_id=self._pad_id)
 
-    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
-        rows = batch.examples
-        model, mask = models["policy"], rows.attention_mask
+    def values(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
+        """[R] float32: the score of each row's answer."""
+        rows, mask = batch.examples, batch.examples.attention_mask
         with own_lengths(model, mask.sum(1, keepdim=True)):
             output = model(input_ids=rows.input_ids, attention_mask=mask.long(), use_cache=False)
-        chosen, rejected = batch.pairs(output.logits.squeeze(-1).float())
-        result = bradley_terry_loss(chosen, rejected, margin=batch.margins, centring_coef=self._config.centring_coef)
-        return pair_output(result, batch.counts)
+        scores: Tensor = output.logits.squeeze(-1).float()
+        return scores
+
+    def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
+        return bradley_terry_loss(chosen, rejected, margin=batch.margins, centring_coef=self._config.centring_coef)
 
 
 def _other_token(tokenizer: PreTrainedTokenizerBase) -> str:

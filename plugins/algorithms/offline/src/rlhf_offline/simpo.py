@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 
 from .answers import AnswersBatch
 from .config import SimPOConfig
-from .pairs import PairAlgorithm, PairLoss, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, PairLoss
 
 
 def build(config: SimPOConfig, context: AlgorithmContext) -> SimPO:
@@ -30,10 +27,8 @@ class SimPO(PairAlgorithm):
     """Mean loss over the pairs of the global batch."""
 
     def __init__(self, config: SimPOConfig) -> None:
-        super().__init__("simpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
+        super().__init__("simpo", max_tokens=config.max_tokens, add_eos=config.add_eos, per_token=True)
         self._config = config
 
-    def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
-        chosen, rejected = pair_log_probs(models["policy"], batch, mean=True)
-        config = self._config
-        return pair_output(simpo_loss(chosen, rejected, beta=config.beta, gamma=config.gamma), batch.counts)
+    def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
+        return simpo_loss(chosen, rejected, beta=self._config.beta, gamma=self._config.gamma)

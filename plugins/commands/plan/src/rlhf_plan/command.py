@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,27 +16,26 @@ if TYPE_CHECKING:
     from . import Layout, Plan
 
 
-class Memory(click.ParamType[int]):
+def _bytes(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
     """A size with its unit, in bytes."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
 
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from pydantic import ByteSize, TypeAdapter, ValidationError
-
-        try:
-            size = int(TypeAdapter(ByteSize).validate_python(value))
-        except ValidationError:
-            self.fail(f"{value!r} is no size; say it like 24GB or 80GiB", param, ctx)
-        if size < 1:
-            self.fail(f"{value!r} is not above 0", param, ctx)
-        return size
+    try:
+        size = None if value is None else int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError:
+        size = 0
+    if size == 0:
+        raise click.BadParameter(f"{value!r} is no size above 0; say it like 24GB or 80GiB")
+    return size
 
 
 @click.command("plan")
 @click.option("--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
 @click.option(
-    "--memory", type=Memory(), help="Memory of one process (24GB, 80GiB): say which is the smallest layout that fits."
+    "--memory",
+    metavar="SIZE",
+    callback=_bytes,
+    help="Memory of one process (24GB, 80GiB): say which is the smallest layout that fits.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING
 
-from .performance import known_peak
-
 if TYPE_CHECKING:
     import torch
 
-_EFFICIENCY = 0.35
-"""Share of a GPU's peak that training usually reaches."""
+_GPU_EFFICIENCY = 0.5
+"""Share of a large multiplication's speed that training usually reaches on a GPU."""
 _ROUNDS = 3
 _SIZE = 768
 _GPU_SIZE = 4096
@@ -52,8 +50,7 @@ def measure(device: torch.device) -> Machine:
     product = _fastest(lambda: square @ square, device)
     read = _fastest(lambda: large.sum(), device)
     call = _fastest(lambda: [small @ small for _ in range(100)], device) / 100
-    known = known_peak(name)
-    flops = known * _EFFICIENCY if known is not None else 2 * size**3 / product
+    flops = 2 * size**3 / product * (_GPU_EFFICIENCY if device.type == "cuda" else 1)
     return Machine(name, flops, large.numel() * 4 / read, call)
 
 

@@ -23,18 +23,6 @@ from rlhf_core.util import write_json
 
 logger = logging.getLogger("rlhf.performance")
 _PHASES = ("rollout", "reward", "train", "sync")
-PEAK_FLOPS: Mapping[str, float] = {
-    "B200": 2.25e15,
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "A10": 125e12,
-    "V100": 125e12,
-    "T4": 65e12,
-}
-"""Substring of a device's name -> dense 16-bit FLOP/s of one device, from the vendor's data sheet."""
 
 
 @dataclass
@@ -110,10 +98,6 @@ class PerformanceEvaluator:
             figures["samples_per_second"] = info.samples_per_episode * totals.episodes / totals.wall_s
         if totals.peak_memory_bytes:
             figures["peak_memory_bytes"] = totals.peak_memory_bytes
-        peak = known_peak(info.device)
-        if peak is not None:
-            whole = peak * info.world_size / 1e12
-            figures["mfu"] = {phase: rate / whole for phase, rate in figures["tflop_per_second"].items()}
         return figures
 
     def _tflop(self) -> dict[str, float]:
@@ -131,12 +115,6 @@ def build(config: Section, context: HookContext) -> PerformanceEvaluator:
     return PerformanceEvaluator(context.run_folder)
 
 
-def known_peak(device: str) -> float | None:
-    """FLOP/s of a device by its name ("NVIDIA H100 80GB HBM3"), None if unknown."""
-    names = sorted(PEAK_FLOPS, key=len, reverse=True)
-    return next((PEAK_FLOPS[name] for name in names if name.lower() in device.lower()), None)
-
-
 def describe(figures: Mapping[str, Any]) -> str:
     """The figures as one readable line."""
     parts = [f"{figures['seconds_per_episode']:.2f} s per episode"]
@@ -144,7 +122,6 @@ def describe(figures: Mapping[str, Any]) -> str:
         parts.append(f"{figures['samples_per_second']:.1f} samples/s")
     parts += [f"{phase} {rate:,.0f} tokens/s" for phase, rate in figures["tokens_per_second"].items()]
     parts += [f"{phase} {rate:.3g} TFLOP/s" for phase, rate in figures["tflop_per_second"].items() if rate]
-    parts += [f"{phase} MFU {share:.1%}" for phase, share in figures.get("mfu", {}).items()]
     shares = ", ".join(f"{phase} {share:.0%}" for phase, share in figures["time_share"].items())
     return f"{'; '.join(parts)}; time: {shares}"
 

@@ -7,10 +7,12 @@ plain view `[:n, :, :longest]`. Values past a row's length are stale but finite;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 GROWTH = 64
@@ -32,29 +34,14 @@ def round_down(num_tokens: int) -> int:
     return num_tokens // BLOCK * BLOCK
 
 
-class StepIndex:
-    """Cache positions that the current decoding step writes to; computed once, used by every layer."""
+@dataclass(slots=True)
+class Step:
+    """Where the current decoding step writes to, for every layer."""
 
-    def __init__(self) -> None:
-        self.lengths = torch.zeros(0, dtype=torch.int64)
-        """[n] tokens in each row before this step."""
-        self.longest = 0
-        """Tokens in the longest row, this step's included."""
-        self._flat: dict[tuple[int, int], Tensor] = {}
-
-    def set(self, lengths: Tensor, longest: int) -> None:
-        self.lengths, self.longest = lengths, longest
-        self._flat.clear()
-
-    def flat(self, num_heads: int, capacity: int) -> Tensor:
-        """[n * heads] int64: the vector (row, head, position) in a cache of `capacity` tokens, flattened."""
-        index = self._flat.get((num_heads, capacity))
-        if index is None:
-            count = self.lengths.shape[0]
-            heads = torch.arange(count * num_heads, device=self.lengths.device) * capacity
-            index = heads + self.lengths.repeat_interleave(num_heads)
-            self._flat[num_heads, capacity] = index
-        return index
+    lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """[n] tokens in each row before this step."""
+    longest: int = 0
+    """Tokens in the longest row, this step's included."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -62,7 +49,7 @@ class SlotLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, step: StepIndex, num_slots: int, capacity: int) -> None:
+    def __init__(self, step: Step, num_slots: int, capacity: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._step = step
         self._num_slots = num_slots
@@ -87,9 +74,8 @@ class SlotLayer(CacheLayerMixin):
         return self._write(keys, key_states), self._write(values, value_states)
 
     def _write(self, room: Tensor, states: Tensor) -> Tensor:
-        count, num_heads = states.shape[:2]
-        index = self._step.flat(num_heads, self._capacity)
-        room.view(-1, room.shape[3]).index_copy_(0, index, states.reshape(count * num_heads, -1).to(room.dtype))
+        count = len(states)
+        room[torch.arange(count, device=room.device), :, self._step.lengths] = states[:, :, 0].to(room.dtype)
         return room[:count, :, : self._step.longest]
 
     def fill(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -109,15 +95,11 @@ class SlotLayer(CacheLayerMixin):
         return keys[slot, :, :length].clone(), values[slot, :, :length].clone()
 
     def grow(self, capacity: int) -> None:
-        old, self._capacity = self._capacity, capacity
+        more, self._capacity = capacity - self._capacity, capacity
         if self.is_initialized:
             # One after the other, so that only one tensor is held twice at a time.
-            keys, values = self._rooms()
-            self.keys = self._room(keys)
-            self.keys[:, :, :old] = keys
-            del keys
-            self.values = self._room(values)
-            self.values[:, :, :old] = values
+            self.keys = functional.pad(self._rooms()[0], (0, 0, 0, more))
+            self.values = functional.pad(self._rooms()[1], (0, 0, 0, more))
 
     def get_seq_length(self) -> int:
         return max(self._step.longest - 1, 0)
@@ -134,7 +116,7 @@ class SlotCache(Cache):
 
     def __init__(self, num_slots: int, max_tokens: int, most_tokens: int | None = None) -> None:
         """most_tokens: bound on what `admit` may make of `max_tokens`; None is no more than that."""
-        self._step = StepIndex()
+        self._step = Step()
         self._most_tokens = most_tokens or round_up(max_tokens)
         self._num_slots = num_slots
         self._max_tokens = round_up(max_tokens)
@@ -182,7 +164,7 @@ class SlotCache(Cache):
     def begin_step(self, lengths: Tensor, longest: int) -> None:
         """Tell every layer where this step's tokens go: behind `lengths` [n]; `longest` is max(lengths) + 1."""
         self.reserve(longest)
-        self._step.set(lengths, longest)
+        self._step.lengths, self._step.longest = lengths, longest
 
     def reserve(self, num_tokens: int) -> None:
         """Make room for `num_tokens` per slot."""

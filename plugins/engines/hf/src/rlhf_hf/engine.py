@@ -24,10 +24,10 @@ from .lockstep import LockstepBatch, LockstepModel
 from .paths import Path, choose_path
 from .prefixes import PrefixStore
 from .prepack import PackedLinears
-from .rows import Decoder, Row, StopRule
-from .sampler import Sampler
+from .rows import Row, Sampler
 from .slot_model import SlotModel
 from .slots import SlotBatch
+from .stop import StopRule
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class HfEngine:
 
     def begin(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Flight:
         """The rows of one `generate` call, which no others join. Raises as that does, before the first step."""
-        flight = Flight(self._decoder, self._batch, self._forward.context_tokens)
+        flight = Flight(self._sampler, self._batch, self._forward.context_tokens)
         flight.weights_are(self._policy_version)
         flight.add([(request, sampling) for request in requests])
         if flight.busy:
@@ -113,7 +113,7 @@ class HfEngine:
         Raises what `generate` raises, while iterating.
         """
         batch = partial(self._batch, goes_on=True)
-        self._flight = Flight(self._decoder, batch, self._forward.context_tokens)
+        self._flight = Flight(self._sampler, batch, self._forward.context_tokens)
         return self._completions(self._flight, between, goes_on=True)
 
     def cancel(self, sample_id: int, branch: int = 0) -> None:
@@ -121,7 +121,7 @@ class HfEngine:
         if self._flight is not None:
             self._flight.cancel(sample_id, branch)
 
-    def _decoder(self, sampling: SamplingParams) -> Decoder:
+    def _sampler(self, sampling: SamplingParams) -> Sampler:
         return Sampler(self._seed, sampling, StopRule(self._eos_ids, sampling.stop, self._tokenizer))
 
     def _batch(self, rows: list[Row], *, goes_on: bool = False) -> SlotBatch | LockstepBatch:
@@ -165,7 +165,7 @@ class HfEngine:
                     while not (goes_on or finished) and flight.busy:
                         finished = flight.step()
                 for row in finished:
-                    yield row.completion(self._policy_version)
+                    yield row.completion()
         finally:
             # A module that is trained here is about to change: packed copies would only take its memory.
             if any(parameter.requires_grad for parameter in self._module.parameters()):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from rlhf_core.protocols import Asked
 from rlhf_core.types import GenerationRequest, SamplingParams
 
-from .rows import Decoder, Row, make_rows
-
-if TYPE_CHECKING:
-    from .lockstep import LockstepBatch
-    from .slots import SlotBatch
+from .lockstep import LockstepBatch
+from .rows import Row, Sampler, make_rows
+from .slots import SlotBatch
 
 
 class Flight:
@@ -21,15 +18,15 @@ class Flight:
 
     def __init__(
         self,
-        decoder: Callable[[SamplingParams], Decoder],
+        sampler: Callable[[SamplingParams], Sampler],
         batch: Callable[[list[Row]], SlotBatch | LockstepBatch],
         context_tokens: int | None,
     ) -> None:
         """batch: begins with these rows, and takes more. context_tokens: see `make_rows`."""
-        self._decoder = decoder
+        self._new_sampler = sampler
         self._new_batch = batch
         self._context_tokens = context_tokens
-        self._decoders: dict[SamplingParams, Decoder] = {}
+        self._samplers: dict[SamplingParams, Sampler] = {}
         self._batch: SlotBatch | LockstepBatch | None = None
         self._open: set[Row] = set()
         self._waiting: deque[Row] = deque()
@@ -48,7 +45,7 @@ class Flight:
             return
         self._version = version
         for row in self._open:
-            row.versions.append((len(row.token_ids), version))
+            row.version = version
         if self._batch is not None:
             self._batch.weights_changed()
 
@@ -59,13 +56,12 @@ class Flight:
         for request, sampling in asked:
             requests.setdefault(sampling, []).append(request)
         for sampling, together in requests.items():
-            if sampling not in self._decoders:
-                self._decoders[sampling] = self._decoder(sampling)
+            if sampling not in self._samplers:
+                self._samplers[sampling] = self._new_sampler(sampling)
             rows = make_rows(together, sampling, self._context_tokens, first_key=self._num_rows)
             self._num_rows += len(rows)
             for row in rows:
-                row.decoder = self._decoders[sampling]
-                row.versions.append((0, self._version))
+                row.sampler, row.version = self._samplers[sampling], self._version
             self._open.update(rows)
             self._waiting.extend(rows)
 
@@ -81,10 +77,10 @@ class Flight:
         if not self._open:
             return []
         batch = self.begin()
-        joining = []
-        while self._waiting and batch.has_room_for(self._waiting[0]):
-            joining.append(self._waiting.popleft())
-        if joining:
+        if isinstance(batch, SlotBatch):
+            joining = []
+            while self._waiting and batch.has_room_for(self._waiting[0]):
+                joining.append(self._waiting.popleft())
             batch.join(joining)
         finished = batch.step()
         self._open.difference_update(finished)

@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from .forward import ModelForward
-from .rows import Row
-from .sampler import sample
+from .rows import Row, sample
 
 Way = Literal["padded", "equal", "recompute"]
 
@@ -86,9 +85,7 @@ class LockstepBatch:
 
     def __init__(self, model: LockstepModel, rows: Sequence[Row], max_batch_size: int) -> None:
         self._model = model
-        self._max_batch_size = max_batch_size
-        self._waiting: deque[list[Row]] = deque()
-        self.join(rows)
+        self._waiting = deque(_plan_batches(rows, max_batch_size, same_length=model.way != "padded"))
         self._batch: list[Row] = []
         self._age = 0
         """Tokens that rows of the batch have sampled, ended rows apart."""
@@ -97,14 +94,6 @@ class LockstepBatch:
     @property
     def busy(self) -> bool:
         return bool(self._batch or self._waiting)
-
-    def has_room_for(self, row: Row) -> bool:
-        """Whether it may `join`."""
-        return self._model.way == "recompute" or not row.request.inputs
-
-    def join(self, rows: Sequence[Row]) -> None:
-        """Decode these too, after those that wait already."""
-        self._waiting.extend(_plan_batches(rows, self._max_batch_size, same_length=self._model.way != "padded"))
 
     def drop(self, row: Row) -> None:
         """Decode it no further."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,15 +29,15 @@ class PrefixStore:
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._held: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
-        self._lengths: Counter[int] = Counter()
-        self.num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
         """Held now."""
+        return sum(map(len, self._held))
 
     def clear(self) -> None:
         """Forget everything."""
         self._held.clear()
-        self._lengths.clear()
-        self.num_tokens = 0
 
     def may_hold(self, num_tokens: int) -> bool:
         """Whether a prefix so long is kept at all."""
@@ -45,25 +45,14 @@ class PrefixStore:
 
     def put(self, token_ids: tuple[int, ...], layers: Layers) -> None:
         """Keep what belongs to these tokens; the tensors are its own from now on."""
-        if token_ids in self._held:
-            return
-        self._held[token_ids] = Prefix(len(token_ids), layers)
-        self._lengths[len(token_ids)] += 1
-        self.num_tokens += len(token_ids)
+        self._held.setdefault(token_ids, Prefix(len(token_ids), layers))
         while self.num_tokens > self._max_tokens:
-            self._drop(next(iter(self._held)))
+            self._held.popitem(last=False)
 
     def longest(self, token_ids: tuple[int, ...]) -> Prefix | None:
         """The longest one that a prompt begins with, and that leaves a token of it to feed."""
-        for length in sorted((each for each in self._lengths if each < len(token_ids)), reverse=True):
+        for length in sorted({len(each) for each in self._held if len(each) < len(token_ids)}, reverse=True):
             if (found := self._held.get(token_ids[:length])) is not None:
                 self._held.move_to_end(token_ids[:length])
                 return found
         return None
-
-    def _drop(self, token_ids: tuple[int, ...]) -> None:
-        length = self._held.pop(token_ids).num_tokens
-        self.num_tokens -= length
-        self._lengths[length] -= 1
-        if not self._lengths[length]:
-            del self._lengths[length]

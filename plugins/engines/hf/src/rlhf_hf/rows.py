@@ -1,29 +1,22 @@
-"""A row: one answer while it is generated, and the rules that end it."""
+"""A row: one answer while it is generated, and how its tokens are drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from math import inf
-from typing import TYPE_CHECKING, Protocol
+from math import inf, isfinite
 
-from rlhf_core.errors import DataError
+import torch
+from torch import Tensor
+
+from rlhf_core.errors import DataError, DivergenceError
 from rlhf_core.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from rlhf_forward import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
+from .stop import StopRule
 
-
-class Decoder(Protocol):
-    """Samples and ends the rows with the same sampling parameters."""
-
-    def draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
-        """Append one token to each row. `logits` [n, V]."""
-
-    def reason(self, row: Row) -> FinishReason | None:
-        """Why `row` ends with its last token; None if it continues."""
+NOISE_TOKENS = 256
+"""Tokens for which a row draws noise at once: many cost hardly more than one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +30,8 @@ class Row:
     """Equal for rows of one `make_rows` call exactly where their prompts are equal."""
     temperature: float | None = None
     """Its own, in place of the sampling parameters'."""
-    decoder: Decoder = field(init=False)
-    """Set once it is known what is generated together."""
+    sampler: Sampler = field(init=False)
+    """Samples and ends it; set once it is known what is generated together."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     support_ids: list[Sequence[int]] = field(default_factory=list)
@@ -48,8 +41,10 @@ class Row:
     finish_reason: FinishReason | None = None
     num_reused: int = 0
     """Prompt tokens that were not computed for it."""
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(tokens sampled before, policy version from there on), where weights may change on the way."""
+    version: int = field(init=False)
+    """Policy version that its next token is sampled by."""
+    versions: list[int] = field(default_factory=list)
+    """That of each token."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -60,17 +55,15 @@ class Row:
         """Tokens whose keys and values are known: all but the last sampled one."""
         return len(self.request.prompt_ids) + len(self.token_ids) - 1
 
-    def completion(self, policy_version: int) -> Completion:
-        """`policy_version`: of all its tokens, unless `versions` says more."""
+    def completion(self) -> Completion:
         assert self.finish_reason is not None
-        versions = self._token_versions()
         return Completion(
             sample_id=self.request.sample_id,
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason,
-            policy_version=min(versions, default=policy_version),
-            policy_versions=versions if len(set(versions)) > 1 else (),
+            policy_version=min(self.versions),
+            policy_versions=tuple(self.versions) if len(set(self.versions)) > 1 else (),
             support_ids=tuple(self.support_ids) if self.support_ids else None,
             branch=self.request.branch,
             num_reused=self.num_reused,
@@ -80,15 +73,9 @@ class Row:
     @property
     def prefix(self) -> tuple[int, ...] | None:
         """The tokens whose keys and values the next turn may use; None where there is none, or weights changed."""
-        if not self.request.goes_on or any(start for start, _ in self.versions):
+        if not self.request.goes_on or len(set(self.versions)) > 1:
             return None
         return (*self.request.prompt_ids, *self.token_ids[:-1])
-
-    def _token_versions(self) -> tuple[int, ...]:
-        versions: list[int] = []
-        for (start, version), (end, _) in pairwise([*self.versions, (len(self.token_ids), 0)]):
-            versions += [version] * (end - start)
-        return tuple(versions)
 
 
 def make_rows(
@@ -133,44 +120,78 @@ def _own_temperature(request: GenerationRequest, where: str) -> float | None:
     return value
 
 
-class StopRule:
-    """Ends a row at an EOS token, at a stop text, or at its limit, in this order.
+class Sampler:
+    """Samples and ends the rows with the same sampling parameters.
 
-    A stop text is looked for in the sampled text only, never across the border to the prompt, special
-    tokens included, so that the text of one (`<|im_end|>`) serves too.
+    The noise behind token t of a row depends on (seed, sample_id, branch, offset + t) only.
     """
 
-    def __init__(self, eos_ids: frozenset[int], stop: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> None:
-        self._eos_ids = eos_ids
-        self._stop = stop
-        self._tokenizer = tokenizer
-        # Every token but a special one has at least one byte, a character at most four.
-        self._tail_tokens = 4 * max((len(text) for text in stop), default=0) + 8
-        self._may_end_stop: dict[int, bool] = {}
+    def __init__(self, seed: int, sampling: SamplingParams, stop: StopRule) -> None:
+        self._seed = seed
+        self._sampling = sampling
+        self.stop = stop
 
-    def reason(self, row: Row) -> FinishReason | None:
-        """Why `row` ends with its last sampled token; None when it continues."""
-        if row.token_ids[-1] in self._eos_ids or self._at_stop_text(row.token_ids):
-            return "stop"
-        return "length" if len(row.token_ids) >= row.limit else None
+    def draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
+        """Append one token to each row. `logits` [n, V]. All rows have their own temperature, or none has.
 
-    def _at_stop_text(self, token_ids: list[int]) -> bool:
-        if not self._stop or not self._can_end(token_ids[-1]):
-            return False
-        tail = self._decode(token_ids[-self._tail_tokens :])
-        return any(text in tail for text in self._stop)
+        Raises `DivergenceError` when the logits are not finite.
+        """
+        drawn = greedy_sample(logits) if self._sampling.greedy else self._sample(logits, rows)
+        support = None if drawn.support_ids is None else drawn.support_ids.tolist()
+        sampled = zip(rows, drawn.token_ids.tolist(), drawn.log_probs.tolist(), strict=True)
+        for index, (row, token, log_prob) in enumerate(sampled):
+            if not isfinite(log_prob):
+                raise DivergenceError(
+                    f"the log-prob of token {len(row.token_ids)} of sample {row.request.sample_id} is {log_prob}",
+                    where="engine hf",
+                    hint="the weights have diverged: lower optimizer.lr",
+                )
+            row.token_ids.append(token)
+            row.logprobs.append(log_prob)
+            row.versions.append(row.version)
+            if support is not None:
+                row.support_ids.append([kept for kept in support[index] if kept >= 0])
 
-    def _can_end(self, token_id: int) -> bool:
-        """False when no stop text can end inside this token: saves most decoding. Kept per token."""
-        known = self._may_end_stop.get(token_id)
-        if known is None:
-            text = self._decode([token_id])
-            # Alone, a token may lose its leading space or be half a character.
-            known = "�" in text or any(last.isspace() or last in text for last in (s[-1] for s in self._stop))
-            self._may_end_stop[token_id] = known
-        return known
+    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> SampledTokens:
+        self._draw_noise([row for row in rows if len(row.noise) == len(row.token_ids)])
+        noise = torch.tensor([row.noise[len(row.token_ids)] for row in rows], dtype=torch.float64)
+        sampling = self._sampling
+        temperature: float | Tensor = sampling.temperature
+        if rows[0].temperature is not None:
+            temperature = torch.tensor([[row.temperature] for row in rows], device=logits.device)
+        return inverse_cdf_sample(logits, noise.to(logits.device), temperature, sampling.top_k, sampling.top_p)
 
-    def _decode(self, token_ids: list[int]) -> str:
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+    def _draw_noise(self, rows: Sequence[Row]) -> None:
+        """Continue the noise of `rows` by a block; a row's noise depends on nothing but its own counter."""
+        if not rows:
+            return
+        samples = torch.tensor([row.request.sample_id for row in rows])
+        branches = torch.tensor([row.request.branch for row in rows])
+        starts = torch.tensor([row.request.offset + len(row.noise) for row in rows])
+        count = min(NOISE_TOKENS, max(row.limit - len(row.noise) for row in rows))
+        tokens = starts[:, None] + torch.arange(count)
+        # The upper half of a token's number is free: no response has 2^32 tokens.
+        blocks = uniforms(self._seed, samples[:, None], tokens + (branches[:, None] << 32))
+        for row, block in zip(rows, blocks.tolist(), strict=True):
+            row.noise.extend(block)
+
+
+def sample(logits: Tensor, rows: Sequence[Row]) -> list[Row]:
+    """Append one token to each row, and return those that end with it. `logits` [n, V].
+
+    Raises `DivergenceError` when the logits are not finite.
+    """
+    alike: dict[tuple[Sampler, bool], list[int]] = {}
+    for place, row in enumerate(rows):
+        alike.setdefault((row.sampler, row.temperature is None), []).append(place)
+    for (sampler, _), places in alike.items():
+        if len(alike) == 1:
+            sampler.draw(logits, rows)
+            break
+        sampler.draw(logits[torch.tensor(places, device=logits.device)], [rows[place] for place in places])
+    finished = []
+    for row in rows:
+        row.finish_reason = row.sampler.stop.reason(row.token_ids, row.limit)
+        if row.finish_reason is not None:
+            finished.append(row)
+    return finished

@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from .prefixes import Prefix, PrefixStore
-from .rows import Row
-from .sampler import sample
+from .rows import Row, sample
 from .slot_model import SlotModel
 
 REFILL_SHARE = 8
