@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from rlhf_core.util.bounded_thread import BoundedThread
@@ -31,14 +32,12 @@ class Workers:
         self._loop = loop
         self._size = size
         self._name = name
-        self._jobs: deque[_Job] = deque()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        """None ends a thread."""
         self._done: deque[tuple[asyncio.Future[Any], Any]] = deque()
-        self._wake = threading.Semaphore(0)
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._num_idle = 0
         self._is_told = False
         """Whether the loop knows that something is in `_done`."""
+        self._threads: list[threading.Thread] = []
         self._watch: asyncio.TimerHandle | asyncio.Handle | None = None
         self._closed = False
 
@@ -48,71 +47,57 @@ class Workers:
         Raises `MemoryError` or `RuntimeError` if the system starts no thread.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._jobs.append((future, job))
-        if self._watch is None:  # all calls of one turn of the loop go together
+        self._jobs.put((future, job))
+        if self._watch is None:
             self._watch = self._loop.call_soon(self._look, 1)
         return future
 
     def close(self) -> None:
         """Let the threads end; those that hang are left behind. From any other thread, once the loop has stopped."""
         self._closed = True
-        self._jobs.clear()
         for _ in self._threads:
-            self._wake.release()
+            self._jobs.put(None)
         deadline = time.monotonic() + _LEAVE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _look(self, number: int) -> None:
-        """Have `number` more threads work, and twice as many where calls go on waiting."""
+        """Have a first thread work, or `number` more where calls wait on, and twice as many where they still do."""
         self._watch = None
-        if not self._jobs or self._closed:
+        if self._jobs.empty() or self._closed:
             return
         try:
-            for _ in range(min(number, len(self._jobs))):
+            for _ in range(min(number, self._jobs.qsize()) if number > 1 or not self._threads else 0):
                 self._add()
         except (MemoryError, RuntimeError) as error:  # the system starts no thread
-            while self._jobs and not self._threads:
-                self._jobs.popleft()[0].set_exception(error)
+            while not (self._threads or self._jobs.empty()):
+                self._fail(error)
         self._watch = self._loop.call_later(PATIENCE_SECONDS, self._look, 2 * number)
 
     def _add(self) -> None:
-        with self._lock:
-            if self._num_idle:
-                self._num_idle -= 1
-                self._wake.release()
-                return
         if len(self._threads) < self._size:
             thread = BoundedThread(self._work, f"{self._name}-{len(self._threads)}")
             thread.start()
             self._threads.append(thread)
 
-    def _work(self) -> None:
-        while not self._closed:
-            try:
-                future, job = self._jobs.popleft()
-            except IndexError:
-                with self._lock:
-                    self._num_idle += 1
-                self._wake.acquire()
-                continue
-            self._done.append((future, job()))
-            del future, job
-            self._tell()
+    def _fail(self, error: Exception) -> None:
+        if (waiting := self._jobs.get()) is not None:
+            waiting[0].set_exception(error)
 
-    def _tell(self) -> None:
-        with self._lock:
-            if self._is_told or self._closed:
-                return
-            self._is_told = True
-        try:
-            self._loop.call_soon_threadsafe(self._give)
-        except RuntimeError:  # the loop was closed while this call hung
-            self._closed = True
+    def _work(self) -> None:
+        while (waiting := self._jobs.get()) is not None and not self._closed:
+            future, job = waiting
+            self._done.append((future, job()))
+            del waiting, future, job
+            if not self._is_told:  # results that come together are told together
+                self._is_told = True
+                try:
+                    self._loop.call_soon_threadsafe(self._give)
+                except RuntimeError:  # the loop was closed while this call hung
+                    return
 
     def _give(self) -> None:
-        with self._lock:
-            self._is_told = False
+        self._is_told = False  # before the first is taken: what is done from now on is told again
         while self._done:
             future, result = self._done.popleft()
             if not future.done():

@@ -11,4 +11,5 @@ from .folders import quiet_progress as quiet_progress
 from .folders import stored_dtype as stored_dtype
 from .folders import write_model_config as write_model_config
 from .folders import write_transformers_folder as write_transformers_folder
+from .limits import answer_limit as answer_limit
 from .noise import disable_dropout as disable_dropout

@@ -5,6 +5,7 @@ from .connection import serve_until_stopped as serve_until_stopped
 from .guard import Bodies as Bodies
 from .guard import Guard as Guard
 from .guard import bearer_key as bearer_key
+from .servers import ClientOptions as ClientOptions
 from .servers import Refused as Refused
 from .servers import ServerLimits as ServerLimits
 from .servers import address_parts as address_parts

@@ -14,6 +14,8 @@ import httpx2 as httpx
 from rlhf_core.distributed import is_loopback
 from rlhf_core.util import printable
 
+from .servers import ClientOptions
+
 _JSON = "application/json"
 _SHOWN_CHARS = 500
 _LONGEST_WAIT_SECONDS = 10.0
@@ -38,39 +40,35 @@ class JsonClient:
     def __init__(
         self,
         url: str,
+        options: ClientOptions,
         *,
         key: str | None,
-        max_connections: int,
-        connect_seconds: float,
-        answer_seconds: float,
         max_response_bytes: int,
         again: Collection[int],
         first_wait_seconds: float,
-        patience_seconds: float,
     ) -> None:
         """Open nothing yet.
 
         Args:
             key: sent as `Authorization: Bearer`, and taken out of every message.
-            answer_seconds: longest silence on a connection.
             again: statuses of a server, or of what stands before it, that is busy or away. As after a connection that
-                failed, a request is then sent again, until `patience_seconds` are over.
+                failed, a request is then sent again.
         """
         parts = urlsplit(url)
         self._url = url
         self.shown = f"{parts.scheme}://{parts.netloc}{parts.path}"  # a query may hold a key
         self._is_near = is_loopback(parts.hostname)
         self._key = key
-        self._max_connections = max_connections
-        self._timeout = httpx.Timeout(answer_seconds, connect=connect_seconds)
+        self._max_connections = options.max_connections
+        self._timeout = httpx.Timeout(options.answer_seconds, connect=options.connect_seconds)
         self._max_response_bytes = max_response_bytes
         self._again = frozenset(again)
         self._first_wait_seconds = first_wait_seconds
-        self._patience_seconds = patience_seconds
+        self._patience_seconds = options.patience_seconds
         self._random = random.Random()  # for waits only
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._places = asyncio.Semaphore(max_connections)
+        self._places = asyncio.Semaphore(options.max_connections)
 
     async def post(self, encode: Callable[[], bytes]) -> bytes:
         """The response's body. encode: makes the request's, once there is a connection for it. Raises `RemoteError`."""

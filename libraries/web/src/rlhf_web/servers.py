@@ -9,6 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
+from pydantic import ConfigDict, Field
+
+from rlhf_core.config import Section
 from rlhf_core.errors import UserInputError
 
 
@@ -28,6 +31,24 @@ class ServerLimits:
     idle_seconds: float = 30.0
     """Longest time from a request's first byte to its last, headers and body together; longest silence before it, and
     longest time in which a client takes nothing of a response."""
+
+
+class ClientOptions(Section):
+    """Options of what asks a server, as `JsonClient` takes them."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    max_connections: int = Field(8, ge=1, description="Requests in flight at once; connections are used again.")
+    connect_seconds: float = Field(5.0, gt=0, description="Deadline of a connection attempt.")
+    answer_seconds: float = Field(
+        30.0, gt=0, description="Longest silence on a connection before a request counts as lost and is sent again."
+    )
+    patience_seconds: float = Field(
+        45.0,
+        ge=0,
+        description="How long a request is sent again while the server is busy, away, or loses it. Keep it below the "
+        "reward's timeout_seconds, which bounds the whole call.",
+    )
 
 
 class Refused(Exception):

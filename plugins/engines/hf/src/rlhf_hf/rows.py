@@ -12,6 +12,7 @@ from torch import Tensor
 from rlhf_core.errors import DataError, DivergenceError
 from rlhf_core.types import Completion, FinishReason, GenerationRequest, SamplingParams
 from rlhf_forward import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
+from rlhf_models import answer_limit
 
 from .stop import StopRule
 
@@ -73,7 +74,7 @@ class Row:
     @property
     def prefix(self) -> tuple[int, ...] | None:
         """The tokens whose keys and values the next turn may use; None where there is none, or weights changed."""
-        if not self.request.goes_on or len(set(self.versions)) > 1:
+        if not self.request.goes_on or any(each != self.version for each in self.versions):
             return None
         return (*self.request.prompt_ids, *self.token_ids[:-1])
 
@@ -90,32 +91,16 @@ def make_rows(
     rows = []
     keys: dict[tuple[int, ...], int] = {}
     for request in requests:
-        length = len(request.prompt_ids)
-        where = f"engine hf, sample {request.sample_id}"
-        if length == 0:
-            raise DataError("the prompt has no token", where=where, hint="give the model something to continue")
-        limit = sampling.max_new_tokens
-        if request.max_new_tokens is not None:
-            limit = min(limit, request.max_new_tokens)
-        if sampling.max_length is not None:
-            limit = min(limit, sampling.max_length - length)
-        if context_tokens is not None:
-            limit = min(limit, context_tokens - length)
-        if limit < 1:
-            bound = f"max_length {sampling.max_length}, the model has {context_tokens} positions"
-            raise DataError(
-                f"a prompt of {length} tokens leaves no room for an answer ({bound})",
-                where=where,
-                hint="lower prompts.max_prompt_tokens",
-            )
+        limit = answer_limit(request, sampling, context_tokens, engine="engine hf")
         key = keys.setdefault(request.prompt_ids, first_key + len(keys))
-        rows.append(Row(request, limit, key, None if sampling.greedy else _own_temperature(request, where)))
+        rows.append(Row(request, limit, key, None if sampling.greedy else _own_temperature(request)))
     return rows
 
 
-def _own_temperature(request: GenerationRequest, where: str) -> float | None:
+def _own_temperature(request: GenerationRequest) -> float | None:
     value = request.options.get("temperature")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf):
+        where = f"engine hf, sample {request.sample_id}"
         raise DataError(f"the option temperature is {value!r}", where=where, hint="use a number above 0")
     return value
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import EngineContext
-from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
+from rlhf_core.errors import ConfigError, DivergenceError, RlhfError, SyncError
 from rlhf_core.protocols import Asked, InFlightEngine
 from rlhf_core.rollout import named_weights
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
-from rlhf_models import eos_token_ids, is_lora, merged_weights
+from rlhf_models import answer_limit, eos_token_ids, is_lora, merged_weights
 from rlhf_strategies import group_into_shards
 
 from .backend import Job
@@ -92,7 +92,7 @@ class VllmEngine:
             sample_id=request.sample_id,
             branch=request.branch,
             prompt_ids=request.prompt_ids,
-            max_tokens=_limit(request, sampling, self._backend.max_model_tokens),
+            max_tokens=answer_limit(request, sampling, self._backend.max_model_tokens, engine=WHERE),
             seed=derive_seed(self._seed, "engine-vllm", *_noise_key(request)),
             sampling=sampling,
         )
@@ -188,20 +188,3 @@ def _noise_key(request: GenerationRequest) -> tuple[int, ...]:
     """Key of a request's sampling noise; for a single answer its sample id alone."""
     turn = (request.branch, request.offset)
     return (request.sample_id, *turn) if any(turn) else (request.sample_id,)
-
-
-def _limit(request: GenerationRequest, sampling: SamplingParams, max_model_tokens: int) -> int:
-    """Most tokens to sample, at least 1. Raises `DataError` where the prompt leaves no room."""
-    length = len(request.prompt_ids)
-    where = f"{WHERE}, sample {request.sample_id}"
-    if length == 0:
-        raise DataError("the prompt has no token", where=where, hint="give the model something to continue")
-    bound = max_model_tokens if sampling.max_length is None else min(max_model_tokens, sampling.max_length)
-    if bound - length < 1:
-        raise DataError(
-            f"a prompt of {length} tokens leaves no room for an answer ({bound} tokens at most together)",
-            where=where,
-            hint="lower prompts.max_prompt_tokens",
-        )
-    limit = min(sampling.max_new_tokens, bound - length)
-    return limit if request.max_new_tokens is None else min(limit, request.max_new_tokens)

@@ -35,14 +35,11 @@ class HttpReward:
         self._size = config.samples_per_request
         self._client = JsonClient(
             config.url,
+            config,
             key=token,
-            max_connections=config.max_connections,
-            connect_seconds=config.connect_seconds,
-            answer_seconds=config.answer_seconds,
             max_response_bytes=config.max_response_bytes,
             again=_AGAIN,
             first_wait_seconds=_FIRST_WAIT_SECONDS,
-            patience_seconds=config.patience_seconds,
         )
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Any]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from rlhf_core.config import Section
-from rlhf_web import address_parts
+from rlhf_web import ClientOptions, address_parts
 
 
-class JudgeConfig(Section):
+class JudgeConfig(ClientOptions):
     """Who judges, by what, and how much that may cost."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)
 
     removed: ClassVar[Mapping[str, str]] = {
         "attempts": "patience_seconds says how long a call is made again",
@@ -64,15 +61,7 @@ class JudgeConfig(Section):
         ge=1,
         description="Most tokens, prompts and replies, in a run on one machine; calls in flight are still paid for.",
     )
-    max_connections: int = Field(8, ge=1, description="Calls in flight at once at a server.")
-    connect_seconds: float = Field(5.0, gt=0, description="Deadline of a connection attempt.")
     answer_seconds: float = Field(60.0, gt=0, description="Longest silence on a connection before a call is lost.")
-    patience_seconds: float = Field(
-        45.0,
-        ge=0,
-        description="How long a call is made again while the server is busy, away, or loses it. Keep it below the "
-        "reward's timeout_seconds, which bounds all calls together.",
-    )
 
     @field_validator("url")
     @classmethod

@@ -45,14 +45,11 @@ class RemoteJudge:
             key = environment_key(config.key_env, where='reward "judge": key_env', hint=hint)
         self._client = JsonClient(
             f"{config.url}/chat/completions",
+            config,
             key=key,
-            max_connections=config.max_connections,
-            connect_seconds=config.connect_seconds,
-            answer_seconds=config.answer_seconds,
             max_response_bytes=_MOST_BYTES,
             again=_AGAIN,
             first_wait_seconds=_FIRST_WAIT_SECONDS,
-            patience_seconds=config.patience_seconds,
         )
 
     async def ask(self, questions: Sequence[Messages]) -> list[Reply | Exception]:
