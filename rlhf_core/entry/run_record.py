@@ -61,16 +61,6 @@ LIBRARIES = (
 _GIT_SECONDS = 5.0
 
 
-def already_done(folder: RunFolder, resolved: ResolvedRun, resumed: Resumed | None) -> str | None:
-    """Why a resume has nothing to do: a guard or hook ended the run as done, and is set as it was. None: it has."""
-    if resumed is None or resumed.checkpoint is None or folder.read_json(folder.summary).get("status") != "done":
-        return None
-    ended = finished_by(read_run_state(resumed.checkpoint), resolved)
-    if ended is None or not folder.model.is_dir():
-        return None
-    return f"already done: {ended.by}: {ended.reason}; to go on, change {keys_of(ended.by, resolved)}"
-
-
 def begin_record(
     folder: RunFolder, inputs: RunInputs, num_processes: int, *, resumed: Resumed | None, origin: Path | None
 ) -> None:
@@ -162,12 +152,15 @@ def _code_run(resolved: ResolvedRun) -> FileTrust:
 
 def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
     """Warn of a run that starts again, or has nothing left to do, and of each changed option."""
-    checkpoint = resumed.checkpoint
+    checkpoint, episodes = resumed.checkpoint, resolved.run.train.episodes
     if checkpoint is None:
         logger.warning("the run ended before its first checkpoint: it starts again")
-    elif read_run_state(checkpoint).next_episode >= resolved.run.train.episodes:
+    elif (ended := finished_by(state := read_run_state(checkpoint), resolved)) is not None:
+        why, keys = f"already done: {ended.by}: {ended.reason}", keys_of(ended.by, resolved)
+        logger.warning("%s: only model and report are made; to go on, change %s", why, keys)
+    elif state.next_episode >= episodes:
         hint = "only model and report are made; to train on: --set train.episodes=N"
-        logger.warning("all %d episodes are trained already: %s", resolved.run.train.episodes, hint)
+        logger.warning("all %d episodes are trained already: %s", episodes, hint)
     for change in resumed.changes:
         logger.warning("resumed with a changed config: %s", change)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from pkgutil import resolve_name
@@ -35,7 +35,7 @@ from ..util.redact import redact_mapping
 from ..wiring.inputs import RunInputs
 from .ledger import RunLedger
 from .resume import begun_run, find_checkpoint, plan_resume
-from .run_record import already_done, begin_record, refuse_output, tell_resume
+from .run_record import begin_record, refuse_output, tell_resume
 
 logger = logging.getLogger("rlhf")
 
@@ -52,8 +52,6 @@ class TrainResult:
     """Content of `summary.json`."""
     metrics: list[dict[str, Any]]
     """The lines of `metrics.jsonl`."""
-    already_done: str | None = None
-    """Why a resume had nothing to do: what ended the run before its last episode, and what to change to go on."""
 
 
 def train(
@@ -187,8 +185,6 @@ def train_in(
     """Train in a run folder that this process owns. The other arguments are those of `train`."""
     folder, resolved = ledger.folder, prepared.resolved
     resumed = None if resume is None else plan_resume(resume, folder, prepared.inputs, restart=restart)
-    if prepared.environment.world_size == 1 and (why := already_done(folder, resolved, resumed)) is not None:
-        return replace(read_result(folder.path), already_done=why)
     checkpoint = None if resumed is None else resumed.checkpoint
     ledger.start(None if checkpoint is None else read_run_state(checkpoint))
     with folder.logging():

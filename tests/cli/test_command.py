@@ -48,7 +48,7 @@ def calls(monkeypatch):
             made.append((kind, args, options))
             if options["dry_run"]:
                 return None
-            return SimpleNamespace(run_folder="runs/x", summary={"eval_after": 0.75}, metrics=[], already_done=None)
+            return SimpleNamespace(run_folder="runs/x", summary={"eval_after": 0.75}, metrics=[])
 
         return start
 

@@ -38,13 +38,13 @@ def test_a_resume_of_it_has_nothing_to_do(tmp_path, capsys, own_logger):
     file = write_run(tmp_path, {**BASE, "hooks": AT_ONCE})
     assert run(["train", str(file), "--output", str(tmp_path / "run")]) == 0
     assert "finished    early-stop: reward/mean is" in capsys.readouterr().out
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.json*")}
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.jsonl")}
     assert run(["train", "--output", str(tmp_path / "run"), "--resume", "auto"]) == 0
     said = capsys.readouterr()
-    assert "already done: early-stop: reward/mean is" in said.out
-    assert "to go on, change hooks.early-stop (metric, above, below, patience)" in said.out
+    assert "already done: early-stop: reward/mean is" in said.err
+    assert "to go on, change hooks.early-stop (metric, above, below, patience)" in said.err
     assert "error" not in said.err
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.json*")} == before
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.jsonl")} == before
 
 
 def test_a_resume_with_another_bound_goes_on(tmp_path):
@@ -52,7 +52,6 @@ def test_a_resume_with_another_bound_goes_on(tmp_path):
     start({**BASE, "hooks": AT_ONCE}, tmp_path / "run")
     other = {"early-stop": {"metric": "reward/mean", "above": 2.0}}
     resumed = start({**BASE, "hooks": other}, tmp_path / "run", resume="auto")
-    assert resumed.already_done is None
     assert metrics(resumed.run_folder) == metrics(straight.run_folder)
     assert "finished" not in resumed.summary
 
@@ -199,10 +198,10 @@ def test_a_signal_before_a_resume_of_a_done_run_begins_is_an_interrupt(tmp_path,
     file = write_run(tmp_path, {**BASE, "train": {**TRAIN, "episodes": 1}})
     assert run(["train", str(file), "--output", str(tmp_path / "run"), "--quiet"]) == 0
 
-    def interrupted(*given):
+    def interrupted(*given, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train_module, "already_done", interrupted)
+    monkeypatch.setattr(train_module, "plan_resume", interrupted)
     assert run(["train", "--output", str(tmp_path / "run"), "--resume", "auto", "--set", "train.episodes=2"]) == 130
     assert summary(tmp_path / "run")["status"] == "done"
 
@@ -240,7 +239,6 @@ def test_a_listed_hook_may_be_disabled(tmp_path):
 
 @pytest.mark.slow
 def test_all_processes_finish_together(tmp_path):
-    """Under a launcher of its own a resume cannot be cut short; it still makes no update."""
     changes = {**BASE, "hooks": AT_ONCE, "strategy": {"name": "ddp"}, "train": {**TRAIN, "episodes": 50}}
     file = write_run(tmp_path, changes)
     done = command("train", file, "--output", tmp_path / "run", "--num-processes", "2")
@@ -249,7 +247,7 @@ def test_all_processes_finish_together(tmp_path):
     assert summary(tmp_path / "run")["finished"]["guard"] == "early-stop"
     assert [line["episode"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [0, 0, 1, 1]
     again = command("train", "--output", tmp_path / "run", "--resume", "auto")
-    assert (again.returncode, "already done" in again.stdout) == (0, True), again.stderr
+    assert (again.returncode, "already done" in again.stderr) == (0, True), again.stderr
 
 
 @pytest.mark.slow
@@ -265,7 +263,7 @@ def test_the_quickstart_ends_at_its_goal_and_a_resume_goes_no_further(tmp_path):
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     again = command("train", "--output", tmp_path / "run", "--resume", "auto")
     assert again.returncode == 0, again.stderr
-    assert "already done: early-stop: reward/mean is" in again.stdout
+    assert "already done: early-stop: reward/mean is" in again.stderr
     assert lines(tmp_path / "run" / "metrics.jsonl") == written
 
 
@@ -279,5 +277,5 @@ def test_a_hook_of_a_file_is_run_under_the_rules_of_rewards(tmp_path, capsys, ow
     assert "its code is not run" in capsys.readouterr().err
     assert run(["config", "check", str(file)]) == 0
     assert run(["train", str(file), *out, "--trust"]) == 0
-    assert run(["train", *out, "--resume", "auto", "--set", "train.seed=1"]) == 0  # under the seal of the run
-    assert "already done: Counter: 1 episodes" in capsys.readouterr().out
+    assert run(["train", *out, "--resume", "auto", "--set", "train.seed=1"]) == 0  # as the run was allowed to
+    assert "already done: Counter: 1 episodes" in capsys.readouterr().err

@@ -130,8 +130,6 @@ def train(
         raise ConfigError(error.message, where=where, hint=error.hint) from error
     if result is not None:
         drop_signals()
-        if result.already_done is not None:
-            echo(result.already_done)
     if result is None and verbosity != "quiet":
         echo(f"ok: {request.where} can run; nothing was written")
 
