@@ -165,7 +165,7 @@ class RunParts:
     def evaluator(self) -> PolicyEvaluator | None:
         """Scores the policy on held-out prompts, or on the first ones of separate sources; None if the run does not."""
         options = self.resolved.run.eval
-        if options is None or not self.resolved.evaluates:
+        if options is None or not self.resolved.evaluation_sets:
             return None
         streams = self.inputs.eval_prompts
         sets = []
