@@ -32,6 +32,7 @@ import rlhf_forward.scoring  # noqa: E402
 import rlhf_ppo.algorithm  # noqa: E402
 from rlhf_core import RolloutGroup, train  # noqa: E402
 from rlhf_hf.engine import HfEngine  # noqa: E402
+from rlhf_passes.fast_linear import multiply  # noqa: E402
 from rlhf_strategies.base import StrategyBase  # noqa: E402
 from rlhf_torch.single import SingleStrategy  # noqa: E402
 
@@ -113,7 +114,7 @@ def rates() -> tuple[float, float]:
             best = min(best, time.perf_counter() - started)
         return best
 
-    return 2 * 2048**3 / fastest(lambda: square @ square), 8 * 64e6 / fastest(lambda: target.copy_(large))
+    return 2 * 2048**3 / fastest(lambda: multiply(square, square)), 8 * 64e6 / fastest(lambda: target.copy_(large))
 
 
 def floors(shape: Size, prompt_tokens: float, tokens: float, flops: float) -> dict[str, float]:

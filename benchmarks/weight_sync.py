@@ -27,7 +27,7 @@ from rlhf_ray.cluster import connected
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.direct_link import DirectChunk, LinkOffer, MakerEnd
-from rlhf_ray.holder_weights import StagedWeights, WeightTarget
+from rlhf_ray.holder_weights import StagedWeights
 from rlhf_ray.ray_sync import RunSync
 from rlhf_ray.wire import unpack
 from rlhf_strategies import state_dict_shards_of
@@ -54,8 +54,7 @@ class Receiver:
     def __init__(self, name: str, coordinator: Any, megabytes: int) -> None:
         torch.set_num_threads(1)
         model = make_model(megabytes).requires_grad_(False)
-        target = WeightTarget(model, adapter_of(model))
-        self._weights = StagedWeights({"policy": target})
+        self._weights = StagedWeights({"policy": model}, {"policy": adapter_of(model)})
         self._link = MakerEnd()
         actor = ray.get_runtime_context().current_actor
         ray.get(coordinator.register.remote(name, 0, "here", 0, actor), timeout=60)

@@ -114,7 +114,8 @@ def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: floa
 
     if not isinstance(algorithm, RolloutAlgorithm):
         return ()
-    place, models = LocalPlace(torch.device("cpu"), torch.float32), defaultdict(_unloaded)
+    place = LocalPlace(torch.device("cpu"), torch.float32)
+    models: Mapping[Role, nn.Module] = defaultdict(_unloaded)
     with errors_of(label, "passes"):
         return GroupPasses(place, models, algorithm.passes, temperature=temperature).passes
 

@@ -42,19 +42,18 @@ def policy_forward(
     with_entropy: bool = False,
     entropy_grad: bool = True,
     read: Callable[[Tensor], Tensor] | None = None,
-    signature_of: nn.Module | None = None,
 ) -> PolicyOutput:
     """Log-probs (and entropy) of the experience's response tokens under a transformers causal LM.
 
     temperature: of the run; tokens with another one in the column `temperature` are read at that.
 
-    The model may be wrapped (DDP, a booster, PEFT): its forward's arguments are read from the innermost module, or
-    from `signature_of`. Logits are computed for the response only, where the model supports it, and the softmax on
+    The model may be wrapped (DDP, a booster, PEFT): its forward's arguments are read from the innermost module.
+    Logits are computed for the response only, where the model supports it, and the softmax on
     action positions only. Without `entropy_grad` the entropy is only for logging, and no graph keeps its
     distributions. `read` takes what else is wanted, [N, ...], from the logits at the N action positions, [N, V]
     float32 and divided by the temperature; no support is applied to them.
     """
-    inner = innermost(signature_of if signature_of is not None else model)
+    inner = innermost(model)
     rows, mask = model_rows(inner, experience), experience.action_mask
     labels = experience.sequences[:, experience.prompt_length :][mask]
     at = _temperature(experience, temperature)
@@ -106,13 +105,12 @@ def causal_lm_logits(
     attention_mask: Tensor,
     *,
     logits_to_keep: int | None = None,
-    signature_of: nn.Module | None = None,
 ) -> Tensor:
     """[B, S, V]: logits of padded sequences ([B, S] int64 and bool), padded on either side.
 
     With `logits_to_keep`, only for that many last positions, where the model supports it; otherwise for all.
     """
-    inner = innermost(signature_of if signature_of is not None else model)
+    inner = innermost(model)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
     inputs |= kind_of(inner).inputs(input_ids, attention_mask, {})
     return _call(model, inner, inputs, logits_to_keep, attention_mask.sum(1, keepdim=True))

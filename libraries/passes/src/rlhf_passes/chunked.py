@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from rlhf_forward.logprobs import LEAST_LOGIT, Temperature, rows_of
 
+from .fast_linear import multiply
 from .vocabulary_gradients import total_gradient
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Chunked:
 
     def logits(self, chunk: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Of some rows, [n, V], divided by the temperature."""
-        logits = hidden[chunk] @ weight.T
+        logits = multiply(hidden[chunk], weight.T)
         if bias is not None:
             logits += bias.to(logits.dtype)
         return logits.float().div_(rows_of(self.temperature, chunk))
@@ -154,7 +155,7 @@ class _ChunkedHead(torch.autograd.Function):
                     bias_grad += grads.sum(0)
                 narrow = grads.to(weight.dtype)
                 if hidden_grad is not None:
-                    hidden_grad[chunk] = narrow @ weight
+                    hidden_grad[chunk] = multiply(narrow, weight)
                 if weight_grad is not None:
                     _add_product(weight_grad, narrow.T, hidden[chunk])
         if hidden_grad is not None and options.part is not None:

@@ -1,4 +1,4 @@
-"""Training passes that are faster and smaller, with the same results: packing, and what is kept."""
+"""Training passes that are faster and smaller, with the same results: packing, products, and what is kept."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rlhf_core.models.forward_passes import applying
 from rlhf_forward.padded_passes import ActionLabels, PaddedPasses, plain_log_probs
 from rlhf_forward.rows import PaddedRows
 
+from .fast_linear import fast_linears
 from .lean_blocks import lean_mlps, lean_norms
 from .lean_head import can_be_lean, has_plain_logits, lean_head
 from .lean_logits import can_reuse, lean_log_probs
@@ -20,13 +21,13 @@ from .packing import PackedRows, packed_attention, takes_packed_rows
 
 
 class FastPasses(PaddedPasses):
-    """Rows without padding, and with less kept for the backward, where supported."""
+    """Rows without padding, with faster matrix products and with less kept for the backward, where supported."""
 
     @contextmanager
     def applied(self, *models: nn.Module) -> Iterator[None]:
         # Small models keep all: the calls that save memory take more time than their arithmetic.
         large = [model for model in models if saves_memory(model)]
-        with lean_mlps(*large), lean_norms(*large), packed_attention(*models):
+        with fast_linears(*models), lean_mlps(*large), lean_norms(*large), packed_attention(*models):
             yield
 
     def lay_out(self, model: nn.Module, rows: PaddedRows) -> PaddedRows | PackedRows:

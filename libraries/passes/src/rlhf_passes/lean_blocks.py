@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_forward.architectures import with_trait
 from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
 
-from .plain import is_plain
+from .fast_linear import is_plain, linear_product, multiply
 
 _GATED_IN = frozenset(f"transformers.models.{name}.modeling_{name}" for name in with_trait("gated-mlp"))
 
@@ -72,7 +71,7 @@ class _GatedDown(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.activation = activation
-        return functional.linear(activation(gate) * up, weight, bias)
+        return linear_product(activation(gate) * up, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -82,10 +81,10 @@ class _GatedDown(torch.autograd.Function):
         gate, up = gate.detach().requires_grad_(), up.detach().requires_grad_()
         with torch.enable_grad():
             product = ctx.activation(gate) * up
-        weight_grad = grads.T @ product.detach() if needs_weight else None
+        weight_grad = multiply(grads.T, product.detach()) if needs_weight else None
         gate_grad = up_grad = None
         if needs_gate or needs_up:
-            gate_grad, up_grad = torch.autograd.grad(product, (gate, up), grads @ weight)
+            gate_grad, up_grad = torch.autograd.grad(product, (gate, up), multiply(grads, weight))
         return gate_grad, up_grad, weight_grad, grads.sum(0) if needs_bias else None, None
 
 

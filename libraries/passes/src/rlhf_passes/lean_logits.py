@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from rlhf_forward.logprobs import LEAST_LOGIT, Temperature, rows_of, scaled_logits
 
-from .plain import is_plain
+from .fast_linear import is_plain
 
 MIN_LOGITS = 1 << 20
 """For smaller outputs (4 MB) more calls do not pay."""

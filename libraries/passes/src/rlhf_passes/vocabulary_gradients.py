@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from rlhf_forward.replaced_forwards import Forward, replaced_forwards
 
-from .plain import is_plain
+from .fast_linear import is_fast, is_plain, linear_product, multiply
 
 BLOCK_ELEMENTS = 1 << 22
 """Elements of a head's gradient that are computed at a time: 16 MB in float32."""
@@ -55,8 +55,9 @@ def part_of(model: nn.Module, name: str) -> object:
 
 
 def _owns_gradient(module: nn.Embedding | nn.Linear) -> bool:
-    weight, is_itself = module.weight, "forward" not in vars(module)
+    weight, forward = module.weight, vars(module).get("forward")
     watched = weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None)
+    is_itself = forward is None or is_fast(forward)
     return isinstance(weight, nn.Parameter) and is_plain(weight) and weight.requires_grad and is_itself and not watched
 
 
@@ -88,7 +89,7 @@ def add_head_gradient(weight: Tensor, grads: Tensor, hidden: Tensor) -> None:
     total, size = total_gradient(weight), max(1, BLOCK_ELEMENTS // weight.shape[1])
     for start in range(0, weight.shape[0], size):
         block = slice(start, start + size)
-        total[block] += grads[:, block].T @ hidden
+        total[block] += multiply(grads[:, block].T, hidden)
 
 
 class _Rows(torch.autograd.Function):
@@ -119,12 +120,12 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(hidden)
         ctx.weight = weight
-        return functional.linear(hidden, weight)
+        return linear_product(hidden, weight, None)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, None]:
         (hidden,) = ctx.saved_tensors
-        hidden_grad = grads @ ctx.weight.detach() if ctx.needs_input_grad[0] else None
+        hidden_grad = multiply(grads, ctx.weight.detach()) if ctx.needs_input_grad[0] else None
         add_head_gradient(ctx.weight, grads, hidden)
         return hidden_grad, None

@@ -128,3 +128,35 @@ def test_packed_with_a_bias_in_both_dtypes(dtype):
         plain = linear(inputs)
         with packed.applied():
             assert torch.allclose(linear(inputs), plain, atol=1e-5 if dtype is torch.float32 else 2e-2)
+
+
+def test_a_head_is_not_copied_where_onednn_multiplies_by_it_as_it_is(monkeypatch):
+    torch.manual_seed(0)
+    head, block = nn.Linear(64, 4096, bias=False), nn.Linear(64, 128)
+    for place in ("rlhf_hf.prepack", "rlhf_passes.fast_linear"):
+        monkeypatch.setattr(f"{place}.IS_FASTER_HERE", True)
+        monkeypatch.setattr(f"{place}.MIN_MULTIPLICATIONS", 0)
+    copied = []
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(
+        torch.ops.mkldnn,
+        "_reorder_linear_weight",
+        lambda weight, rows: copied.append(weight.shape) or reorder(weight, rows),
+    )
+    inputs = torch.randn(5, 1, 64)
+    with torch.no_grad():
+        for mode, copies in (("auto", [(128, 64)]), ("on", [(4096, 64), (128, 64)])):
+            copied.clear()
+            packed = PackedLinears(nn.Sequential(head, block), num_rows=64, mode=mode)
+            assert copied == copies
+            plain = head(inputs)
+            with packed.applied():
+                logits = head(inputs)
+                assert all(
+                    torch.equal(head(row[None]), expected[None]) for row, expected in zip(inputs, logits, strict=True)
+                )
+            torch.testing.assert_close(logits, plain, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr("rlhf_hf.prepack.IS_FASTER_HERE", False)
+    copied.clear()
+    PackedLinears(head, num_rows=64, mode="auto")
+    assert copied == [(4096, 64)]

@@ -23,7 +23,7 @@ from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, Samplin
 from rlhf_ray.config import RayConfig
 from rlhf_ray.engine_thread import EngineThread
 from rlhf_ray.experience_maker_holder import Lanes
-from rlhf_ray.holder_weights import StagedWeights, WeightTarget
+from rlhf_ray.holder_weights import StagedWeights
 from rlhf_ray.maker_parts import MakerWorker
 from rlhf_testing.engine import EOS, FakeEngine
 from rlhf_testing.models import tiny_tokenizer
@@ -61,7 +61,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def staged(module: nn.Module, engine: Engine) -> StagedWeights:
-    return StagedWeights({"policy": WeightTarget(module, on_commit=engine.weights_updated)})
+    return StagedWeights({"policy": module}, published=engine.weights_updated)
 
 
 @pytest.fixture

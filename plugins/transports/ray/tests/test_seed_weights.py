@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlhf_core.errors import DeadlineError, SyncError
 from rlhf_core.rollout.weight_sync import named_weights
 from rlhf_ray.checksum import Checksum
-from rlhf_ray.holder_weights import StagedWeights, WeightTarget
+from rlhf_ray.holder_weights import StagedWeights
 
 
 def weights_of(module: nn.Module, value: float) -> dict[str, Tensor]:
@@ -25,7 +25,7 @@ def module() -> nn.Module:
 
 @pytest.fixture
 def staged(module: nn.Module) -> StagedWeights:
-    return StagedWeights({"policy": WeightTarget(module, frozenset({"bias"}))})
+    return StagedWeights({"policy": module}, {"policy": frozenset({"bias"})})
 
 
 def send(staged: StagedWeights, version: int, weights: Mapping[str, Tensor], sender: str = "") -> None:
@@ -125,7 +125,7 @@ def test_a_role_that_never_came_is_noticed(staged: StagedWeights, module: nn.Mod
 
 
 def test_what_a_dead_sender_left_is_dropped(module: nn.Module) -> None:
-    staged = StagedWeights({"policy": WeightTarget(module)}, idle_seconds=0.01)
+    staged = StagedWeights({"policy": module}, idle_seconds=0.01)
     staged.begin(1, sender="dead")
     staged.stage(1, "policy", weights_of(module, 1.0), sender="dead")
     time.sleep(0.05)
@@ -145,7 +145,7 @@ def test_a_wait_for_a_version_ends(staged: StagedWeights, module: nn.Module) -> 
 
 
 def test_an_adapter_for_a_model_without_one_is_refused(module: nn.Module) -> None:
-    staged = StagedWeights({"policy": WeightTarget(module)})
+    staged = StagedWeights({"policy": module})
     staged.begin(1, adapter_only=True)
     staged.stage(1, "policy", {"bias": torch.zeros(2)})
     with pytest.raises(SyncError, match="has none"):

@@ -25,8 +25,8 @@ class DPO(PairAlgorithm):
     """Mean preference loss over the pairs of the global batch."""
 
     def __init__(self, config: DPOConfig) -> None:
-        is_mean = config.loss == "ipo"
-        super().__init__("dpo", max_tokens=config.max_tokens, add_eos=config.add_eos, per_token=is_mean)
+        super().__init__("dpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
+        self.per_token = config.loss == "ipo"
         self._config = config
         self._known = KnownReference()
 

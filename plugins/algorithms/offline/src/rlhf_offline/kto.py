@@ -15,13 +15,11 @@ from rlhf_core.errors import DataError
 from rlhf_core.types import Role
 from rlhf_forward import masked_sum
 
-from .answers import Answers, AnswersBatch, KnownReference, collate_answers, mismatched
+from .answers import Answers, AnswersBatch, KnownReference, mismatched
 from .config import KTOConfig
-from .examples import answer_example, answer_log_probs
-from .pairs import check_pair, encode_pair
-from .policy_only import PolicyOnly
+from .examples import answer_log_probs
+from .pairs import PairLines
 
-_WHERE = "kto"
 _HINT = 'each line needs {"prompt": …, "completion": "…", "label": true or false}, or chosen and rejected'
 
 MEASURED_ITEMS = 128
@@ -51,10 +49,11 @@ def kto_loss(
     return torch.where(good, desirable_weight * torch.sigmoid(-gain), undesirable_weight * torch.sigmoid(gain))
 
 
-class KTO(PolicyOnly[Answers, AnswersBatch]):
+class KTO(PairLines):
     """Mean loss over the answers of the global batch."""
 
     def __init__(self, config: KTOConfig) -> None:
+        super().__init__("kto", max_tokens=config.max_tokens, add_eos=config.add_eos)
         self._config = config
         self._known = KnownReference()
         self._kl = 0.0
@@ -67,24 +66,19 @@ class KTO(PolicyOnly[Answers, AnswersBatch]):
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Raise `DataError` for a line that is neither a judged answer nor a pair."""
         if "label" not in record and "chosen" in record:
-            check_pair(record, use_margin=False, where=_WHERE)
+            super().check_record(record)
             return
-        label, answer = record.get("label"), record.get("completion")
+        label = record.get("label")
         if not isinstance(label, bool):
-            raise DataError(f"the record's `label` is {label!r}, not true or false", where=_WHERE, hint=_HINT)
-        if not isinstance(answer, str) or not answer:
-            raise DataError(
-                f"the record has no text `completion` (its keys: {', '.join(sorted(record))})", where=_WHERE, hint=_HINT
-            )
+            raise DataError(f"the record's `label` is {label!r}, not true or false", where="kto", hint=_HINT)
+        self._check_text(record, "completion", _HINT)
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:
         """`prompt` with `completion` and `label` (true: good), or with `chosen` and `rejected`."""
+        if "label" not in record and "chosen" in record:
+            return super().encode(record, tokenizer)
         self.check_record(record)
-        most, add_eos = self._config.max_tokens, self._config.add_eos
-        if "label" not in record:
-            return encode_pair(record, tokenizer, max_tokens=most, add_eos=add_eos, use_margin=False, where=_WHERE)
-        example = answer_example(record, record["completion"], tokenizer, add_eos=add_eos, where=_WHERE)
-        return Answers((example,), (record["label"],)) if example.num_tokens <= most else None
+        return self._answers(record, ("completion",), (record["label"],), tokenizer)
 
     def prepare_items(
         self, items: Sequence[Answers], reference: Callable[[Sequence[Answers]], Sequence[Tensor]]
@@ -110,9 +104,6 @@ class KTO(PolicyOnly[Answers, AnswersBatch]):
     def reference_forward(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
         """[B, 2] log-probs of an item's answers, in nats, 0 where it has one."""
         return batch.by_line(answer_log_probs(model, batch.examples))
-
-    def collate(self, items: Sequence[Answers]) -> AnswersBatch:
-        return collate_answers(items)
 
     def counts(self, batch: AnswersBatch) -> Mapping[str, float]:
         return {"policy": float(batch.counts[batch.line].sum())}

@@ -40,8 +40,10 @@ def orpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, odds_coef
 class ORPO(PairAlgorithm):
     """Mean loss over the pairs of the global batch."""
 
+    per_token = True
+
     def __init__(self, config: ORPOConfig) -> None:
-        super().__init__("orpo", max_tokens=config.max_tokens, add_eos=config.add_eos, per_token=True)
+        super().__init__("orpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
         self._config = config
 
     def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:

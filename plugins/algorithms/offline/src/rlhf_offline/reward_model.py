@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.errors import UserInputError
+from rlhf_core.errors import DataError, UserInputError
 from rlhf_forward import own_lengths
 
 from .answers import Answers, AnswersBatch, collate_answers
@@ -61,13 +63,25 @@ class RewardModel(PairAlgorithm):
     """Mean Bradley-Terry loss over the pairs of the global batch."""
 
     def __init__(self, config: RewardModelConfig, *, pad_id: int) -> None:
-        super().__init__("reward-model", max_tokens=config.max_tokens, use_margin=config.use_margin)
+        super().__init__("reward-model", max_tokens=config.max_tokens)
         self._config = config
         self._pad_id = pad_id
 
     @property
     def model_kind(self) -> str:
         return "sequence-classification"
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        super().check_record(record)
+        margin = record.get("margin") if self._config.use_margin else 0.0
+        if isinstance(margin, bool) or not isinstance(margin, int | float):
+            problem = f"the record's `margin` is {margin!r}, not a number"
+            raise DataError(problem, where="reward-model", hint="or set use_margin: false")
+
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:
+        """As of all pairs, with `use_margin` also a `margin` (number)."""
+        pair = super().encode(record, tokenizer)
+        return pair if pair is None or not self._config.use_margin else replace(pair, margin=float(record["margin"]))
 
     def collate(self, items: Sequence[Answers]) -> AnswersBatch:
         return collate_answers(items, pad_id=self._pad_id)

@@ -26,8 +26,10 @@ def simpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, beta: fl
 class SimPO(PairAlgorithm):
     """Mean loss over the pairs of the global batch."""
 
+    per_token = True
+
     def __init__(self, config: SimPOConfig) -> None:
-        super().__init__("simpo", max_tokens=config.max_tokens, add_eos=config.add_eos, per_token=True)
+        super().__init__("simpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
         self._config = config
 
     def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import DeadlineError, SyncError
@@ -27,36 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 WHERE = "weight sync"
-
-
-@dataclass(frozen=True, slots=True)
-class WeightTarget:
-    """A model of a maker that receives weights."""
-
-    module: nn.Module
-    """It says what names and shapes must arrive."""
-    adapter: frozenset[str] = frozenset()
-    """Names of the weights in an adapter-only version; empty where there is no adapter."""
-    on_commit: Callable[[int], None] = lambda version: None
-    """Called with a version after it was swapped in."""
-
-    def check(self, version: int, arrived: Mapping[str, Tensor], adapter_only: bool) -> None:
-        """Raise `SyncError` unless the arrived names and shapes are exactly the module's."""
-        live = named_weights(self.module)
-        if adapter_only:
-            if not self.adapter:
-                raise SyncError(
-                    "an adapter arrived, but the maker's model has none",
-                    where=WHERE,
-                    hint="build the same LoRA model in the maker's and the trainer's model_fn",
-                )
-            live = {name: tensor for name, tensor in live.items() if name in self.adapter}
-        verify_weights(live, arrived, version)
-
-    def swap(self, version: int, arrived: Mapping[str, Tensor], adapter_only: bool) -> None:
-        """Copy the weights in place; names and shapes were checked."""
-        replace_weights(self.module, arrived, version, only=self.adapter.__contains__ if adapter_only else None)
-        self.on_commit(version)
 
 
 @dataclass(slots=True)
@@ -91,16 +62,19 @@ class StagedWeights:
 
     def __init__(
         self,
-        targets: Mapping[str, WeightTarget],
+        models: Mapping[str, nn.Module],
+        adapters: Mapping[str, frozenset[str]] = MappingProxyType({}),
         *,
         idle_seconds: float = 600.0,
         published: Callable[[int], None] = lambda version: None,
     ) -> None:
-        """`idle_seconds`: a version without a chunk for this long is dropped, its sender taken for dead. `published`:
+        """models: by role. adapters: by role, the names of an adapter-only version; empty where there is no adapter.
+        `idle_seconds`: a version without a chunk for this long is dropped, its sender taken for dead. `published`:
         called with each version after it was swapped in.
         """
         self._published = published
-        self._targets = dict(targets)
+        self._models = models
+        self._adapters = adapters
         self._idle_seconds = idle_seconds
         self._changed = threading.Condition()
         self._incoming: dict[str, _Incoming] = {}
@@ -135,9 +109,9 @@ class StagedWeights:
 
         scales: of the sender's LoRA layers; must equal those of the role's module. None skips the check.
         """
-        if role not in self._targets:
-            raise SyncError(f"weights of a {role} arrived, this maker has {sorted(self._targets)}", where=WHERE)
-        check_lora_scales(self._targets[role].module, scales)
+        if role not in self._models:
+            raise SyncError(f"weights of a {role} arrived, this maker has {sorted(self._models)}", where=WHERE)
+        check_lora_scales(self._models[role], scales)
         with self._changed:
             incoming = self._open(version, sender)
         incoming.add(role, chunk)
@@ -219,16 +193,31 @@ class StagedWeights:
                 where=WHERE,
             )
         for role, arrived in incoming.weights.items():
-            self._targets[role].check(version, arrived, incoming.adapter_only)
+            only = self._sent(role, incoming.adapter_only)
+            live = {n: each for n, each in named_weights(self._models[role]).items() if only is None or only(n)}
+            verify_weights(live, arrived, version)
             if checksums is not None and incoming.checksums[role].hexdigest() != checksums[role]:
                 raise SyncError(f"the {role} of version {version} is not what was sent (checksum)", where=WHERE)
+
+    def _sent(self, role: str, adapter_only: bool) -> Callable[[str], bool] | None:
+        """Which weights of a model a version brings; None is all."""
+        if not adapter_only:
+            return None
+        if not self._adapters.get(role):
+            raise SyncError(
+                "an adapter arrived, but the maker's model has none",
+                where=WHERE,
+                hint="build the same LoRA model in the maker's and the trainer's model_fn",
+            )
+        return self._adapters[role].__contains__
 
     def _swap(self) -> None:
         """Swap in the versions that are ready. Called with the condition held, while nothing is computed."""
         ready, self._ready = self._ready, []
         for incoming in () if self._closed else ready:
             for role, arrived in incoming.weights.items():
-                self._targets[role].swap(incoming.version, arrived, incoming.adapter_only)
+                only = self._sent(role, incoming.adapter_only)
+                replace_weights(self._models[role], arrived, incoming.version, only=only)
             self._live[incoming.sender] = incoming.version
             self._published(incoming.version)
         self._changed.notify_all()

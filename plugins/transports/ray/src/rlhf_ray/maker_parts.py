@@ -23,7 +23,6 @@ from rlhf_core.plugins import load
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rewards import RewardScorer
 from rlhf_core.rollout import (
-    Passes,
     PolicyExperienceMaker,
     SingleAnswers,
 )
@@ -35,7 +34,7 @@ from rlhf_models import disable_dropout, is_lora
 from rlhf_seed import seed_reward, set_eos, strategy_by_name
 
 from .engine_thread import EngineThread
-from .holder_weights import StagedWeights, WeightTarget
+from .holder_weights import StagedWeights
 
 if TYPE_CHECKING:
     import torch
@@ -106,27 +105,10 @@ class MakerWorker:
                 stack.callback(maker.close)
 
 
-def staged_weights(
-    engine: RolloutEngine,
-    models: Mapping[str, nn.Module],
-    adapters: Mapping[str, frozenset[str]],
-    *,
-    idle_seconds: float,
-    published: Callable[[int], None] = lambda version: None,
-) -> StagedWeights:
-    """models: by role, the modules that take new weights: `policy`, which the engine generates with, and `critic`.
-    adapters: by role, the names of an adapter-only version (see `trained_names`). published: called with each version.
-    """
-    targets = {"policy": WeightTarget(models["policy"], adapters["policy"], engine.weights_updated)}
-    if (critic := models.get("critic")) is not None:
-        targets["critic"] = WeightTarget(critic, adapters["critic"])
-    return StagedWeights(targets, idle_seconds=idle_seconds, published=published)
-
-
-class _BetweenSteps:
+class _BetweenSteps(GroupPasses):
     """The passes over finished groups, on the engine's thread."""
 
-    def __init__(self, plain: Passes, engine: EngineThread) -> None:
+    def __init__(self, plain: GroupPasses, engine: EngineThread) -> None:
         self._plain = plain
         self._engine = engine
 
@@ -176,13 +158,13 @@ def build_maker(
     adapters = _placed(models, place)
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
     passes, engine = run.passes, run.engine
-    weights = staged_weights(
-        engine,
-        models,
-        adapters,
-        idle_seconds=sync_timeout_seconds,
-        published=(lambda version: None) if passes is None else passes.published,
-    )
+
+    def published(version: int) -> None:
+        engine.weights_updated(version)
+        if passes is not None:
+            passes.published(version)
+
+    weights = StagedWeights(models, adapters, idle_seconds=sync_timeout_seconds, published=published)
     if num_lanes is not None:
         assert isinstance(engine, InFlightEngine)
         run.engine = thread = EngineThread(engine, weights)
@@ -268,5 +250,5 @@ def make_worker(
         kl_coef=kl_coef,
         number=lambda position, k: position,
     )
-    weights = staged_weights(built, trained, adapters, idle_seconds=sync_idle_seconds)
+    weights = StagedWeights(trained, adapters, idle_seconds=sync_idle_seconds, published=built.weights_updated)
     return MakerWorker([maker], built, scorer, weights, place.device)

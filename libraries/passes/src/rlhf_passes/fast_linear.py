@@ -1,0 +1,125 @@
+"""float32 matrix products by oneDNN where torch's CPU build would use MKL, which is slower on many processors.
+
+torch multiplies float32 matrices on a CPU with MKL, whose AVX-512 kernels run on Intel's processors only; oneDNN, which
+torch includes and uses for bfloat16, selects kernels by the processor's features. On AMD's cores with full-width
+AVX-512 (Zen 5) it is twice as fast, forward and backward; on those that split it into two steps (Zen 4) it gains
+nothing on large products and loses on small ones. `benchmarks/README.md` has the figures.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
+
+MIN_MULTIPLICATIONS = 1 << 22
+"""For smaller products the call overhead outweighs the gain. A constant, so that runs repeat bit for bit."""
+_ZEN_5 = 26
+"""`cpu family` of Zen 5 and later."""
+
+
+def has_wide_amd_cores(cpuinfo: str) -> bool:
+    """Whether the text of `/proc/cpuinfo` describes a processor on which oneDNN is the faster of the two."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    said = {key.strip(): value.strip() for key, _, value in lines}
+    family = said.get("cpu family", "")
+    return said.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= _ZEN_5
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return ""
+
+
+IS_FASTER_HERE = has_wide_amd_cores(_cpuinfo())
+"""Whether oneDNN multiplies float32 matrices faster than MKL on this processor."""
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right, [M, K] x [K, N], without gradient; any strides, dtype and device."""
+    if _pays(left, right.shape[1]) and is_plain(left) and is_plain(right):
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right.T, None, "none", [], "")
+        return product
+    return left @ right
+
+
+def linear_product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[T, K] times the weight [N, K], plus the bias [N], without gradient: as `fast_linears` computes it."""
+    if _takes(inputs, weight, bias):
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(inputs, weight, bias, "none", [], "")
+        return product
+    return functional.linear(inputs, weight, bias)
+
+
+def fast_linears(*models: nn.Module) -> AbstractContextManager[None]:
+    """Context in which the `nn.Linear`s of `models` multiply float32 CPU tensors by oneDNN; all else is unchanged.
+
+    Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
+    """
+    return replaced_forwards(forwards_of(models, _is_plain_linear, _forward))
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and is_plain(module.weight)
+
+
+def is_fast(forward: object) -> bool:
+    """Whether this is what `fast_linears` put in place of a forward."""
+    return getattr(forward, "func", None) is _forward
+
+
+def _forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
+    weight, bias = linear.weight, linear.bias
+    if not _takes(inputs, weight, bias):
+        return functional.linear(inputs, weight, bias)
+    product: Tensor = _Linear.apply(inputs.reshape(-1, inputs.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
+    return product.view(*inputs.shape[:-1], weight.shape[0])
+
+
+def _takes(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return (
+        _pays(inputs, weight.shape[0])
+        and all(is_plain(tensor) for tensor in (inputs, weight, bias) if tensor is not None)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _pays(left: Tensor, num_columns: int) -> bool:
+    has_onednn = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    return IS_FASTER_HERE and has_onednn and left.numel() * num_columns >= MIN_MULTIPLICATIONS
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it is an ordinary float32 CPU tensor: sharded and quantised subclasses multiply in their own way."""
+    return type(tensor) in _PLAIN and tensor.device.type == "cpu" and tensor.dtype is torch.float32
+
+
+class _Linear(torch.autograd.Function):
+    """inputs [T, K], weight [N, K], bias [N] -> [T, N]."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return linear_product(inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            multiply(grads, weight) if needs_inputs else None,
+            multiply(grads.T, inputs) if needs_weight else None,
+            grads.sum(0) if needs_bias else None,
+        )
