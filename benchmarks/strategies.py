@@ -113,7 +113,7 @@ def step(strategy: Strategy, trained: Any, ids: torch.Tensor) -> float:
             loss = trained.model(input_ids=ids, labels=ids).loss
         strategy.backward(loss, trained.optimizer)
     strategy.step(trained)
-    strategy.barrier()
+    strategy.all_gather_objects(None)
     return time.perf_counter() - start
 
 

@@ -106,9 +106,6 @@ class Place(ABC):
         """Rank 0's value."""
         return self.all_gather_objects(value)[0]
 
-    def barrier(self) -> None:
-        self.all_gather_objects(None)
-
     def run_on_main(self, action: Callable[[], object]) -> None:
         """Run on rank 0 while the others wait; its error is raised everywhere."""
         error: BaseException | None = None

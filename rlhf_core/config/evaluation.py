@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -109,13 +109,9 @@ class EvalConfig(EvalSetOptions):
             if place and not weights:
                 yield Problem(f"{place}rewards", "is empty: say how its answers are judged")
             if score is not None and score not in weights:
-                yield unknown_reward(f"{place}score", score, weights)
-
-
-def unknown_reward(path: str, label: str, rewards: Collection[str]) -> Problem:
-    """The problem of an option that names a reward which the run does not have."""
-    near = suggestion(label, rewards)
-    return Problem(path, f'no reward "{label}" in this run{near} (rewards: {list(rewards)})')
+                near = suggestion(score, weights)
+                told = f'no reward "{score}" in this run{near} (rewards: {list(weights)})'
+                yield Problem(f"{place}score", told)
 
 
 def score_name(run: Mapping[str, Any]) -> str | None:

@@ -53,8 +53,8 @@ class TransportConfig(Section):
             problem = f"the engine {run.engine.name} takes new weights between two batches only"
             yield Problem("weights", problem, "say weights: between-batches, or take an engine made for it")
         own = self.own_processes()
-        if own is not None and (reason := too_many(run.strategy, own.trainers)):
-            yield Problem(own.option, f"{reason}, not {own.trainers}; {other_strategies(own.trainers)}")
+        if own is not None and (found := too_many(run.strategy, own.trainers)):
+            yield Problem(own.option, f"{found[0]}, not {own.trainers}; {found[1]}")
 
     def own_processes(self) -> OwnProcesses | None:
         """The processes it starts; None where it uses the existing ones (`--num-processes`, or a launcher's)."""
@@ -69,17 +69,17 @@ class TransportConfig(Section):
         return False
 
 
-def too_many(strategy: Selected, num_processes: int) -> str | None:
-    """Why the strategy cannot train across `num_processes`; None where it can."""
-    most = strategy.component.max_processes
-    if most is None or num_processes <= most:
+def too_many(strategy: Selected, num_processes: int) -> tuple[str, str] | None:
+    """Why the strategy cannot train across `num_processes`, and a hint at those that can; None if it can."""
+
+    def can(each: Component) -> bool:
+        return each.max_processes is None or num_processes <= each.max_processes
+
+    if can(strategy.component):
         return None
-    return f"strategy {strategy.name} is " + ("one process" if most == 1 else f"at most {most} processes")
-
-
-def other_strategies(num_processes: int) -> str:
-    """Hint that names the installed strategies which can train across `num_processes`."""
-    return strategies_with(lambda each: each.max_processes is None or num_processes <= each.max_processes)
+    most = strategy.component.max_processes
+    told = f"strategy {strategy.name} is " + ("one process" if most == 1 else f"at most {most} processes")
+    return told, strategies_with(can)
 
 
 def can_hold(strategy: Component, optimizer: str) -> bool:
@@ -131,8 +131,8 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
             where=where,
             hint=f"--set transport.{own.option}={num_processes}",
         )
-    if problem := too_many(run.strategy, num_processes):
-        raise ConfigError(problem, where=where, hint=other_strategies(num_processes))
+    if found := too_many(run.strategy, num_processes):
+        raise ConfigError(found[0], where=where, hint=found[1])
     for key in ("prompts_per_episode", "train_batch_size"):
         if num_processes // processes_per_rank(run) > (count := getattr(run.run.train, key)):
             raise ConfigError(

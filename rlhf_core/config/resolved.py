@@ -186,11 +186,6 @@ class ResolvedRun:
         return self.algorithm.component.feeds == "rollouts"
 
     @property
-    def evaluates(self) -> bool:
-        """Whether held-out prompts are answered and judged."""
-        return bool(self.evaluation_sets)
-
-    @property
     def evaluation_sets(self) -> tuple[tuple[str | None, EvalSetOptions], ...]:
         """Name and options of each set that is answered and judged, in order; the section `eval` has no name."""
         own = self.run.eval
@@ -207,7 +202,7 @@ class ResolvedRun:
     @property
     def generates(self) -> bool:
         """Whether an engine is needed at all."""
-        return self.rolls_out or self.evaluates
+        return self.rolls_out or bool(self.evaluation_sets)
 
     def to_mapping(self) -> dict[str, Any]:
         """The whole run as JSON values; `resolve` of it gives the same run again."""

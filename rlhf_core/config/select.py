@@ -155,15 +155,14 @@ class Selector:
             if name in reserved or options is False:
                 continue
             path = f"{section}.{name}"
-            if options is not None and options is not True and not isinstance(options, Mapping):
-                hint = suggestion(name, reserved)
-                self.problems.add(path, f"should be a mapping of options, true or false (given {options!r}){hint}")
+            near = suggestion(name, reserved)
+            own = {} if options is None or options is True else options
+            if not isinstance(own, Mapping):
+                self.problems.add(path, f"should be a mapping of options, true or false (given {options!r}){near}")
                 continue
-            known = len(self.problems)
-            own = dict(options) if isinstance(options, Mapping) else {}
             configured = self.plugin(kind, path, {**own, "name": name}, name_path=path)
             if configured is None:
-                if len(self.problems) > known and (near := suggestion(name, reserved)):
+                if near:
                     self.problems.add(path, f"is no key of {section}{near}")
             elif any(each.name == configured.name for each in found):
                 self.problems.add(path, f"{configured.name} is listed twice")

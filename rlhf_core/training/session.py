@@ -307,7 +307,7 @@ class TrainerSession(Trainer[list[Any]]):
             return {}
         with self.hooks.span("eval", step=self.num_updates) as span:
             metrics: dict[str, float] = {}
-            if self._makers is not None and self._resolved.evaluates:
+            if self._makers is not None and self._resolved.evaluation_sets:
                 metrics.update(self._makers.evaluate())
             if self._dataset is not None and (items := self._dataset.held_out()):
                 metrics.update({f"eval/{name}": value for name, value in self._updater.evaluate(items).items()})

@@ -60,7 +60,8 @@ class PolicyObjective(RolloutAlgorithm):
         """Turns what it needs of an episode into advantages, [B] or [B, A]; None where the section names none."""
         own_kl: Any = config.own_kl
         self._kl = functions["kl_estimator"] if own_kl is None else partial(kl_estimate, estimator=own_kl)
-        self._temperature = temperature
+        self.temperature = temperature
+        """At which answers were sampled; log-probs are at it."""
         self._max_new_tokens = max_new_tokens
         self._norm_length = config.norm_length or max_new_tokens
         self._flat_groups = FlatGroups(self.estimator)
@@ -87,7 +88,7 @@ class PolicyObjective(RolloutAlgorithm):
         return self.config.corrects_off_policy
 
     def policy_log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
-        return policy_forward(policy, batch, self._temperature).log_probs
+        return policy_forward(policy, batch, self.temperature).log_probs
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
         return model_passes(context, self.roles)
@@ -219,7 +220,7 @@ class PolicyObjective(RolloutAlgorithm):
         assert batch.advantages is not None
         mask, terms = batch.action_mask, self.policy_terms()
         learns_entropy = self._entropy_coef > 0
-        output = policy_forward(policy, batch, self._temperature, with_entropy=True, entropy_grad=learns_entropy)
+        output = policy_forward(policy, batch, self.temperature, with_entropy=True, entropy_grad=learns_entropy)
         assert output.entropy is not None
         # With importance weights for the engine, the ratio starts from the trainer's own log-probs.
         old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs

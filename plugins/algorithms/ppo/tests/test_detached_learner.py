@@ -296,7 +296,8 @@ def test_the_package_loads_nothing_heavy_until_asked() -> None:
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import rlhf_ppo
 
-    monkeypatch.setattr(rlhf_ppo, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "rlhf_ppo.seed_trainer.detached", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'rlhf-ppo\[ray\]'"):
         _ = rlhf_ppo.DetachedPPOTrainer
     assert not hasattr(rlhf_ppo, "no_such_name")

@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 
 from rlhf_core.types import Rollout
-from rlhf_reward_http.server import RewardApp
+from rlhf_reward_http.server import make_app
 from rlhf_web import ServerLimits, WebServer
 
 PATIENCE_SECONDS = 600.0
@@ -50,13 +50,20 @@ class Serving:
     """A reward's server in this process, on a thread."""
 
     def __init__(self, score, token, limits):
+        self.requests = self.most_at_once = 0
+        inside = []
+
         async def scored(rollouts):
-            return await asyncio.to_thread(score, rollouts)
+            self.requests += 1
+            inside.append(rollouts)
+            self.most_at_once = max(self.most_at_once, len(inside))
+            try:
+                return await asyncio.to_thread(score, rollouts)
+            finally:
+                inside.pop()
 
         self.limits = ServerLimits(**limits)
-        self.app = RewardApp(scored, self.limits, token=token)
-        self.counts = self.app.counts
-        self.server = WebServer(self.app.guarded, self.limits)
+        self.server = WebServer(make_app(scored, self.limits, token=token), self.limits)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()

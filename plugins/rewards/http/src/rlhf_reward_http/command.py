@@ -57,7 +57,7 @@ def serve_reward(
     from rlhf_web import ServerLimits, serve_until_stopped
 
     from .protocol import SCORE_PATH
-    from .server import RewardApp
+    from .server import make_app
 
     token = _token(token_env, host)
     limits = ServerLimits(max_in_flight=max_in_flight, max_body_bytes=max_body_bytes)
@@ -66,9 +66,9 @@ def serve_reward(
         click.echo(f'serving reward "{name}" at {address}{SCORE_PATH}')
 
     with closing(_scorer(name, options, device, max_in_flight)) as scorer:
-        app = RewardApp(_score_by(scorer), limits, token=token, host=None if token else host)
+        app = make_app(_score_by(scorer), limits, token=token, host=None if token else host)
         whole = serve_until_stopped(
-            app.guarded,
+            app,
             limits,
             host=host,
             port=port,
@@ -76,11 +76,7 @@ def serve_reward(
             ready=tell,
             grace_seconds=_STOP_SECONDS,
         )
-    counts = app.counts
-    click.echo(
-        f"stopped after {counts['requests']} requests with {counts['samples']} samples ({counts['failed']} failed, "
-        f"{counts['refused']} told to come again, at most {counts['most_in_flight']} in flight)"
-    )
+    click.echo("stopped")
     if not whole:
         click.echo(f"requests still running after {_STOP_SECONDS:g} s were cut off", err=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.requests import Request
@@ -32,47 +31,32 @@ logger = logging.getLogger("rlhf.serve_reward")
 Score = Callable[[Sequence[Rollout]], Awaitable[Sequence[float | None]]]
 
 
-class RewardApp:
+def make_app(score: Score, limits: ServerLimits, *, token: str | None = None, host: str | None = None) -> Guard:
     """Answers requests of the protocol by `score`.
 
     A body is parsed to Python objects, which take up to about 25 times its bytes, and held until it is scored.
+    host: the address it listens at, as the guard takes it; needed where no token is asked for.
     """
+    bodies = Bodies(limits)
 
-    def __init__(
-        self, score: Score, limits: ServerLimits, *, token: str | None = None, host: str | None = None
-    ) -> None:
-        """host: the address it listens at, as the guard takes it; needed where no token is asked for."""
-        self._score = score
-        self._bodies = Bodies(limits)
-        self.counts: Counter[str] = Counter()
-        """`requests` and `samples` that were scored, `failed` ones, `refused` ones (told to come again later), and
-        `most_in_flight`."""
-        self.guarded = Guard(
-            [Route(SCORE_PATH, self._answer, methods=["POST"]), Route(HEALTH_PATH, self._health)],
-            refusal=self._refusal,
-            knows=None if token is None else lambda given: hmac.compare_digest(given.encode(), token.encode()),
-            host=host,
-        )
-
-    async def _answer(self, request: Request) -> Response:
-        async with self._bodies.held(request) as body:
-            self.counts["most_in_flight"] = max(self.counts["most_in_flight"], self._bodies.num_held)
+    async def answer(request: Request) -> Response:
+        async with bodies.held(request) as body:
             try:
-                rollouts = decode_request(body)
-                scores = await self._score(rollouts)
+                scores = await score(decode_request(body))
             except ProtocolError as error:
                 raise Refused(400, "invalid_request", str(error)) from None
             except RewardError as error:
                 logger.warning("%s", error)
-                self.counts["failed"] += 1
                 raise Refused(500, "reward_failed", f"{error.where}: {error.message}") from None
-        self.counts.update(requests=1, samples=len(rollouts))
         return Response(encode_response(scores), media_type=CONTENT_TYPE)
 
-    async def _health(self, request: Request) -> Response:
-        said = {"protocol": VERSION, "status": "ok", "in_flight": self._bodies.num_held}
+    async def health(request: Request) -> Response:
+        said = {"protocol": VERSION, "status": "ok", "in_flight": bodies.num_held}
         return Response(json.dumps(said), media_type=CONTENT_TYPE)
 
-    def _refusal(self, refused: Refused) -> Response:
-        self.counts["refused"] += refused.status == 503
-        return Response(encode_error(str(refused)), refused.status, media_type=CONTENT_TYPE)
+    return Guard(
+        [Route(SCORE_PATH, answer, methods=["POST"]), Route(HEALTH_PATH, health)],
+        refusal=lambda refused: Response(encode_error(str(refused)), refused.status, media_type=CONTENT_TYPE),
+        knows=None if token is None else lambda given: hmac.compare_digest(given.encode(), token.encode()),
+        host=host,
+    )

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from torch import nn
 
@@ -17,11 +16,18 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.plugins import load
 from rlhf_core.types import Experience
-from rlhf_ray.actor_context import settle
-from rlhf_ray.calls import own_name
-from rlhf_ray.detached_source import FitPlan
-from rlhf_ray.detached_trainer import DetachedTrainer
-from rlhf_ray.ray_sync import MakerSync, SyncReport
+
+try:
+    import ray
+
+    from rlhf_ray.actor_context import settle
+    from rlhf_ray.calls import own_name
+    from rlhf_ray.detached_source import FitPlan
+    from rlhf_ray.detached_trainer import DetachedTrainer
+    from rlhf_ray.ray_sync import MakerSync, SyncReport
+except ModuleNotFoundError as error:
+    hint = "pip install 'rlhf-ppo[ray]'"
+    raise ImportError(f"DetachedPPOTrainer needs rlhf-ray, which is not installed: {hint}") from error
 
 from ..config import PPOConfig
 from .detached_learner import DetachedLearner, OptimizerOptions

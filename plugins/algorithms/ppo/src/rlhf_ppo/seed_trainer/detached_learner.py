@@ -65,8 +65,6 @@ class DetachedLearner:
         Raises `UserInputError` when it is neither, or when `model_fn` gives no (actor, critic).
         """
         check_strategy(made, where="strategy_fn", told="it returned")
-        self._config = config
-        self._micro_batch_tokens = micro_batch_tokens
         if isinstance(made, Strategy):
             made.setup()
         with made.model_init_context() if isinstance(made, Strategy) else nullcontext():
@@ -74,9 +72,8 @@ class DetachedLearner:
         self.strategy, self.trained = _prepare_roles(made, models, optimizer)
         self.busy = threading.Lock()
         """Held while weights change or are read."""
-        self._temperature: float | None = None
-        self._algorithm: PPO | None = None
-        self._updater: Updater | None = None
+        self._algorithm = PPO(config)
+        self._updater = Updater(self._algorithm, self.strategy, self.trained, micro_batch_tokens=micro_batch_tokens)
 
     def step(self, experience: Experience, temperature: float) -> dict[str, float]:
         """Make one update from this rank's batch and return its metrics; missing advantages are computed first.
@@ -85,11 +82,11 @@ class DetachedLearner:
 
         temperature: sampling temperature of the batch; log-probs are computed at it.
         """
-        algorithm, updater = self._for_temperature(temperature)
+        self._algorithm.temperature = temperature
         with self.strategy.naming_lost_peers():
-            ready = self._with_advantages(algorithm, experience) if experience.advantages is None else experience
+            ready = self._with_advantages(experience) if experience.advantages is None else experience
             with self.busy:
-                return updater.update(split(ready))
+                return self._updater.update(split(ready))
 
     def trained_names(self, role: str) -> frozenset[str]:
         """Names of trainable parameters. Raises `UserInputError` when all are trainable, i.e. there is no adapter."""
@@ -123,7 +120,7 @@ class DetachedLearner:
         """Parameter count by role; where a strategy shards them, the count on this rank."""
         return {role: sum(p.numel() for p in self.unwrapped(role).parameters()) for role in self.trained}
 
-    def _with_advantages(self, algorithm: PPO, experience: Experience) -> Experience:
+    def _with_advantages(self, experience: Experience) -> Experience:
         """Sum rewards, apply the KL penalty at each sample's own coefficient, compute GAE, whiten. Collective."""
         if not experience.rewards or experience.values is None:
             missing = "values" if experience.rewards else "rewards"
@@ -135,16 +132,7 @@ class DetachedLearner:
         combined = RewardCombiner(dict.fromkeys(experience.rewards, 1.0)).combine(experience.rewards)
         scored = replace(experience, scores=combined.scores)
         whole = replace(Whole.of(scored), all_reduce=self.strategy.all_reduce)
-        return algorithm.advantages(replace(scored, part_of=whole))
-
-    def _for_temperature(self, temperature: float) -> tuple[PPO, Updater]:
-        if self._algorithm is None or self._updater is None or temperature != self._temperature:
-            self._temperature = temperature
-            self._algorithm = PPO(self._config, temperature=temperature)
-            self._updater = Updater(
-                self._algorithm, self.strategy, self.trained, micro_batch_tokens=self._micro_batch_tokens
-            )
-        return self._algorithm, self._updater
+        return self._algorithm.advantages(replace(scored, part_of=whole))
 
 
 def _checked(returned: Any) -> Mapping[str, nn.Module]:
