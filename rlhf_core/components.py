@@ -61,9 +61,8 @@ class Component:
     """For an algorithm: whether it gives an environment's rewards to the turns that earned them, not to the episode."""
     max_processes: int | None = None
     """For a strategy: most processes that it trains across; None is any number."""
-    launch: str | None = None
-    """For a strategy: `module:function` that starts a run's processes on this machine, for `--num-processes`:
-    `rlhf_strategies.run_processes:run_in_processes`, or one with its arguments."""
+    launch: str = "rlhf_strategies.run_processes:run_in_processes"
+    """For a strategy: `module:function` that starts a run's processes on this machine, for `--num-processes`."""
     optimizers: tuple[str, ...] | None = None
     """For a strategy: names of the optimizers that it can hold; None is any torch optimizer over its parameters."""
     optimizer_bytes: float = 8.0

@@ -158,12 +158,8 @@ def prepare(
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
-    if num_processes > 1 and resolved.strategy.component.launch is None:
-        raise UserInputError(
-            f"the strategy {resolved.strategy.name} starts no processes by itself",
-            where="--num-processes",
-            hint="start them with torchrun, which tells each process its rank",
-        )
+    if num_processes > 1:
+        _launcher(resolved)
     check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
@@ -208,8 +204,17 @@ def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -
             hint='give hooks as "module:attr", or install them as a hook plugin',
         )
     named = [hook for hook in prepared.hooks if isinstance(hook, str)]
-    run_in_processes = resolve_name(str(prepared.resolved.strategy.component.launch))
-    run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
+    _launcher(prepared.resolved)(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
+
+
+def _launcher(resolved: ResolvedRun) -> Callable[..., None]:
+    """What starts the processes of a run. Raises `PluginError` where its distribution is not installed."""
+    named = resolved.strategy.component.launch
+    try:
+        return cast(Callable[..., None], resolve_name(named))
+    except ImportError as error:
+        hint = f"pip install {named.partition('.')[0].replace('_', '-')}, or start the processes with torchrun"
+        raise PluginError(f"{named} starts its processes: {error}", where=resolved.strategy.label, hint=hint) from error
 
 
 def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], trust: FileTrust | bool) -> FileTrust:

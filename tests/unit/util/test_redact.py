@@ -142,8 +142,8 @@ def test_no_secret_is_left_in_a_run_folder_or_on_the_terminal(tmp_path, monkeypa
     assert rlhf(argv) == (1 if pwd.startswith("raise") else 0)
     for more in (["config", "show"], ["config", "check"]):
         assert rlhf([*more, "run.yaml", "--set", "rewards.0.api_key=sk-secret-x"]) == 0
-    assert rlhf(["config", "check", "run.yaml", "--set", "rewards.0.api_kye=sk-secret-x"]) == 2
-    assert rlhf(["config", "check", "run.yaml", "--set", 'rewards.0.api_key={"a": "sk-secret-x"}']) == 2
+    for wrong in ("rewards.0.api_kye=sk-secret-x", 'rewards.0.api_key={"a": "sk-secret-x"}'):
+        assert rlhf(["train", "run.yaml", "--dry-run", "--set", wrong]) == 2
     shown = "".join(capfd.readouterr())
     assert "asked" in (tmp_path / "out" / "run.log").read_text()
     found = subprocess.run(["grep", "-rlE", r"\w+-secret-\w", str(tmp_path / "out")], capture_output=True, text=True)

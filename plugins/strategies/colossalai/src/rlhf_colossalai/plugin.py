@@ -7,20 +7,17 @@ from .config import DdpConfig, GeminiConfig, LowLevelZeroConfig
 _REQUIRES = ("colossalai", "galore_torch", "bitsandbytes", "einops")
 # ColossalAI 0.5.0 pins old versions of torch and transformers that its boosters do not need.
 _INSTALL = "pip install --no-deps colossalai==0.5.0 galore_torch bitsandbytes && pip install einops"
-_LAUNCH = "rlhf_strategies.run_processes:run_in_processes"
 
 ddp = Component(
     summary="Every process holds the whole model; gradients are averaged (PyTorch DistributedDataParallel)",
     config=DdpConfig,
     build="rlhf_colossalai.ddp:build",
-    launch=_LAUNCH,
 )
 
 low_level_zero = Component(
     summary="Optimizer state (stage 1) and gradients (stage 2) sharded over processes (LowLevelZeroPlugin)",
     config=LowLevelZeroConfig,
     build="rlhf_colossalai.low_level_zero:build",
-    launch=_LAUNCH,
     requires=_REQUIRES,
     install=_INSTALL,
     optimizers=("adamw",),  # as HybridAdam
@@ -30,7 +27,6 @@ gemini = Component(
     summary="Weights, gradients and optimizer state sharded in chunks, with offload (GeminiPlugin); bf16 or fp16",
     config=GeminiConfig,
     build="rlhf_colossalai.gemini:build",
-    launch=_LAUNCH,
     requires=_REQUIRES,
     install=_INSTALL,
     optimizers=("adamw",),  # as HybridAdam

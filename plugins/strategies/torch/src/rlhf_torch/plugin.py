@@ -15,5 +15,4 @@ fsdp = Component(
     summary="PyTorch's own fully_shard (FSDP2): weights, gradients and optimizer state sharded over processes",
     config=FsdpConfig,
     build="rlhf_torch.fsdp:build",
-    launch="rlhf_strategies.run_processes:run_in_processes",
 )
