@@ -41,7 +41,7 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 _FOR_TRANSPORTS = """
 CheckpointStore
 BatchPlan EpisodeBatches EpisodeEstimates EpisodeRecord Estimated EvaluationRow FitResult
-HookRelay ItemSummary LocalTransport MadeEpisode OwnProcesses Passes PhaseTimer PhaseTimes
+HookRelay ItemSummary LocalTransport MadeEpisode OwnProcesses PhaseTimer PhaseTimes
 PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
 RolloutCoordinator RunParts RunRequest RunState SamplesLost SingleAnswers Trainer
 TrainerParts TrainerSession Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics

@@ -96,8 +96,6 @@ class AlgorithmContext:
     """Answers to each prompt."""
     tokenizer: PreTrainedTokenizerBase
     """The policy's."""
-    max_sequence_tokens: int | None = None
-    """Longest prompt + response, where known."""
     score: Callable[[Mapping[str, float]], float] = lambda rewards: math.fsum(rewards.values())
     """Raw rewards of one sample, by name -> its score: weighted and clipped as in the run, not normalised."""
 

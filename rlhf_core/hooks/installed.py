@@ -18,17 +18,16 @@ from .relay import HookRelay
 logger = logging.getLogger("rlhf")
 
 
-def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str]:
+def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> None:
     """Import and register every installed hook plugin but those named in `disable` (`hooks: {disable: [name]}`).
 
     A plugin that cannot be imported or registered is logged by name and skipped; the run continues without it. A
-    `Component` is left to `register_listed`. Returns the names that were registered.
+    `Component` is left to `register_listed`.
 
     Raises:
         PluginError: two distributions give one name.
     """
     disabled = {fold(name) for name in disable}
-    loaded = []
     for name, ref in discover("hooks").items():
         check_clash(ref)
         owner = f"{ref.distribution} {ref.version}"
@@ -38,11 +37,10 @@ def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str
         try:
             plugin = import_target(ref)
             if not isinstance(plugin, Component):
-                loaded.append(relay.register(plugin, name=ref.name, distribution=owner))
+                relay.register(plugin, name=ref.name, distribution=owner)
         except PluginError as error:
             mend = f"{error.hint or 'repair or uninstall it'}; or: hooks: {{disable: [{ref.name}]}}"
             logger.warning("hook plugin %r (%s) is left out: %s\n  -> %s", ref.name, owner, error.message, mend)
-    return loaded
 
 
 def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:

@@ -2,7 +2,6 @@ from .coordinator import RolloutCoordinator as RolloutCoordinator
 from .eval_metrics import EvaluationRow as EvaluationRow
 from .eval_metrics import evaluation_metrics as evaluation_metrics
 from .evaluate import PolicyEvaluator as PolicyEvaluator
-from .maker import Passes as Passes
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .player import Player as Player
 from .player import PlayerContext as PlayerContext

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..hooks.relay import HookRelay
 from ..rewards.scorer import RewardScorer, Scores
@@ -22,18 +22,13 @@ from .player import TimedPlayer
 from .row import Played
 from .samples import SampleRewards, item_of, rollout_of
 
+if TYPE_CHECKING:
+    from ..models.passes import GroupPasses
+
 GREEDY_SAMPLE_ID = 1 << 61
 """The greedy answer to the prompt at a position has this id more, far from the ids of training samples."""
 SCORED_TOGETHER = 64
 """Samples handed to the rewards at a time while later ones are still generated."""
-
-
-class Passes(Protocol):
-    """Adds to finished groups what models say of them (`GroupPasses`)."""
-
-    def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]: ...
-
-    def published(self, version: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,7 @@ class PolicyExperienceMaker:
         samples_per_prompt: int,
         scorer: RewardScorer,
         hooks: HookRelay,
-        passes: Passes | None = None,
+        passes: GroupPasses | None = None,
         kl_coef: float | None = None,
         number: Callable[[int, int], int] | None = None,
         greedy_player: TimedPlayer | None = None,

@@ -66,7 +66,6 @@ class RunFolder:
     adapter = _Inside("adapter")
     control = _Inside("control")
     """Folder of commands to a running run."""
-    tensorboard = _Inside("tensorboard")
     performance = _Inside("performance.json")
     evaluation_before = _Inside("evaluation-before.json")
 

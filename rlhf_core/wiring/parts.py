@@ -20,7 +20,7 @@ from ..place import Place
 from ..protocols import RolloutEngine
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
-from ..rollout.maker import Passes, PolicyExperienceMaker
+from ..rollout.maker import PolicyExperienceMaker
 from ..rollout.player import Purpose, RunPlayer
 from ..rollout.weight_sync import build_engine_beside
 from ..strategy import Strategy
@@ -108,7 +108,7 @@ class RunParts:
         return RunPlayer(run, self.engine, tokenizer, sampling, seed=seed, purpose=purpose, folder=folder)
 
     @cached_property
-    def passes(self) -> Passes | None:
+    def passes(self) -> GroupPasses | None:
         """The algorithm's passes over finished samples; None if it learns from a dataset. A transport may wrap them."""
         return self.pass_models if isinstance(self.inputs.algorithm, RolloutAlgorithm) else None
 

@@ -8,6 +8,7 @@ import torch
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_hf.prefixes import PrefixStore
+from rlhf_hf.rows import make_rows
 from rlhf_hf.slots import SlotBatch
 
 SAMPLING = SamplingParams(max_new_tokens=12)
@@ -138,3 +139,12 @@ def test_sixteen_answers_to_a_prompt_prefill_it_once(model, engine, collect):
 def test_a_bound_is_a_number_of_tokens(model, engine):
     with pytest.raises((ConfigError, ValueError)):
         engine(model("llama"), prefix_cache_tokens=-1)
+
+
+def test_a_row_that_new_weights_interrupted_leaves_no_prefix():
+    """Canceled before it sampled a token with them, its keys and values are all of the old ones."""
+    (row,) = make_rows([GenerationRequest(sample_id=1, prompt_ids=(4, 5), goes_on=True)], SamplingParams(), None)
+    row.token_ids, row.versions, row.version = [6, 7], [3, 3], 3
+    assert row.prefix == (4, 5, 6)
+    row.version = 4
+    assert row.prefix is None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from rlhf_containment.processes import AskedProcess, ProcessFault, TooSlow
 from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.protocols import PromptSource
+from rlhf_core.util import suggestion
 
 from .config import ReasoningGymPrompts
 
@@ -80,9 +80,7 @@ def _make(order: Mapping[str, Any]) -> Iterator[str]:
 
 def _refused(task: str, error: str, known: list[str]) -> ConfigError:
     if known:
-        near = get_close_matches(task, known, n=1)
-        guess = f'; did you mean "{near[0]}"?' if near else ""
-        return ConfigError(f"{error}{guess}", where="prompts.task", hint=f"one of {', '.join(known)}")
+        return ConfigError(f"{error}{suggestion(task, known)}", where="prompts.task", hint=f"one of {', '.join(known)}")
     return ConfigError(f"{task} refuses its options: {error}", where="prompts.task_options")
 
 

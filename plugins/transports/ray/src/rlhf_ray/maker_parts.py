@@ -23,7 +23,6 @@ from rlhf_core.plugins import load
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rewards import RewardScorer
 from rlhf_core.rollout import (
-    Passes,
     PolicyExperienceMaker,
     SingleAnswers,
 )
@@ -106,10 +105,10 @@ class MakerWorker:
                 stack.callback(maker.close)
 
 
-class _BetweenSteps:
+class _BetweenSteps(GroupPasses):
     """The passes over finished groups, on the engine's thread."""
 
-    def __init__(self, plain: Passes, engine: EngineThread) -> None:
+    def __init__(self, plain: GroupPasses, engine: EngineThread) -> None:
         self._plain = plain
         self._engine = engine
 
