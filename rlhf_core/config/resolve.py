@@ -73,9 +73,8 @@ def resolve(
     core = _core_sections(given, problems)
     chosen = {name: select.plugin(kind, name, given.get(name, {})) for name, kind in PLUGIN_SECTIONS.items()}
     prompts, algorithm, optimizer = chosen["prompts"], chosen["algorithm"], chosen["optimizer"]
-    schedule = None
-    if optimizer is not None:
-        schedule = select.plugin("schedules", "optimizer.schedule", optimizer.typed(OptimizerConfig).schedule)
+    asked = None if optimizer is None else optimizer.typed(OptimizerConfig).schedule
+    schedule = None if asked is None else select.plugin("schedules", "optimizer.schedule", asked)
     evaluation = EvalConfig(num_prompts=0) if core is None or core.eval is None else core.eval
     held_out: dict[str | None, Any] = {None: evaluation.prompts}
     held_out.update({name: each.prompts for name, each in evaluation.sets.items()})

@@ -16,7 +16,12 @@ from rlhf_core.config import StrategyConfig
 
 pairs = Component(summary="Units of two rows.", config=Section, build="acme_pairs_build:pairs")
 graded = Component(summary="Reads an environment's columns.", config=Section, build="acme_pairs_build:graded")
-reversed_ddp = Component(summary="ddp with other passes.", config=StrategyConfig, build="acme_pairs_build:ddp")
+reversed_ddp = Component(
+    summary="ddp with other passes.",
+    config=StrategyConfig,
+    build="acme_pairs_build:ddp",
+    launch="rlhf_strategies.run_processes:run_in_processes",
+)
 """
 BUILD = """
 from dataclasses import replace
