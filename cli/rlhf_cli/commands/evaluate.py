@@ -56,6 +56,7 @@ def evaluate(
     overrides: tuple[str, ...],
     trusts: bool,
     as_json: bool,
+    engine: str | None,
     max_new_tokens: int | None,
     temperature: float | None,
     device: str | None,
@@ -88,6 +89,7 @@ def evaluate(
     from ..answers import evaluate_run
 
     flags = {
+        "engine.name": engine,
         "engine.max_new_tokens": max_new_tokens,
         "eval.temperature": temperature,
         "eval.num_prompts": num_prompts,

@@ -32,6 +32,7 @@ def generate(
     seed: int,
     environment: str | None,
     overrides: tuple[str, ...],
+    engine: str | None,
     max_new_tokens: int | None,
     temperature: float | None,
     device: str | None,
@@ -52,7 +53,7 @@ def generate(
 
     base: dict[str, Any] = {
         "model": {"path": model, "device": device or "auto"},
-        "engine": {"name": "hf", "max_new_tokens": max_new_tokens or MAX_NEW_TOKENS},
+        "engine": {"name": engine or "hf", "max_new_tokens": max_new_tokens or MAX_NEW_TOKENS},
     }
     run = load_run(base if environment is None else {**base, "environment": {"name": environment}}, overrides)
     if environment is None and "environment" in run:

@@ -10,6 +10,7 @@ import click
 MAX_NEW_TOKENS = 128
 """The default of `--max-new-tokens`."""
 _OPTIONS = (
+    click.option("--engine", help="What generates the answers.  [default: hf]"),
     click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most tokens of an answer.  [default: 128]"),
     click.option(
         "--temperature", type=click.FloatRange(min=0), help="0 is greedy decoding; above 0 samples.  [default: 0]"
