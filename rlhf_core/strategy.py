@@ -154,3 +154,10 @@ class Strategy(Place):
 
     @abstractmethod
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None: ...
+
+    @abstractmethod
+    def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        """Collective. Write the scheduler's counters as JSON; the shape of the schedule comes from the run file."""
+
+    @abstractmethod
+    def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None: ...

@@ -6,19 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import CheckpointError
 from ..strategy import Strategy, Trained
 from ..util.tensor_files import load_tree, save_tree
 
-if TYPE_CHECKING:
-    from torch.optim.lr_scheduler import LRScheduler
-
 _STATE = "state.json"
 _CHANNEL = "channel.safetensors"
 _PLUGINS = "plugins.safetensors"
-_SCHEDULES = "schedules.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +59,8 @@ def save_run_state(
     for role, model in trained.items():
         strategy.save_model(model.model, folder / role)
         strategy.save_optimizer(model.optimizer, folder / f"{role}-optimizer")
+        if model.scheduler is not None:
+            strategy.save_lr_scheduler(model.scheduler, folder / f"{role}-schedule")
 
     def write_counters() -> None:
         (folder / _STATE).write_text(json.dumps(asdict(state), indent=1))
@@ -70,8 +68,6 @@ def save_run_state(
             save_tree(folder / _CHANNEL, channel)
         if plugins:
             save_tree(folder / _PLUGINS, plugins)
-        if schedules := {role: schedule_progress(each.scheduler) for role, each in trained.items() if each.scheduler}:
-            save_tree(folder / _SCHEDULES, schedules)
 
     strategy.run_on_main(write_counters)
 
@@ -79,7 +75,6 @@ def save_run_state(
 def load_run_state(folder: Path, trained: Mapping[str, Trained], strategy: Strategy) -> RunState:
     """Collective. Restore models, optimizers and schedules."""
     state = read_run_state(folder)
-    schedules = load_tree(folder / _SCHEDULES) if (folder / _SCHEDULES).exists() else {}
     for role, model in trained.items():
         if not (folder / role).is_dir():
             raise CheckpointError(
@@ -88,13 +83,8 @@ def load_run_state(folder: Path, trained: Mapping[str, Trained], strategy: Strat
         strategy.load_model(model.model, folder / role)
         strategy.load_optimizer(model.optimizer, folder / f"{role}-optimizer")
         if model.scheduler is not None:
-            model.scheduler.load_state_dict({**model.scheduler.state_dict(), **schedules.get(role, {})})
+            strategy.load_lr_scheduler(model.scheduler, folder / f"{role}-schedule")
     return state
-
-
-def schedule_progress(scheduler: LRScheduler) -> dict[str, Any]:
-    """Its state but for the peak rates and the shape, which the run file says."""
-    return {key: value for key, value in scheduler.state_dict().items() if key not in ("base_lrs", "lr_lambdas")}
 
 
 def read_run_state(folder: Path) -> RunState:

@@ -8,9 +8,8 @@ import torch
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins.selected import load
-from rlhf_core.runfolder.checkpoint_state import schedule_progress
-from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_core.wiring.models import make_scheduler
+from rlhf_strategies.parts import load_scheduler, save_scheduler
 
 
 def scheduled(name, warmup_updates, total_updates, **options):
@@ -57,10 +56,10 @@ def test_a_resumed_schedule_continues(tmp_path, schedule):
     straight = rates(scheduled(schedule, 2, 8), 8)
     first = scheduled(schedule, 2, 8)
     begun = rates(first, 3)
-    save_tree(tmp_path / "schedule", schedule_progress(first[1]))
+    save_scheduler(first[1], tmp_path / "schedule")
     second = scheduled(schedule, 2, 8)
     second[0].param_groups[0]["lr"] = first[0].param_groups[0]["lr"]  # as the optimizer's own file says
-    second[1].load_state_dict({**second[1].state_dict(), **load_tree(tmp_path / "schedule")})
+    load_scheduler(second[1], tmp_path / "schedule")
     assert begun + rates(second, 5) == pytest.approx(straight)
 
 

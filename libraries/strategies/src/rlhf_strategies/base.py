@@ -27,7 +27,9 @@ from .master_adamw import MASTER, MasterAdamW
 from .parts import (
     LossScale,
     ResolvedPrecision,
+    load_scheduler,
     make_adamw,
+    save_scheduler,
     torch_dtype,
     torch_step,
 )
@@ -88,6 +90,12 @@ class GroupStrategy(Strategy):
     ) -> Optimizer:
         """torch's AdamW, fused."""
         return make_adamw(params, lr, betas, eps, weight_decay)
+
+    def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        self.run_on_main(lambda: save_scheduler(scheduler, path))
+
+    def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        load_scheduler(scheduler, path)
 
 
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -22,6 +24,7 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 ResolvedPrecision = Literal["fp32", "bf16", "fp16"]
 """A precision of a run file with `auto` resolved."""
 
+_SCHEDULER_FILE = "scheduler.json"
 _FIRST_SCALE = 2.0**16
 _STEPS_PER_GROWTH = 1000
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -163,3 +166,16 @@ def torch_step(
     loss_scale.found_finite()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def save_scheduler(scheduler: LRScheduler, path: Path) -> None:
+    """Write a schedule's progress into the folder `path`."""
+    path.mkdir(parents=True, exist_ok=True)
+    state = scheduler.state_dict()
+    kept = {key: state[key] for key in ("last_epoch", "_step_count", "_last_lr") if key in state}
+    (path / _SCHEDULER_FILE).write_text(json.dumps(kept))
+
+
+def load_scheduler(scheduler: LRScheduler, path: Path) -> None:
+    """Restore a schedule's progress."""
+    scheduler.load_state_dict({**scheduler.state_dict(), **json.loads((path / _SCHEDULER_FILE).read_text())})

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.util import load_tree, save_tree
 
 from .booster import BoosterAdapter, is_booster
+
+_SCHEDULE_FILE = "scheduler.safetensors"
 
 
 def check_strategy(candidate: object, *, where: str, told: str = "it is") -> None:
@@ -99,3 +104,11 @@ class RoleStrategies(Strategy):
 
     def drop_gradients(self, trained: Trained) -> None:
         self.of(trained.optimizer).drop_gradients(trained)
+
+    def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        """Save the scheduler's whole state, since a user's scheduler may be of any class."""
+        if self.is_main:
+            save_tree(path / _SCHEDULE_FILE, scheduler.state_dict())
+
+    def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        scheduler.load_state_dict(load_tree(path / _SCHEDULE_FILE))
