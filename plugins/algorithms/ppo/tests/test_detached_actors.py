@@ -112,7 +112,7 @@ def my_dataloader(batch_size: int = 8) -> list[dict[str, Any]]:
 def policy_of(actor: Any, which: str) -> dict[str, torch.Tensor]:
     """Weights of a live actor: `maker` or `trainer`."""
     if which == "maker":
-        return get(actor.__ray_call__.remote(lambda self: self._worker.weights._targets["policy"].module.state_dict()))
+        return get(actor.__ray_call__.remote(lambda self: self._worker.weights._models["policy"].state_dict()))
     return get(actor.__ray_call__.remote(lambda self: self._learner.unwrapped("policy").state_dict()))
 
 

@@ -298,6 +298,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "rlhf_ppo.seed_trainer.detached", raising=False)
+    monkeypatch.delitem(vars(rlhf_ppo), "DetachedPPOTrainer", raising=False)  # left by an earlier test
     with pytest.raises(ImportError, match=r"pip install 'rlhf-ppo\[ray\]'"):
         _ = rlhf_ppo.DetachedPPOTrainer
     assert not hasattr(rlhf_ppo, "no_such_name")

@@ -152,7 +152,7 @@ def rlhf_maker_loop_end(maker):
     from rlhf_core.rollout.weight_sync import named_weights
     from safetensors.torch import save_file
 
-    weights = named_weights(STAGED[-1]._targets["policy"].module)
+    weights = named_weights(STAGED[-1]._models["policy"])
     save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, FOLDER / "maker.safetensors")
 
 

@@ -252,7 +252,7 @@ def test_a_maker_waits_for_whole_first_weights(maker: Any) -> None:
         get(update.remote(new_actor_state_dict=half))
     get(update.remote(chunk_end=True))
     assert get(maker.get_policy_version.remote()) == 1
-    live = get(maker.__ray_call__.remote(lambda self: self._worker.weights._targets["policy"].module.state_dict()))
+    live = get(maker.__ray_call__.remote(lambda self: self._worker.weights._models["policy"].state_dict()))
     assert all(torch.equal(live[name], value) for half in halves for name, value in half.items())
 
 
