@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from textwrap import indent
 from typing import Any
 
@@ -78,5 +79,9 @@ def _print_episodes(played: list[dict[str, Any]]) -> None:
         heading(f"{begins}  {row['num_tokens']} tokens  {row['finish_reason']}", dim=True)
         echo(indent(row["prompt"], "  > "))
         for turn in row["turns"]:
-            echo(f"  {turn['role']}")
-            echo(indent(turn["text"], "    " if turn["role"] == "policy" else "  > "))
+            reward = turn.get("reward")
+            echo(f"  {turn['role']}" + ("" if reward is None else f"  reward {reward:.4g}"))
+            echo(indent(turn["text"], "    " if turn["role"] == "policy" else "  > ", lambda _: True))
+            for call in turn.get("tool_calls", ()):
+                told = f"calls {call['name']} {json.dumps(call['arguments'], ensure_ascii=False)}"
+                echo(indent(f"bad call: {call['error']}" if "error" in call else told, "    "))

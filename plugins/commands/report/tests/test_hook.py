@@ -82,7 +82,7 @@ def test_a_run_without_a_summary_or_with_the_hook_disabled_has_no_page(tmp_path,
     end_run(tmp_path, {"status": "done"}, disable=("Report",))
 
 
-def test_a_link_in_the_place_of_the_page_is_not_followed(make_run, tmp_path, with_plots):
+def test_half_a_page_never_stands_in_the_place_of_a_whole(make_run, tmp_path, monkeypatch, with_plots):
     folder = make_run(tmp_path / "run", episodes=1)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("untouched")
@@ -92,3 +92,4 @@ def test_a_link_in_the_place_of_the_page_is_not_followed(make_run, tmp_path, wit
 
         build_report([folder])
     assert elsewhere.read_text() == "untouched" and not (folder / "report.html").is_symlink()
+    assert not [*folder.glob(".*.tmp")]

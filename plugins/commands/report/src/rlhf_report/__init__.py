@@ -5,6 +5,7 @@ The page makes no network requests, runs only its own script (by its hash) and e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,10 +41,15 @@ def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Pat
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file anew; a link in its place is replaced, not followed."""
-    path.unlink(missing_ok=True)
-    with path.open("xb") as file:
-        file.write(content)
+    """Write a file whole or not at all; a link in its place is replaced, not followed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside.unlink(missing_ok=True)
+    try:
+        with beside.open("xb") as file:
+            file.write(content)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _named(runs: Sequence[Run]) -> list[Run]:
