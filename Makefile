@@ -12,11 +12,13 @@ STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 # verifiers clashes with what is in .venv, and the loggers mlflow and trackio each bring a web server and a data stack:
 # environments of their own, with what their tests need and nothing else.
 VERIFIERS := .venv-verifiers
-VERIFIERS_MANIFESTS := pyproject.toml plugins/environments/verifiers/pyproject.toml requirements/verifiers.txt \
+VERIFIERS_MANIFESTS := pyproject.toml $(sort $(wildcard libraries/*/pyproject.toml)) \
+                       plugins/environments/verifiers/pyproject.toml requirements/verifiers.txt \
                        requirements/verifiers-constraints.txt
 VERIFIERS_STAMP := $(VERIFIERS)/.setup-$(firstword $(shell cat $(VERIFIERS_MANIFESTS) | cksum))
 LOGGERS := .venv-loggers
-LOGGERS_MANIFESTS := pyproject.toml plugins/loggers/mlflow/pyproject.toml plugins/loggers/trackio/pyproject.toml \
+LOGGERS_MANIFESTS := pyproject.toml $(sort $(wildcard libraries/*/pyproject.toml)) \
+                     plugins/loggers/mlflow/pyproject.toml plugins/loggers/trackio/pyproject.toml \
                      requirements/loggers.txt requirements/loggers-constraints.txt
 LOGGERS_STAMP := $(LOGGERS)/.setup-$(firstword $(shell cat $(LOGGERS_MANIFESTS) | cksum))
 

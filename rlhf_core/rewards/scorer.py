@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from functools import cached_property
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from pydantic import BaseModel
@@ -83,19 +83,15 @@ class RewardScorer:
         """
         self.weights = {spec.name: spec.weight for spec in specs}
         self._runners: list[RewardRunner] = []
+        self._loop: LoopThread | None = None
         self._is_closed = False
+        self._lock = Lock()
         with ExitStack() as stack:  # what was opened is closed again when a later reward cannot be built
             for spec in specs:
                 runner = RewardRunner(spec, cache_folder)
                 stack.callback(runner.close)
                 self._runners.append(runner)
             self._closing = stack.pop_all()
-
-    @cached_property
-    def _loop(self) -> LoopThread:
-        loop = LoopThread("rewards")
-        self._closing.callback(loop.close)
-        return loop
 
     def score(self, rollouts: Sequence[Rollout]) -> Scores:
         """Raw scores by reward name, in the order of `rollouts`; None where a sample is dropped.
@@ -105,10 +101,14 @@ class RewardScorer:
         return self.submit(rollouts).result()
 
     def submit(self, rollouts: Sequence[Rollout]) -> Future[Scores]:
-        """`score`, in the background. Raises `RewardError` after `close`."""
-        if self._is_closed:
-            raise RewardError(_STOPPED, where="rewards")
-        return self._loop.submit(self._score(list(rollouts)))
+        """`score`, in the background. From any thread. Raises `RewardError` after `close`."""
+        with self._lock:  # several makers of a process start at once
+            if self._is_closed:
+                raise RewardError(_STOPPED, where="rewards")
+            if self._loop is None:
+                self._loop = LoopThread("rewards")
+                self._closing.callback(self._loop.close)
+            return self._loop.submit(self._score(list(rollouts)))
 
     async def _score(self, rollouts: Sequence[Rollout]) -> Scores:
         try:
@@ -143,5 +143,6 @@ class RewardScorer:
 
     def close(self) -> None:
         """End threads, processes and the cache. Scores still waited for end with `RewardError`."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         self._closing.close()

@@ -48,6 +48,8 @@ def load_start_policy(resolved: ResolvedRun, place: Place) -> nn.Module:
 
 def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dict[Role, nn.Module]:
     """Load the policy and, if the algorithm has one, make the critic. trains: without the noise of training mode."""
+    from torch.nn.modules.dropout import _DropoutNd
+
     resolved, algorithm = inputs.resolved, inputs.algorithm
     kind, dtype = kind_for(resolved.run.model, algorithm.model_kind), model_dtype(resolved, place)
     with place.model_init_context():
@@ -57,6 +59,9 @@ def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dic
         models: dict[Role, nn.Module] = {"policy": policy}
         if "critic" in algorithm.roles:
             models["critic"] = algorithm.build_critic(policy)
+            for module in models["critic"].modules():  # its own, too: values of rollout and update are of one function
+                if isinstance(module, _DropoutNd):
+                    module.p = 0.0
     return models
 
 

@@ -147,3 +147,10 @@ def test_without_a_folder_scores_are_kept_in_memory(rollouts):
     scorer = RewardScorer([spec(function=counting(), call_options=RewardCallOptions(cache=True))])
     assert values(scorer.score(rollouts)) == values(scorer.score(rollouts)) == [1, 2, 3, 4]
     scorer.close()
+
+
+def test_a_cache_that_breaks_ends_the_run_whatever_is_said_of_failures(score, rollouts):
+    _, scorer = score(faulty.right, rollouts[:1], cache=True, on_failure="zero")
+    scorer._runners[0]._callers[-1].close()
+    with pytest.raises(RewardError, match=r"rewards.sqlite cannot be used"):
+        scorer.score(rollouts)

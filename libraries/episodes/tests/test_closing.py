@@ -36,3 +36,14 @@ def test_what_is_said_of_a_failure_is_about_the_step_and_not_the_close():
     with pytest.raises(EpisodeError, match="step gave 3, not"):
         list(player(lambda: Holds(closed, lambda reply: 3)).play([(make_prompt(0), 0)]))
     assert len(closed) == 1
+
+
+def test_a_close_that_fails_spoils_no_episode_and_hides_no_error(caplog):
+    made = Holds([])
+    made.close = lambda: 1 / 0
+    (played,) = player(lambda: made).play([(make_prompt(0), 0)])
+    assert played.turn_rewards == {0: 1.0}
+    assert "close of an environment raised ZeroDivisionError" in caplog.text
+    made.step = lambda reply: 3
+    with pytest.raises(EpisodeError, match="step gave 3, not"):
+        list(player(lambda: made).play([(make_prompt(0), 0)]))

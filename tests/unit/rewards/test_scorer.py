@@ -2,6 +2,10 @@
 
 import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from unittest.mock import DEFAULT, Mock
 
 import faulty_rewards as faulty
 import pytest
@@ -9,6 +13,7 @@ from running import PATIENCE_SECONDS
 
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import RewardError
+from rlhf_core.rewards import scorer as scoring
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 
 OWN = {"r": 0.0}
@@ -304,3 +309,14 @@ def test_a_reward_that_holds_something_is_told_to_close_it(score, rollouts, kind
     scorer.close()
     scorer.close()
     assert reward.closed == closed
+
+
+def test_makers_that_begin_together_share_one_loop(rollouts, monkeypatch):
+    monkeypatch.setattr(scoring, "LoopThread", slow := Mock(wraps=scoring.LoopThread))
+    slow.side_effect = lambda name: time.sleep(0.05) or DEFAULT
+    scorer = RewardScorer([RewardSpec(name="r", function=faulty.right, call_options=RewardCallOptions())])
+    with closing(scorer), ThreadPoolExecutor(4) as pool:
+        assert all(each == scorer.score(rollouts) for each in pool.map(scorer.score, [rollouts] * 4))
+    assert slow.call_count == 1
+    with pytest.raises(RewardError, match="the run is ending"):
+        scorer.submit(rollouts)

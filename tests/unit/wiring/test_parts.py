@@ -3,6 +3,7 @@
 from contextlib import closing
 
 import pytest
+from torch import nn
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.config.resolve import resolve
@@ -75,3 +76,11 @@ def test_a_trainers_engine_shares_its_policy():
             assert parts.place is strategy
     finally:
         strategy.teardown()
+
+
+def test_a_critic_of_an_algorithms_own_draws_nothing(monkeypatch):
+    parts, _ = parts_of()
+    critic = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    monkeypatch.setattr(type(parts.inputs.algorithm), "build_critic", lambda self, policy: critic)
+    with closing(parts):
+        assert parts.models["critic"][1].p == 0.0

@@ -53,10 +53,13 @@ class Caller:
         return await found if inspect.isawaitable(found) else found
 
     async def close(self, environment: object) -> None:
-        """Have an environment let go of what it holds, where it has a `close`."""
+        """Have an environment let go of what it holds, where it has a `close`: a wrong one spoils no episode."""
         if callable(close := getattr(environment, "close", None)):
             doing = self.clock.doing
-            await self("close", close)
+            try:
+                await self("close", close)
+            except Exception as error:  # a stranger's may raise anything
+                logger.warning("close of an environment %s", said(error))
             self.clock.doing = doing  # what else is said of the episode is about that call
             self.clock.start()
 

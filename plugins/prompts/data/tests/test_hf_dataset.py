@@ -77,6 +77,18 @@ def test_a_ragged_csv_row_is_named(tmp_path):
     assert caught.value.where == f"{tmp_path / 'd.csv'}"
 
 
+def test_a_csv_row_that_is_too_short_is_named(tmp_path):
+    (tmp_path / "d.csv").write_text("prompt,answer\nx,y\n\na\n")
+    with pytest.raises(DataError, match="2 values of the header") as caught:
+        build("hf-dataset", tmp_path, path="d.csv")
+    assert caught.value.where == f"{tmp_path / 'd.csv'}:4"
+
+
+def test_a_text_that_looks_like_a_date_stays_one(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "when?", "answer": "2024-01-01"}\n')
+    assert build("hf-dataset", tmp_path, path="d.jsonl")[0] == {"prompt": "when?", "answer": "2024-01-01"}
+
+
 def test_a_folder_of_files_by_split(tmp_path):
     for name in ("train-0", "train-1", "test-0"):
         write_parquet(tmp_path / f"{name}.parquet", {"prompt": name})

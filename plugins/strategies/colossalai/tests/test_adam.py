@@ -24,6 +24,8 @@ def test_update_is_torchs(weight_decay):
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
         assert optimizer.state[own]["step"] == 3
+        assert own.grad is None
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2]
 
 
 def test_bf16_gradients_in_host_memory_are_divided_by_the_scale():

@@ -76,7 +76,7 @@ def start(site: Path, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
 def test_a_stopped_run_writes_a_checkpoint_leaves_no_process_and_can_be_resumed(
     start: Callable[..., Driver], run_file: RunFile, check_samples: Callable[[Path], None]
 ) -> None:
-    """`rlhf ray stop` sends what Ctrl-C sends."""
+    """By Ctrl-C, which `rlhf ray stop` has the driver send itself."""
     run = run_file({"episodes": 400}, num_makers=1, max_staleness=2)
     run["checkpoint"]["every_episodes"] = None
     driver = start(run)

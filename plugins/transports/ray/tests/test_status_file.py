@@ -66,7 +66,7 @@ def test_a_maker_that_has_no_weights_yet_is_shown(tmp_path: Path) -> None:
 def test_stop_sends_no_process_a_signal_but_asks_the_driver_which_is_gone_when_the_folder_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal"))
+    monkeypatch.setattr(os, "kill", lambda _, signal: signal and pytest.fail("a signal"))
     folder = RunFolder.create(tmp_path / "run")
     write(folder.path)
     asked: list[Any] = []
@@ -104,3 +104,18 @@ def test_status_shows_what_a_driver_wrote(tmp_path: Path) -> None:
         shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     assert "waits since 1.5 s  version 0  started anew 1 times" in shown.output
+
+
+def test_a_driver_elsewhere_that_says_nothing_any_more_is_not_called_stopped(tmp_path: Path) -> None:
+    write(tmp_path, host="another", updated=0.0)
+    error = CliRunner().invoke(ray, ["stop", str(tmp_path)]).exception
+    assert isinstance(error, UserInputError) and "on another) has said nothing" in str(error)
+    assert not (tmp_path / "ray-request.json").exists()
+
+
+def test_a_folder_that_a_later_run_without_ray_holds_has_no_driver(tmp_path: Path) -> None:
+    path = write(tmp_path, driver_pid=2**22 + 1)  # above Linux's largest
+    with RunFolder.create(tmp_path):
+        shown = CliRunner().invoke(ray, ["stop", str(tmp_path)])
+    assert shown.exit_code == 0 and "was killed" in shown.output
+    assert not path.exists()

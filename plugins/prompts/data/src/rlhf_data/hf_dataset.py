@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhf_core.components import TaskContext
 from rlhf_core.errors import DataError, PluginError, first_line
+from rlhf_core.plugins import load
 from rlhf_core.prompts import PromptStream, RecordRules
 from rlhf_core.protocols import PromptSource
 from rlhf_core.util import suggestion
@@ -20,7 +21,7 @@ from .streamed import StreamedRecords
 
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
-_BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+_BUILDERS = {".parquet": "parquet", ".json": "json", ".csv": "csv"}
 """Ending of a file -> how `datasets` calls it."""
 
 
@@ -85,9 +86,12 @@ def build(config: HfDatasetConfig, context: TaskContext) -> PromptSource | Strea
     if config.streaming:
         return StreamedRows(_load_hub(config), config.columns, config.path)
     path = context.base_folder / Path(config.path).expanduser()
-    if path.exists():
+    if path.is_file() and path.suffix == ".jsonl":  # `datasets` would make dates of texts that look like some
+        jsonl = load("prompts", "jsonl")
+        rows = jsonl.build(jsonl.component.config(path=str(path)), context)
+    elif path.exists():
         rows = _load_local(path, config.split)
-    elif _HUB_NAME.match(config.path) and Path(config.path).suffix not in _BUILDERS:
+    elif _HUB_NAME.match(config.path) and Path(config.path).suffix not in (".jsonl", *_BUILDERS):
         rows = _load_hub(config)
     else:
         raise DataError("there is no such file or folder", where=str(path), hint="check prompts.path")
@@ -98,7 +102,7 @@ def _load_local(path: Path, split: str) -> Any:
     """A file, a folder of data files, or one that `save_to_disk` wrote."""
     datasets = _datasets(str(path))
     if path.is_file() and path.suffix not in _BUILDERS:
-        raise DataError(f'"{path.suffix}" is none of {", ".join(_BUILDERS)}', where=str(path))
+        raise DataError(f'"{path.suffix}" is none of .jsonl, {", ".join(_BUILDERS)}', where=str(path))
     try:
         if path.is_file():
             options = _csv_options(datasets, path) if path.suffix == ".csv" else {}
@@ -109,6 +113,8 @@ def _load_local(path: Path, split: str) -> Any:
         for part in loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded]:
             if len(part):
                 part[0]
+    except DataError:
+        raise
     except Exception as error:  # the class depends on which library reads the broken file
         raise DataError(
             f"cannot be read as a dataset: {first_line(error.__cause__ or error)}",
@@ -127,7 +133,10 @@ def _load_local(path: Path, split: str) -> Any:
 def _csv_options(datasets: Any, path: Path) -> dict[str, Any]:
     """Values stay text, so that an answer such as 007 is not changed."""
     with path.open(newline="", encoding="utf-8-sig") as file:
-        names = next(csv.reader(file), [])
+        rows = csv.reader(file)
+        names = next(rows, [])
+        if any(row and len(row) < len(names) for row in rows):  # `datasets` fills it, but refuses a longer one
+            raise DataError(f"the row has not the {len(names)} values of the header", where=f"{path}:{rows.line_num}")
     features = datasets.Features({name: datasets.Value("string") for name in names})
     return {"features": features, "keep_default_na": False}
 

@@ -25,12 +25,19 @@ class RunHybridAdam(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None, div_scale: float = -1.0) -> None:  # type: ignore[override]
-        """Step (Loshchilov 2019). Gradients of any float type are divided by `div_scale` if that is positive."""
-        for parameter in (each for group in self.param_groups for each in group["params"]):
-            if parameter.grad is not None:
-                grad = parameter.grad.to(parameter.dtype)
-                parameter.grad = grad / div_scale if div_scale > 0 else grad
-        super().step()
+        """Step (Loshchilov 2019). Gradients of any float type are freed, after division by a positive `div_scale`."""
+        groups = self.param_groups
+        try:
+            # One by one, so that one gradient at a time is held in full precision.
+            for group, parameter in ((each, parameter) for each in groups for parameter in each["params"]):
+                if parameter.grad is not None:
+                    grad = parameter.grad.to(parameter.dtype)
+                    parameter.grad = grad / div_scale if div_scale > 0 else grad
+                    self.param_groups = [{**group, "params": [parameter]}]
+                    super().step()
+                    parameter.grad = None
+        finally:
+            self.param_groups = groups
 
 
 # GeminiOptimizer compares types with this set.

@@ -106,6 +106,13 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
     found = _going_on(run)
     if found is None:
         return
+    if not found.is_running(run):
+        silent = time.time() - found.updated
+        raise UserInputError(
+            f"its driver (pid {found.driver_pid} on {found.host}) has said nothing for {silent:.0f} s",
+            where=str(run),
+            hint="look for it on that machine",
+        )
     Request(do="stop-now" if now else "stop").send(run)
     deadline = time.monotonic() + timeout_seconds
     while found is not None and found.is_running(run):
@@ -113,7 +120,9 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
             raise DeadlineError(
                 f"waited {timeout_seconds:g} s for the driver (pid {found.driver_pid}) to end",
                 where="rlhf ray stop",
-                hint="an episode may take longer; --now does not wait for it",
+                hint=f"it is stuck: kill {found.driver_pid} on {found.host}"
+                if now
+                else "an episode may take longer; --now does not wait for it",
             )
         time.sleep(0.2)
         found = found if found.is_here else read_status(run)

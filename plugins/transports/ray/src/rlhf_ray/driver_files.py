@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_core.errors import UserInputError
@@ -99,7 +100,7 @@ class Status(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    driver_pid: int
+    driver_pid: int = Field(gt=1, lt=2**31)
     host: str
     address: str
     namespace: str
@@ -118,10 +119,13 @@ class Status(BaseModel):
         return self.host == socket.gethostname()
 
     def is_running(self, folder: Path) -> bool:
-        """Whether the driver is alive, as far as this machine can tell: a run holds its folder to the end."""
+        """Whether the driver is alive, as far as this machine can tell: a run holds its folder to the end.
+
+        The folder may be held by a later run of another transport.
+        """
         if not self.is_here:
             return time.time() - self.updated < _SILENT_SECONDS
-        return RunFolder(folder).is_in_use
+        return RunFolder(folder).is_in_use and psutil.pid_exists(self.driver_pid)
 
 
 def read_status(folder: Path) -> Status | None:
