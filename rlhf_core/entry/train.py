@@ -212,7 +212,7 @@ def _launcher(resolved: ResolvedRun) -> Callable[..., None]:
     named = resolved.strategy.component.launch
     try:
         return cast(Callable[..., None], resolve_name(named))
-    except ImportError as error:
+    except (ImportError, AttributeError, ValueError) as error:
         hint = f"pip install {named.partition('.')[0].replace('_', '-')}, or start the processes with torchrun"
         raise PluginError(f"{named} starts its processes: {error}", where=resolved.strategy.label, hint=hint) from error
 

@@ -172,8 +172,10 @@ class RunParts:
         for name, own in self.resolved.evaluation_sets:
             other, stream = self.resolved.eval_rewards.get(name or ""), streams.get(name)
             scorer = self.scorer if other is None else self._scorer_of(other)
-            held_out = self.inputs.prompts.evaluation_prompts
-            prompts = held_out() if stream is None else stream.evaluation_prompts(own.num_prompts)
+            if stream is None:
+                prompts = self.inputs.prompts.evaluation_prompts()
+            else:
+                prompts = stream.evaluation_prompts(own.num_prompts)
             sets.append(EvaluatedSet(name=name, options=own, prompts=prompts, scorer=scorer))
         evaluator = PolicyEvaluator(
             sets,

@@ -158,7 +158,7 @@ def test_where_neither_has_room_the_error_says_both(tmp_path, no_room, monkeypat
     def full(*_, **__):
         raise CheckpointError("the model cannot be written: no room", where="model")
 
-    monkeypatch.setattr("rlhf_core.training.session.save_plain_model", full)
+    monkeypatch.setattr("rlhf_models.causal_lm.CausalLM.save_policy", full)
     with pytest.raises(CheckpointError, match="the disk is full; the model cannot be written: no room"):
         start({}, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

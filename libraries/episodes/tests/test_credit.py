@@ -112,9 +112,9 @@ def test_all_rows_of_a_sample_stand_in_one_update_on_one_rank(counts, batch, wor
     places: dict[int, set[tuple[int, int]]] = {}
     seen = []
     for rank in range(world):
-        (updates,) = BatchPlan(batch, 1, rank, world).batches(samples, lambda item: None, None)
+        (updates,) = BatchPlan(batch, 1, rank, world).batches(samples, lambda item: None)
         for number, update in enumerate(updates):
-            for item in update.items:
+            for item in update:
                 if item is not None:
                     places.setdefault(item.sample_id, set()).add((number, rank))
                     seen.append((item.sample_id, item.branch))

@@ -17,6 +17,7 @@ from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.selected import Selected
 from rlhf_core.rollout.row import Played, Row
+from rlhf_episodes.environment_shape import check_shape
 from rlhf_episodes.selected import resolve_environment
 
 from ..episodes import PlayedEpisodes, episode_tokenizer, play_episodes
@@ -42,6 +43,8 @@ class EnvironmentContract(ComponentContract):
     @classmethod
     def environment(cls, selected: Selected, given: dict[str, Any]) -> Configured:
         """The environment with the options of this class, as a run has it."""
+        if isinstance(selected.function, type):
+            check_shape(selected.function, selected.label)
         problems = Problems()
         played = {"max_turns": cls.max_turns, "timeout_seconds": cls.timeout_seconds}
         environment = resolve_environment({**given, **played, "name": cls.plugin}, problems)
