@@ -92,12 +92,14 @@ def _secrets(value: Any, key: str) -> Iterator[str]:
 
 
 def redact_command(command: Sequence[str]) -> list[str]:
-    """The command without secrets, whose values are remembered: `--api-key VALUE`, `KEY=VALUE`."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        key, equals, value = word.partition("=")
-        if names_secret(key):
-            learn_secret(value if equals else following if word.startswith("-") else "")
-    return [redact_text(word) for word in command]
+    """The command without the values of secret keys, `--api-key VALUE` or `KEY=VALUE`, and without known secrets."""
+    shown: list[str] = []
+    for before, word in zip(["", *command], command, strict=False):
+        key, equals, _ = word.partition("=")
+        follows_key = before.startswith("-") and "=" not in before and names_secret(before)
+        own = f"{key}={HIDDEN}" if equals and names_secret(key) else redact_text(word)
+        shown.append(HIDDEN if follows_key else own)
+    return shown
 
 
 def redact_mapping(config: Mapping[str, Any]) -> dict[str, Any]:

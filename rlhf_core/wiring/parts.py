@@ -172,10 +172,8 @@ class RunParts:
         for name, own in self.resolved.evaluation_sets:
             other, stream = self.resolved.eval_rewards.get(name or ""), streams.get(name)
             scorer = self.scorer if other is None else self._scorer_of(other)
-            if stream is None:
-                prompts = self.inputs.prompts.evaluation_prompts()
-            else:
-                prompts = stream.evaluation_prompts(own.num_prompts)
+            source, first = (self.inputs.prompts, None) if stream is None else (stream, own.num_prompts)
+            prompts = source.evaluation_prompts(first)
             sets.append(EvaluatedSet(name=name, options=own, prompts=prompts, scorer=scorer))
         evaluator = PolicyEvaluator(
             sets,

@@ -31,6 +31,7 @@ def test_it_is_json_and_says_what_made_the_run(tmp_path: Path, monkeypatch: pyte
     [
         (["--set", "rewards.0.api_key=abcdef"], ["--set", "rewards.0.api_key=***"]),
         (["--token", "abcdef", "x"], ["--token", "***", "x"]),
+        (["--token", "abc", "--set", "rewards.0.api_key=abc"], ["--token", "***", "--set", "rewards.0.api_key=***"]),
         (["--hf-token=abcdef"], ["--hf-token=***"]),
         (["--set", "rewards.0.url=http://me:pw@host/x"], ["--set", "rewards.0.url=http://***@host/x"]),
         (["--set", "engine.max_new_tokens=64"], ["--set", "engine.max_new_tokens=64"]),
