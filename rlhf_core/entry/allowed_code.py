@@ -38,7 +38,7 @@ def allowed_before(folder: Path) -> FileTrust:
         inode = folder.stat().st_ino
     except (OSError, ValueError):
         return FileTrust()
-    if known.get("inode") != inode:
+    if not isinstance(known, dict) or known.get("inode") != inode:
         return FileTrust()
     here = os.getcwd()
     started = frozenset(tuple(command) for place, *command in known["commands"] if place == here)

@@ -14,6 +14,7 @@ from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.allowed_code import allowed_before, note_allowed
 from rlhf_core.entry.run_record import _code_run
+from rlhf_core.errors import ConfigError
 from rlhf_core.plugins.trust import FileTrust
 from rlhf_testing.runs import tiny_run
 
@@ -351,9 +352,46 @@ def test_no_note_can_be_kept(place):
     assert allowed_before(place) == FileTrust()
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}"])
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]"])
 def test_a_note_that_is_none_allows_nothing(place, content):
     note_allowed(place, FileTrust(files=frozenset([place / "x.py"])))
     (note,) = (place / "data" / "rlhf" / "allowed-code").iterdir()
     note.write_text(content)
     assert allowed_before(place) == FileTrust()
+
+
+def test_a_run_goes_on_with_what_it_ran(place, capsys):
+    train("theirs/out.yaml", output="run", trust=True)
+    ran()
+    says(capsys, "train", "--output", "run", "--resume", "auto", "--dry-run")
+    assert ran() == ["other/mine.py"]
+    for note in (place / "data" / "rlhf" / "allowed-code").iterdir():
+        note.unlink()
+    assert "--trust" in says(capsys, "train", "--output", "run", "--resume", "auto", "--dry-run", code=2)
+
+
+def test_python_follows_the_same_rule(place):
+    with pytest.raises(ConfigError, match="--trust"):
+        train("theirs/out.yaml", dry_run=True)
+    train("theirs/run.yaml", dry_run=True)
+    train(load_run("theirs/out.yaml"), dry_run=True)  # the caller's own mapping
+    assert ran() == ["other/mine.py", "theirs/in/mine.py"]
+
+
+def test_code_of_a_model_is_code(place):
+    run = tiny_run({"model": {"path": "theirs/model", "trust_remote_code": True}, "rewards": ["exact-match"]})
+    Path("theirs/model").mkdir()
+    for trust in (FileTrust(), FileTrust(folder=place / "other"), FileTrust(files=frozenset([place / "theirs"]))):
+        with pytest.raises(ConfigError, match="--trust"):
+            resolve(run, trust=trust)
+    resolve(run, trust=FileTrust(folder=place / "theirs"))
+    resolve(run, trust=FileTrust(files=frozenset([place / "theirs" / "model"])))
+    run["model"]["path"] = "hub/model"  # a hub model lies in no folder
+    with pytest.raises(ConfigError, match="--trust"):
+        resolve(run, trust=FileTrust(folder=place))
+
+
+def test_a_plan_runs_no_code_of_a_model(place, capsys):
+    path = place / "theirs" / "model.yaml"
+    path.write_text(yaml.safe_dump(tiny_run({"model": {"trust_remote_code": True}})))
+    assert "model.trust_remote_code" in says(capsys, "plan", path, code=2)

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
+from rlhf_offline.config import DPOConfig
 from rlhf_offline.dpo_losses import dpo_loss, score
 from rlhf_offline.kto import kto_loss
 from rlhf_offline.orpo import log_odds, orpo_loss
@@ -98,6 +100,21 @@ def test_alpha_lies_between_the_kls() -> None:
     ratios = torch.tensor([-2.0, -0.5, 0.7, 3.0])
     assert torch.allclose(score(ratios, "alpha", 1e-4), score(ratios, "reverse-kl", 0.5), atol=1e-3)
     assert torch.allclose(score(ratios, "alpha", 1 - 1e-4), 1 + score(ratios, "forward-kl", 0.5), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing is for"),
+        ({"label_smoothing": 0.5}, "less than 0.5"),
+        ({"loss": "cubic"}, "Input should be 'sigmoid'"),
+        ({"loss": "nca", "divergence": "jsd"}, "divergence jsd is for loss sigmoid, robust or hinge"),
+        ({"divergence": "hellinger"}, "Input should be 'reverse-kl'"),
+    ],
+)
+def test_wrong_dpo_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        DPOConfig.model_validate(options)
 
 
 def test_orpo_by_hand() -> None:
