@@ -1,7 +1,8 @@
-"""Shared by all tests: fake distributions, as an installer would leave them."""
+"""Shared by all tests: fake distributions, as an installer would leave them, and a hub that does not answer."""
 
 import importlib
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -146,3 +147,16 @@ def fake_run() -> dict[str, object]:
         "engine": {"name": "fake-engine", "max_new_tokens": 5},
         "rewards": ["fake-shout:0.5"],
     }
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A port of this machine that refuses connections, as the hub; the cache is empty."""
+    from huggingface_hub import constants
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield

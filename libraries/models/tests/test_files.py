@@ -1,6 +1,5 @@
 """A hub name without a network is an error at once, and works with one or from the cache."""
 
-import socket
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Event, Thread
@@ -19,19 +18,8 @@ from rlhf_plan.meta import meta_model
 NAME = "no-such-owner/no-such-model"
 
 
-@pytest.fixture
-def endpoint(monkeypatch, tmp_path):
-    """A port of this machine that refuses connections, as the hub; the cache is empty."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        yield
-
-
 @pytest.mark.parametrize("load", [load_tokenizer, meta_model])
-def test_an_unreachable_hub_is_told_before_any_file_is_asked_for(endpoint, load):
+def test_an_unreachable_hub_is_told_before_any_file_is_asked_for(no_hub, load):
     with pytest.raises(UserInputError, match="neither a folder here nor in the cache.*does not answer") as caught:
         load(ModelConfig(path=NAME))
     assert caught.value.where == "model.path"
@@ -48,13 +36,13 @@ def load_prompts(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_prompts_of_an_unreachable_hub_are_an_error_before_any_is_loaded(endpoint, load_prompts, streaming):
+def test_prompts_of_an_unreachable_hub_are_an_error_before_any_is_loaded(no_hub, load_prompts, streaming):
     with pytest.raises(UserInputError, match="'Owner/MyPrompts' is neither a folder here nor in the cache") as caught:
         load_prompts(streaming=streaming)
     assert caught.value.where == "prompts.path"
 
 
-def test_prompts_in_the_cache_and_offline_mode_need_no_answer(endpoint, load_prompts, monkeypatch, tmp_path):
+def test_prompts_in_the_cache_and_offline_mode_need_no_answer(no_hub, load_prompts, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load_prompts()[0] == {"prompt": "1"}
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -62,7 +50,7 @@ def test_prompts_in_the_cache_and_offline_mode_need_no_answer(endpoint, load_pro
     assert load_prompts()[0] == {"prompt": "1"}
 
 
-def test_a_name_that_never_resolves_does_not_hold_up_the_error(endpoint, monkeypatch):
+def test_a_name_that_never_resolves_does_not_hold_up_the_error(no_hub, monkeypatch):
     over = Event()
     monkeypatch.setattr(files, "_SECONDS", 0.01)
     monkeypatch.setattr(files, "_ask", lambda answers: over.wait(60))
@@ -103,12 +91,12 @@ def answering(monkeypatch, status, body=b""):
             thread.join(30)
 
 
-def test_any_answer_of_the_hub_will_do(endpoint, monkeypatch):
+def test_any_answer_of_the_hub_will_do(no_hub, monkeypatch):
     with answering(monkeypatch, 403):
         check_hub(NAME, where="model.path")
 
 
-def test_the_layers_of_a_model_on_the_hub_are_checked_before_transformers_reads_it(endpoint, monkeypatch):
+def test_the_layers_of_a_model_on_the_hub_are_checked_before_transformers_reads_it(no_hub, monkeypatch):
     with (
         answering(monkeypatch, 200, b'{"num_hidden_layers": 1000000000}'),
         pytest.raises(UserInputError, match=r"num_hidden_layers.*between 0 and 2,000 layers"),
@@ -116,7 +104,7 @@ def test_the_layers_of_a_model_on_the_hub_are_checked_before_transformers_reads_
         check_hub(NAME, where="model.path")
 
 
-def test_a_cached_model_and_offline_mode_need_no_answer(endpoint, monkeypatch, tmp_path):
+def test_a_cached_model_and_offline_mode_need_no_answer(no_hub, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     check_hub(NAME, where="model.path")  # transformers itself fails at once
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

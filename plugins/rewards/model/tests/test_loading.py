@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import constants
 
 from rlhf_core.errors import UserInputError
 from rlhf_reward_model.loading import load_model, load_tokenizer
-
-
-@pytest.fixture
-def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A port of this machine that refuses connections, as the hub; the cache is empty."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        yield
 
 
 @pytest.mark.usefixtures("no_hub")
