@@ -110,7 +110,7 @@ format: setup  ## let ruff mend what it can
 docs: setup  ## write docs/reference anew from the code
 	$(BIN)/python docs/generate_reference.py
 
-bench: setup  ## the quickstart on three seeds, as a table (see benchmarks/README.md)
+bench: setup  ## the quickstart on three seeds, as a table (see benchmarks/learning.md)
 	$(BIN)/python benchmarks/quickstart.py
 
 dist: setup  ## wheels and source distributions of everything, in dist/

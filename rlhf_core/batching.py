@@ -29,7 +29,7 @@ def default_tokens(device_type: str, num_parameters: int = 0) -> int:
     """Most tokens of one pass through a model of `num_parameters` where the user has set no bound.
 
     On a CPU more are hardly faster, and cost memory: 192 rows nearly fill the products of a large model
-    (`benchmarks/README.md`), while the calls of a small one need more. The GPU value fills a GPU.
+    (`benchmarks/memory.md`), while the calls of a small one need more. The GPU value fills a GPU.
     """
     if device_type != "cpu":
         return 16384

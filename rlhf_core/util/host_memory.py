@@ -22,7 +22,7 @@ def set_up_host_memory() -> None:
     """Configure allocation of host memory; call it before the first tensor. The user's own settings are kept.
 
     - Memory freed by one pass is reused by the next. The first touch of each page from the system costs as much as
-      some kilobytes of arithmetic: a tenth of an iteration (`benchmarks/README.md`). At most 1 GiB is kept that would
+      some kilobytes of arithmetic: a tenth of an iteration (`benchmarks/peers.md`). At most 1 GiB is kept that would
       otherwise be returned.
     - Huge pages for torch's tensors of 2 MiB and more; only where torch is not imported yet.
     - oneDNN compiles a kernel for every new shape, and samples of varied lengths keep bringing new ones. torch and

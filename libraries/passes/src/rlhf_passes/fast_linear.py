@@ -3,7 +3,7 @@
 torch multiplies float32 matrices on a CPU with MKL, whose AVX-512 kernels run on Intel's processors only; oneDNN, which
 torch includes and uses for bfloat16, selects kernels by the processor's features. On AMD's cores with full-width
 AVX-512 (Zen 5) it is twice as fast, forward and backward; on those that split it into two steps (Zen 4) it gains
-nothing on large products and loses on small ones. `benchmarks/README.md` has the figures.
+nothing on large products and loses on small ones. `benchmarks/peers.md` has figures.
 """
 
 from __future__ import annotations
