@@ -1,4 +1,4 @@
-"""What docs/environments.md shows works as it stands there."""
+"""The code blocks of docs/environments.md and docs/agents.md work as printed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from rlhf_core.rollout.samples import rollout_of
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "environments.md"
+PAGES = [Path(__file__).resolve().parents[3] / "docs" / name for name in ("environments.md", "agents.md")]
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """The page's files, in the working folder."""
+    """The pages' files, in the working folder."""
     monkeypatch.chdir(tmp_path)
-    found = re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    found = re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", text, flags=re.DOTALL)
     for name, text in found:
         (tmp_path / name).write_text(text)
     return [name for name, _ in found]
