@@ -159,7 +159,7 @@ def measure(name: str) -> dict[str, Any]:
         model.eval()
         short, longer = (model(torch.tensor([prompts[3][:length]])).logits[0, :8] for length in (8, ORIGINAL))
     return {
-        "trainer": "packed" if packed else "padded behind",
+        "trainer": "packed" if packed else "right-padded",
         "engine": engine.path.name,
         "engine_gap": float((together - batch.action_log_probs).abs().max()),
         "batch_gap": float((together - alone).abs().max()),
