@@ -102,11 +102,9 @@ class Selected:
 
     def recipe(self, config: BaseModel, context: object) -> Recipe:
         """How another process builds it; `context` is picklable."""
-        return Recipe(self.kind, self.name, self.own_options(config), context)
-
-    def own_options(self, config: BaseModel, mode: str = "python") -> dict[str, Any]:
-        """Those of its options that are its own, without the ones that stand beside them."""
-        return config.model_dump(mode=mode, include=set(self.component.config.model_fields))
+        # Of its options, those that are its own, without the ones that stand beside them.
+        own_options = config.model_dump(include=set(self.component.config.model_fields))
+        return Recipe(self.kind, self.name, own_options, context)
 
     def misses(self, built: object) -> str | None:
         """What keeps a result of `build` from being of its kind, as the end of a sentence."""
