@@ -98,8 +98,8 @@ def _plain(forward: ModelForward) -> Tensor:
 def _try_slots(forward: ModelForward) -> Tensor:
     prompts, forced = _tokens(forward)
     model = SlotModel(forward, num_slots=3, max_tokens=8)
-    _, cache = model.prefill(prompts)
-    model.cache.fill([1, 0], cache, [0, 1])
+    _, layers = model.prefill(prompts)
+    model.cache.fill([1, 0], layers, [0, 1])
     # The rows lie in turned order, so that a row that reads its neighbour's slot is noticed.
     for step in range(2):
         fed = [forced[1][step], forced[0][step]]
