@@ -7,7 +7,7 @@ rlhf train --output runs/goal --resume auto > again.txt
 grep "already done: early-stop" again.txt
 rlhf generate --model runs/goal/model --prompt "31524987>"
 
-# A hook and a reward of one's own, with options; numbers as a table; a trace of the second episode.
+# A hook and a reward of one's own, with options, and a trace of the second episode.
 cat > counter.py <<'PYTHON'
 class Counter:
     """Writes how many episodes there were, over all sessions of the run."""
@@ -36,13 +36,12 @@ train: {episodes: 2, prompts_per_episode: 4, samples_per_prompt: 4, train_batch_
 hooks:
   ./counter.py:Counter: {path: count.txt}
   profiler: {episodes: [1]}
-logging: {csv: {path: table.csv}, tensorboard: false}
 YAML
 rlhf config check run.yaml
 rlhf train run.yaml --output runs/hooked
 rlhf train run.yaml --output runs/hooked --resume auto --set train.episodes=3
 test "$(cat count.txt)" = 3
-head -1 runs/hooked/table.csv | grep "reward/mean"
+head -1 runs/hooked/metrics.jsonl | grep "reward/mean"
 grep -q "rlhf/rollout" runs/hooked/profile/episode-1.json
 if rlhf train run.yaml --output runs/wrong --set hooks.early-stp.above=1 2> wrong.txt; then exit 1; fi
 grep 'did you mean "early-stop"' wrong.txt
