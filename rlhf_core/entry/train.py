@@ -238,7 +238,8 @@ def _resolved(
     hooks = mapping.get("hooks")
     disabled = hooks.get("disable") if isinstance(hooks, dict) else None  # what is wrong with them is said below
     load_hook_plugins(relay, [each for each in disabled if isinstance(each, str)] if isinstance(disabled, list) else [])
-    mapping = LoadedRun(relay.transform_config(mapping), mapping.overrides)
+    # A section that a hook removed is null, so that an unknown one is refused, as `config check` refuses it.
+    mapping = LoadedRun({**dict.fromkeys(mapping), **relay.transform_config(mapping)}, mapping.overrides)
     return resolve(mapping, where="run file" if isinstance(run, Mapping) else str(run), trust=trust, functions=rewards)
 
 
