@@ -13,7 +13,7 @@ from typing import Any, cast
 from ..algorithm import Algorithm, DatasetAlgorithm
 from ..components import HookContext
 from ..config.load import LoadedRun, Override, load_run, parse_override
-from ..config.processes import check_groups, check_processes
+from ..config.processes import check_processes
 from ..config.resolve import ResolvedRun, resolve
 from ..config.section import Section
 from ..config.sections import OptimizerConfig
@@ -156,11 +156,12 @@ def prepare(
             hint="write it into a file and name it in the run's rewards: FILE.py:FUNCTION",
         )
     environment = read_launch_env()
-    check_processes(resolved, num_processes)
-    check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
+    if environment.world_size > 1:
+        check_processes(resolved, environment.world_size, "WORLD_SIZE")
+    else:
+        check_processes(resolved, num_processes)
     if num_processes > 1:
         _launcher(resolved)
-    check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
         inputs=check_run(resolved, is_check=is_check),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,6 @@ class RewardSpec:
     """Makes the reward; picklable, since an isolated reward is made in its own process."""
     plugin: str = "unknown plugin"
     """Distribution and version, shown in errors."""
-    source: str = ""
-    """Digest of the reward's code, if known."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Its own options, as JSON values."""
 
     def __post_init__(self) -> None:
         if self.function is None and self.recipe is None:
@@ -45,9 +41,9 @@ class RewardSpec:
 class RewardCaller:
     """Changes how one reward is called: in another process, not at all for a known answer, or on the record.
 
-    The entry points of the group `rlhf.reward_callers` name subclasses. The callers `isolate` and `cache` are used for
-    the rewards whose entry sets that option, a caller of any other name for every reward. Batches, concurrency,
-    retries and `on_failure` stay with core.
+    The entry points of the group `rlhf.reward_callers` name subclasses. The caller `isolate` is used for the rewards
+    whose entry sets that option, a caller of any other name for every reward. Batches, concurrency, retries and
+    `on_failure` stay with core.
     """
 
     def __init__(self, spec: RewardSpec, folder: Path | None) -> None:

@@ -137,7 +137,7 @@ class RewardRunner:
         try:
             outcomes = await self._call(batch, self._call_options.timeout_seconds)
             return [fits(outcome, each) for outcome, each in zip(outcomes, batch, strict=True)]
-        except (asyncio.CancelledError, RewardError):  # we stop; or a caller cannot go on (a broken cache)
+        except (asyncio.CancelledError, RewardError):  # we stop; or a caller cannot go on
             raise
         except BaseException as error:  # of the reward, or of a caller: SystemExit would end the loop
             return [fault_of(error)] * len(batch)

@@ -7,12 +7,9 @@ overlaps generation. `RewardCombiner` (the trainer's part) makes one score of th
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -55,21 +52,7 @@ def reward_spec(
         function=None if call_options.isolate else selected.build(config, context),
         recipe=selected.recipe(config, context),
         plugin=f"{selected.distribution} {selected.version}",
-        source=_source_digest(selected),
-        options=selected.own_options(config, "json"),
     )
-
-
-def _source_digest(selected: Selected) -> str:
-    """A digest of the file that holds the reward: the version number of one being worked on does not change."""
-    if selected.function is not None:
-        file = inspect.getsourcefile(inspect.unwrap(selected.function))
-    else:
-        spec = find_spec(selected.component.build.partition(":")[0])
-        file = spec.origin if spec is not None else None
-    if file is None or not Path(file).is_file():
-        return ""
-    return sha256(Path(file).read_bytes()).hexdigest()
 
 
 class RewardScorer:
