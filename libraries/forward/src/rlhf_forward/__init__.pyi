@@ -27,5 +27,4 @@ from .row_lengths import own_lengths as own_lengths
 from .scores import last_token_scores as last_token_scores
 from .scores import scores_at as scores_at
 from .scoring import model_passes as model_passes
-from .shared_pass import carries_state as carries_state
 from .shared_pass import feels_padding as feels_padding
