@@ -1,6 +1,7 @@
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost
 from .forward import policy_forward as policy_forward
+from .forward import token_logits as token_logits
 from .forward import value_forward as value_forward
 from .logprobs import entropy as entropy
 from .logprobs import response_logits as response_logits

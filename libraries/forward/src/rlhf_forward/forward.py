@@ -162,11 +162,15 @@ def _scatter(values: Tensor, mask: Tensor) -> Tensor:
     return zeros.index_put((mask,), values)
 
 
-def token_logits(model: nn.Module, rows: PaddedRows) -> Tensor:
-    """[N, V]: the logits at the N positions of `rows` that are read, in the layout of the applied passes."""
+def token_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor) -> Tensor:
+    """[N, V]: logits at the N True positions of `is_read`, in the layout of the applied passes.
+
+    input_ids: [B, S] int64, padded on the right; attention_mask, is_read: [B, S] bool.
+    """
     inner = innermost(model)
-    laid = _laid_out(inner, rows)
-    return laid.of_actions(_call(model, inner, laid.inputs, laid.logits_to_keep, laid.lengths))  # type: ignore[no-any-return]
+    rows = _laid_out(inner, PaddedRows(input_ids, attention_mask, is_read))
+    logits: Tensor = rows.of_actions(_call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths))
+    return logits
 
 
 def model_rows(model: nn.Module, experience: Experience) -> Any:

@@ -11,9 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.errors import DataError
-from rlhf_forward import token_log_probs
-from rlhf_forward.forward import token_logits
-from rlhf_forward.rows import PaddedRows
+from rlhf_forward import token_log_probs, token_logits
 
 from .chat import conversation_example
 from .config import SFTConfig
@@ -56,8 +54,8 @@ class SFT(PolicyOnly[Example, ExampleBatch]):
     def loss(self, models: Mapping[str, nn.Module], batch: ExampleBatch) -> LossOutput:
         policy, mask = models["policy"], batch.target_mask
         if self.config.packing:
-            rows = PaddedRows(batch.input_ids, batch.attention_mask, torch.nn.functional.pad(mask, (0, 1)))
-            logits = token_logits(policy, rows)
+            is_read = torch.nn.functional.pad(mask, (0, 1))
+            logits = token_logits(policy, batch.input_ids, batch.attention_mask, is_read)
         else:
             logits = target_logits(policy, batch)[mask]
         labels = batch.targets[mask]
