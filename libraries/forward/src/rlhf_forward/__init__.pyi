@@ -22,7 +22,7 @@ from .noise import inverse_cdf_sample as inverse_cdf_sample
 from .noise import uniforms as uniforms
 from .padded_passes import ActionLabels as ActionLabels
 from .padded_passes import PaddedPasses as PaddedPasses
-from .row_lengths import RowLengths as RowLengths
+from .row_lengths import length_switches as length_switches
 from .row_lengths import own_lengths as own_lengths
 from .scores import last_token_scores as last_token_scores
 from .scores import scores_at as scores_at

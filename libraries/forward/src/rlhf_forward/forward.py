@@ -15,7 +15,7 @@ from rlhf_core.models.kinds import kind_of
 
 from .logprobs import Temperature, scaled_logits
 from .padded_passes import ActionLabels, current_passes, plain_log_probs
-from .row_lengths import RowLengths, own_lengths
+from .row_lengths import length_switches, own_lengths
 from .rows import PaddedRows, with_own_prefixes
 
 if TYPE_CHECKING:
@@ -168,5 +168,5 @@ def model_rows(model: nn.Module, experience: Experience) -> Any:
     With model inputs besides ids and mask they are padded.
     """
     kind = kind_of(model)
-    rows = replace(with_own_prefixes(PaddedRows.of(experience), RowLengths.of(model)), kind=kind)
+    rows = replace(with_own_prefixes(PaddedRows.of(experience), length_switches(model) or ()), kind=kind)
     return rows if rows.columns or kind.inputs_differ else current_passes().lay_out(model, rows)

@@ -8,8 +8,8 @@ model:
 - Transformers accepted by `packs` need no padding: all tokens are in one row.
 - Left padding is neutral only for models that mask it and take each token's position. Decoding batches of prompts
   without slots needs it; `feels_padding` tells for which models it is not neutral.
-- Rotary embeddings that depend on the longest row of a pass (`RowLengths`) are computed separately for each row
-  (`row_lengths.py`), and the engine recomputes a row that reaches a new range of lengths.
+- Rotary embeddings that depend on the longest row of a pass (`length_switches`) are computed separately for each row
+  (`row_lengths.py`), and the engine recomputes a row that passes a switch.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _no_padding(forward: ModelForward) -> str | None:
 
 
 def _length_dependent(forward: ModelForward) -> str | None:
-    return None if forward.row_lengths is None else f"{forward.row_lengths.kind} rotary depends on the longest row"
+    return None if forward.length_switches is None else "its rotary embedding depends on the longest row"
 
 
 def _no_cache(forward: ModelForward) -> str | None:
