@@ -21,7 +21,7 @@ from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
 from ..models.kinds import owner_of
 from ..plugins.discovery import discover, plugin_versions
-from ..plugins.trust import FileTrust, referenced_files
+from ..plugins.trust import referenced_files
 from ..prompts.records import left_out
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.folder import RunFolder
@@ -142,12 +142,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _code_run(resolved: ResolvedRun) -> FileTrust:
-    """Files of code and programs that the run names anywhere, and the model where its code is run."""
+def _code_run(resolved: ResolvedRun) -> frozenset[Path]:
+    """Files of code that the run names anywhere, and the model where its code is run."""
     model = resolved.run.model
     files = referenced_files(resolved.to_mapping())
     own = frozenset([Path(model.path).resolve()]) if model.trust_remote_code else frozenset()
-    return FileTrust(files=files | own, commands=resolved.commands)
+    return files | own
 
 
 def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
