@@ -14,9 +14,7 @@ from rlhf_reward_model.loading import load
 
 @pytest.mark.usefixtures("no_hub")
 def test_an_unreachable_hub_is_told_before_any_file_is_asked_for() -> None:
-    with pytest.raises(
-        UserInputError, match="(?s)reward .model.: .*neither a folder here nor in the cache.*not answer"
-    ):
+    with pytest.raises(UserInputError, match="reward .model.: .*neither a folder here nor in the cache"):
         load("no-such-owner/no-such-model", torch.float32, None)
 
 
