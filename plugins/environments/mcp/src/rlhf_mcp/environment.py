@@ -7,8 +7,10 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from mcp.client.stdio import StdioServerParameters
 from mcp.types import Tool as ServerTool
 
 from rlhf_core.components import TaskContext
@@ -18,29 +20,25 @@ from rlhf_core.util import printable
 from rlhf_episodes import Outcome, Policy, Task, converse
 
 from .config import McpConfig
-from .process import ServerProcess
 from .server import Server, ToolRefused
 from .tools import schemas, takes, text_of
 
 logger = logging.getLogger(__name__)
 
-_ALWAYS = ("PATH", "HOME")
-"""Environment variables that every server gets."""
-
 
 class McpEnvironment:
     """The server is started for the episode and ended with it, so what it keeps is the episode's own."""
 
-    def __init__(self, config: McpConfig, process: ServerProcess) -> None:
+    def __init__(self, config: McpConfig, program: StdioServerParameters) -> None:
         self._config = config
-        self._process = process
+        self._program = program
         self._num_errors = 0
         self._num_misfits = 0
         """Calls whose arguments do not fit the tool's schema."""
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
         """Turns, and the calls in them, until the policy calls no tool or a bound ends it."""
-        server = Server(self._process)
+        server = Server(self._program)
         try:
             return await server.serve(partial(self._play, server, task, policy))
         except asyncio.CancelledError:
@@ -120,5 +118,10 @@ def build(config: McpConfig, context: TaskContext) -> McpEnvironment:
         raise ConfigError(
             f"the environment variable {missing[0]} is not set", where="environment.env", hint=f"export {missing[0]}=…"
         )
-    environment = {name: os.environ[name] for name in (*_ALWAYS, *config.env) if name in os.environ}
-    return McpEnvironment(config, ServerProcess(config.command, environment, context.base_folder))
+    program, *arguments = config.command
+    if "/" in program:
+        program = str(context.base_folder / Path(program).expanduser())
+    environment = {name: os.environ[name] for name in config.env}
+    return McpEnvironment(
+        config, StdioServerParameters(command=program, args=arguments, env=environment, cwd=context.base_folder)
+    )
