@@ -84,35 +84,12 @@ def test_calls_and_what_is_wrong_with_them(tmp_path):
 
 
 def test_unknown_tools_and_wrong_arguments_are_counted(tmp_path):
-    """The server is asked all the same: it may convert what it gets."""
+    """What the server says is wrong with arguments counts as its error: it may convert what it gets."""
     wrong = (call("add"), call("add", number="1"), call("add", number={}), call("multiply"), call("score", seed=3))
     played = play(tmp_path, CALCULATOR, call("add", number=2), *wrong, reward_tool="score")
-    assert played.rows[0].columns["environment"]["bad_tool_calls"] == len(wrong)
+    counted = played.rows[0].columns["environment"]
+    assert (counted["bad_tool_calls"], counted["own/tool_errors"]) == (2, 2)
     assert observations(played)[2] == "3" and played.reward == 1.0
-
-
-SCHEMAS = {
-    "fits": ({"required": ["a"], "properties": {"a": {"type": "integer"}}, "additionalProperties": False}, True),
-    "missing": ({"required": ["b"]}, False),
-    "another": ({"properties": {"b": {}}, "additionalProperties": False}, False),
-    "no schema": ({"type": 3}, True),
-    "pattern": ({"properties": {"text": {"pattern": "^(x+)+$"}}}, True),
-    "patterns": ({"patternProperties": {"^(x+)+$": {}}, "additionalProperties": False}, True),
-    "loop": ({"$ref": "#"}, True),
-    "remote": ({"$ref": "http://localhost:1/schema"}, True),
-}
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_arguments_are_checked_against_the_schema(name):
-    from mcp.types import Tool
-
-    from rlhf_mcp.tools import takes
-
-    schema, fits = SCHEMAS[name]
-    tool = Tool(name="go", input_schema={"type": "object", **schema})
-    slow = {"text": "x" * 60 + "!", "x" * 60 + "!": 1} if "pattern" in name else {"a": 1}
-    assert takes(tool, slow) is fits
 
 
 def test_the_policy_gets_the_tools_it_is_to_have_and_the_task(tmp_path):

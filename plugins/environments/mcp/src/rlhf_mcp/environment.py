@@ -21,7 +21,7 @@ from rlhf_episodes import Outcome, Policy, Task, converse
 
 from .config import McpConfig
 from .server import Server, ToolRefused
-from .tools import schemas, takes, text_of
+from .tools import schemas, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,6 @@ class McpEnvironment:
         self._config = config
         self._program = program
         self._num_errors = 0
-        self._num_misfits = 0
-        """Calls whose arguments do not fit the tool's schema."""
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
         """Turns, and the calls in them, until the policy calls no tool or a bound ends it."""
@@ -51,10 +49,8 @@ class McpEnvironment:
         tools = await server.tools()
         hidden = [name for name in (config.setup_tool, config.reward_tool) if name is not None]
         offered = schemas(tools, config.tools, hidden)
-        by_name = {tool.name: tool for tool in tools}
 
         async def use(tool_call: ToolCall) -> str:
-            self._num_misfits += not takes(by_name[tool_call.name], dict(tool_call.arguments))
             try:
                 result = await server.call(tool_call.name, dict(tool_call.arguments))
             except ToolRefused as refused:
@@ -70,12 +66,7 @@ class McpEnvironment:
         reward = 0.0
         if config.reward_tool is not None:
             reward = _number(await self._of_task(server, config.reward_tool, tools, task), config.reward_tool)
-        return Outcome(
-            reward=reward,
-            metrics={"tool_errors": float(self._num_errors)},
-            status=status,
-            bad_tool_calls=self._num_misfits,
-        )
+        return Outcome(reward=reward, metrics={"tool_errors": float(self._num_errors)}, status=status)
 
     async def _of_task(self, server: Server, name: str, tools: Sequence[ServerTool], task: Task) -> str:
         """The result of a tool that the policy does not see."""
