@@ -102,7 +102,6 @@ def resolve(
         loggers=loggers,
         sections=sections,
         trust=trust,
-        commands=frozenset(select.commands),
         schedule=schedule or INVALID,
         **{name: each or INVALID for name, each in chosen.items()},  # type: ignore[arg-type] # its fields are the keys
     )

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from ..plugins.trust import FileTrust
+from ..plugins.trust import FileTrust, lists_of_text, referenced_files
 from ..util.files import is_own
 from ..util.jsonl import write_json
 
 
-def note_allowed(folder: Path, trusted: FileTrust) -> None:
+def note_allowed(folder: Path, config: Mapping[str, Any]) -> None:
     """Note the files that a run in `folder` runs, and the programs that it starts from this working folder."""
-    note = _note(folder)
-    commands = sorted([os.getcwd(), *command] for command in trusted.commands)
-    files = sorted(map(str, trusted.files))
+    note, model = _note(folder), config["model"]
+    commands = sorted([os.getcwd(), *command] for command in lists_of_text(config))
+    files = sorted(map(str, referenced_files(config)))
+    if model["trust_remote_code"]:
+        files.append(str(Path(model["path"]).resolve()))
     with suppress(OSError):  # a convenience: without it, a resume asks for --trust
         if files or commands:
             note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

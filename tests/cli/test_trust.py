@@ -13,7 +13,6 @@ from rlhf_core import train
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.allowed_code import allowed_before, note_allowed
-from rlhf_core.entry.run_record import _code_run
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins.trust import FileTrust
 from rlhf_testing.runs import tiny_run
@@ -106,8 +105,8 @@ def test_the_functions_of_tools_follow_the_same_rule(place, capsys):
     says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
     assert not ran()
     says(capsys, "train", "theirs/run.yaml", "--dry-run", "--trust")
-    resolved = resolve(load_run(run))
-    assert _code_run(resolved) == FileTrust(files=frozenset([place / "other/tool.py"]))
+    note_allowed(place, resolve(load_run(run)).to_mapping())
+    assert allowed_before(place).files == {place / "other/tool.py"}
 
 
 FUNCTIONS = """
@@ -326,11 +325,17 @@ def test_the_folder_of_another_run_is_not_believed(place, capsys):
     assert ran() == ["other/mine.py"]
 
 
+def naming(*files, commands=()):
+    """A run file that names these files, and has these lists of texts."""
+    functions = [f"{file}:mine" for file in files]
+    return {"model": {"trust_remote_code": False}, "functions": dict(enumerate(functions)), "commands": [*commands]}
+
+
 def test_a_resume_runs_what_its_own_run_was_allowed_to(place, monkeypatch):
     file = Path("other/mine.py").absolute()
     allowed = FileTrust(files=frozenset([file]), commands=frozenset([("./serve", "1")]))
     own = run_folder(place / "own", file)
-    note_allowed(own, allowed)
+    note_allowed(own, naming(file, commands=[["./serve", "1"]]))
     assert allowed_before(own) == allowed
     monkeypatch.chdir(place / "theirs")  # where ./serve is another program
     assert allowed_before(own) == FileTrust(files=allowed.files)
@@ -341,20 +346,19 @@ def test_a_resume_runs_what_its_own_run_was_allowed_to(place, monkeypatch):
     assert allowed_before(own) == FileTrust()
     own.rmdir()
     assert allowed_before(moved.rename(own)) == allowed
-    note_allowed(own, FileTrust())
+    note_allowed(own, naming())
     assert allowed_before(own) == FileTrust()
 
 
 def test_no_note_can_be_kept(place):
     (place / "data").write_text("a file")
-    allowed = FileTrust(files=frozenset([place / "x.py"]))
-    note_allowed(place, allowed)
+    note_allowed(place, naming(place / "x.py"))
     assert allowed_before(place) == FileTrust()
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]"])
 def test_a_note_that_is_none_allows_nothing(place, content):
-    note_allowed(place, FileTrust(files=frozenset([place / "x.py"])))
+    note_allowed(place, naming(place / "x.py"))
     (note,) = (place / "data" / "rlhf" / "allowed-code").iterdir()
     note.write_text(content)
     assert allowed_before(place) == FileTrust()
