@@ -21,6 +21,7 @@ from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
 from ..models.kinds import owner_of
 from ..plugins.discovery import discover, plugin_versions
+from ..plugins.trust import referenced_files
 from ..prompts.records import left_out
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.folder import RunFolder
@@ -72,7 +73,7 @@ def begin_record(
     manifest["data_counts"] = dict(records.counts)
     events = [] if resumed is None else folder.read_json(folder.manifest).get("events", [])
     folder.write_manifest({**manifest, "events": events})
-    note_allowed(folder.path, config)
+    note_allowed(folder.path, _code_run(resolved))
     folder.write_config(config)  # last: a config that is there can be gone on with, and its code is allowed
     if resumed is not None:
         name = None if resumed.checkpoint is None else resumed.checkpoint.name
@@ -129,6 +130,14 @@ def git_revision(folder: Path) -> dict[str, Any] | None:
         return None  # the revision is optional: without git the run continues
     commit, changed, _ = done.stdout.strip().partition(_CHANGED)
     return {"commit": commit, "changed": bool(changed)}
+
+
+def _code_run(resolved: ResolvedRun) -> frozenset[Path]:
+    """Files of code that the run names anywhere, and the model where its code is run."""
+    model = resolved.run.model
+    files = referenced_files(resolved.to_mapping())
+    own = frozenset([Path(model.path).resolve()]) if model.trust_remote_code else frozenset()
+    return files | own
 
 
 def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
