@@ -35,7 +35,7 @@ def build(config: SingleConfig, context: StrategyContext) -> SingleStrategy:
     env = read_launch_env()
     if env.world_size > 1:
         raise UserInputError(
-            f"`single` trains in one process, but {env.launcher} started {env.world_size}",
+            f"`single` trains in one process, but {env.world_size} were started",
             where="strategy.name",
             hint="use `--strategy ddp` (or fsdp, gemini, low-level-zero), or start one process",
         )
