@@ -3,11 +3,13 @@ from .adapters import merged_weights as merged_weights
 from .adapters import save_adapter as save_adapter
 from .causal_lm import CausalLM as CausalLM
 from .causal_lm import eos_token_ids as eos_token_ids
+from .causal_lm import from_files as from_files
 from .causal_lm import load_policy as load_policy
 from .causal_lm import load_tokenizer as load_tokenizer
 from .files import check_answer as check_answer
 from .files import check_hub as check_hub
 from .folders import quiet_progress as quiet_progress
+from .folders import replacing_folder as replacing_folder
 from .folders import stored_dtype as stored_dtype
 from .folders import write_model_config as write_model_config
 from .folders import write_transformers_folder as write_transformers_folder
