@@ -24,7 +24,7 @@ from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
 from ..models.kinds import kind_for
 from ..plugins.errors_of import errors_of
-from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
+from ..plugins.trust import EVERY_FILE, FileTrust, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.folder import FileWatch, RunFolder, default_path
@@ -224,7 +224,7 @@ def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override],
     if trust or isinstance(run, Mapping):
         return EVERY_FILE
     given = [parse_override(each)[1] if isinstance(each, str) else each[1] for each in overrides]
-    return FileTrust(folder=Path(run).parent, files=referenced_files(given), commands=lists_of_text(given))
+    return FileTrust(folder=Path(run).parent, files=referenced_files(given))
 
 
 def _resolved(
@@ -238,7 +238,8 @@ def _resolved(
     hooks = mapping.get("hooks")
     disabled = hooks.get("disable") if isinstance(hooks, dict) else None  # what is wrong with them is said below
     load_hook_plugins(relay, [each for each in disabled if isinstance(each, str)] if isinstance(disabled, list) else [])
-    mapping = LoadedRun(relay.transform_config(mapping), mapping.overrides)
+    # A section that a hook removed is null, so that an unknown one is refused, as `config check` refuses it.
+    mapping = LoadedRun({**dict.fromkeys(mapping), **relay.transform_config(mapping)}, mapping.overrides)
     return resolve(mapping, where="run file" if isinstance(run, Mapping) else str(run), trust=trust, functions=rewards)
 
 

@@ -53,9 +53,9 @@ class LockstepModel:
         """Next-token logits [B, V] of each whole sequence, which is one token longer than at the last call."""
         device = self._forward.device
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(sequences), 1)], dim=1)
-        rules = self._forward.row_lengths
         # Where the cache was computed with rotary embeddings that do not fit rows of this length, it begins anew.
-        if self.way == "recompute" or (rules is not None and rules.begins_anew(len(sequences[0]))):
+        begins_anew = len(sequences[0]) - 1 in (self._forward.length_switches or ())
+        if self.way == "recompute" or begins_anew:
             self._cache = None
             return self._run(torch.tensor([list(sequence) for sequence in sequences], device=device))
         return self._run(torch.tensor([[sequence[-1]] for sequence in sequences], device=device))

@@ -74,8 +74,8 @@ def _no_slots(forward: ModelForward) -> str | None:
 def _no_padding(forward: ModelForward) -> str | None:
     if forward.cache_name != "past_key_values":
         return "its forward takes no past_key_values"
-    if forward.row_lengths is not None:
-        return f"{forward.row_lengths.kind} rotary depends on the longest row"
+    if forward.length_switches is not None:
+        return "its rotary embedding depends on the longest row"
     return feels_padding(forward.config, forward.parameters)
 
 

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.distributed import end_with_parent
+from rlhf_containment.processes import end_with_parent
 from rlhf_core.errors import RlhfError
 
 from .backend import VllmBackend
