@@ -59,6 +59,7 @@ LIBRARIES = (
 """Libraries whose version can change results; those not installed are left out."""
 
 _GIT_SECONDS = 5.0
+_CHANGED = "-changed"
 
 
 def begin_record(
@@ -120,26 +121,15 @@ def library_versions() -> dict[str, str]:
 
 def git_revision(folder: Path) -> dict[str, Any] | None:
     """Commit, and whether files differ from it; None outside a repository or without git."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if not commit:
-        return None
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "changed": bool(changes)}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={_CHANGED}"]
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True, stdin=subprocess.DEVNULL
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None  # the revision is optional: without git the run continues
-    return done.stdout.strip() if done.returncode == 0 else None
+    commit, changed, _ = done.stdout.strip().partition(_CHANGED)
+    return {"commit": commit, "changed": bool(changed)}
 
 
 def _code_run(resolved: ResolvedRun) -> frozenset[Path]:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -58,11 +57,10 @@ def reward_spec(
 class RewardScorer:
     """Asks every reward of a run about samples, each under its own policy."""
 
-    def __init__(self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None) -> None:
-        """Raises `PluginError` for an option without its caller.
+    def __init__(self, specs: Sequence[RewardSpec]) -> None:
+        """specs: none where an environment gives the reward; every sample is then kept.
 
-        specs: none where an environment gives the reward; every sample is then kept. cache_folder: of the rewards'
-        files in the run folder.
+        Raises `PluginError` for an option without its caller.
         """
         self.weights = {spec.name: spec.weight for spec in specs}
         self._runners: list[RewardRunner] = []
@@ -71,7 +69,7 @@ class RewardScorer:
         self._lock = Lock()
         with ExitStack() as stack:  # what was opened is closed again when a later reward cannot be built
             for spec in specs:
-                runner = RewardRunner(spec, cache_folder)
+                runner = RewardRunner(spec)
                 stack.callback(runner.close)
                 self._runners.append(runner)
             self._closing = stack.pop_all()
