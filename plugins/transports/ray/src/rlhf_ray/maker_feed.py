@@ -146,12 +146,12 @@ class LoaderFeed(MakerFeed):
         self._num_steps = 0
         self._started = 0.0
 
-    def announce(self, temperature: float) -> None:
+    def announce(self) -> None:
         """Find the trainers and announce that a loop starts."""
         self.timer, self.times, self.num_samples = PhaseTimer(), PhaseTimes(), 0
         self._started = time.perf_counter()
         self._takers.look_up_again()
-        self._tell("maker_started", temperature)
+        self._tell("maker_started")
 
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
         for batch in self.loaded:
@@ -176,8 +176,8 @@ class LoaderFeed(MakerFeed):
         """Tell all trainers that the loop is over."""
         self._tell("maker_done", error)
 
-    def _tell(self, method: str, about: float | str | None) -> None:
-        calls = self._takers.call(method, self.name, about)
+    def _tell(self, method: str, *about: str | None) -> None:
+        calls = self._takers.call(method, self.name, *about)
         collect(calls, timeout_seconds=self._timeout_seconds, doing=f"to answer {method}")
 
 
