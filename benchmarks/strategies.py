@@ -44,7 +44,7 @@ CASES = {
         colossalai("ddp", "ddp", "DdpConfig", precision="fp32"),
         colossalai("low-level-zero 1", "low_level_zero", "LowLevelZeroConfig", precision="fp32"),
         colossalai("low-level-zero 2", "low_level_zero", "LowLevelZeroConfig", precision="fp32", stage=2),
-        StrategyCase("fsdp", "rlhf_torch.fsdp:build", "rlhf_torch.config:FsdpConfig", {"precision": "fp32"}),
+        StrategyCase("fsdp", "rlhf_torch.fsdp:FsdpStrategy", "rlhf_torch.config:FsdpConfig", {"precision": "fp32"}),
         colossalai("gemini", "gemini", "GeminiConfig"),
     )
 }

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
+from rlhf_core.components import StrategyContext
 from rlhf_core.config.processes import check_groups
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, UserInputError
@@ -98,7 +99,7 @@ class Group:
 
 
 def test_processes_of_a_group_are_one_rank():
-    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=2), torch.device("cpu"))
+    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=2), StrategyContext(device="cpu"))
     strategy.group, strategy._mesh = Group(), object()
     assert (strategy.rank, strategy.world_size, strategy.num_processes) == (1, 2, 4)
     assert not strategy.is_main
@@ -110,7 +111,7 @@ def test_processes_of_a_group_are_one_rank():
 @pytest.mark.parametrize(("sequence_parallel", "activations"), [(False, (10 + 24 / 4) / 34), (True, 1 / 4)])
 def test_a_plan_knows_what_a_process_holds(sequence_parallel, activations):
     config = FsdpConfig(tensor_parallel=4, sequence_parallel=sequence_parallel)
-    held = FsdpStrategy(config, torch.device("cpu")).state_bytes(8, torch.float32)
+    held = FsdpStrategy(config, StrategyContext(device="cpu")).state_bytes(8, torch.float32)
     assert held == StateBytes(weights=0.5, gradients=0.5, optimizer=1.0, reference=0.5, activations=activations)
 
 
@@ -127,7 +128,7 @@ def test_what_is_gathered_is_two_blocks_and_what_lies_outside(size, vocabulary, 
     model = llama(4, 2, num_hidden_layers=3, vocab_size=vocabulary)
     block = sum(parameter.numel() for parameter in model.model.layers[0].parameters()) / size
     outside = 2 * model.lm_head.weight.numel() / share + model.model.norm.weight.numel()
-    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=size), torch.device("cpu"))
+    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=size), StrategyContext(device="cpu"))
     assert strategy.gathered_bytes(model) == round(4 * (2 * block + outside + 2 * max(block, outside)))
     assert strategy.gathered_bytes(model.requires_grad_(False)) == round(4 * (2 * block + outside))
 
@@ -137,7 +138,7 @@ def test_sequence_parallel_needs_tensor_parallel():
         FsdpConfig(sequence_parallel=True)
 
 
-BUILD, CONFIG = "rlhf_torch.fsdp:build", "rlhf_torch.config:FsdpConfig"
+BUILD, CONFIG = "rlhf_torch.fsdp:FsdpStrategy", "rlhf_torch.config:FsdpConfig"
 TENSOR = StrategyCase("tensor", BUILD, CONFIG, {"tensor_parallel": 2})
 SEQUENCE = StrategyCase("sequence", BUILD, CONFIG, {"tensor_parallel": 2, "sequence_parallel": True})
 

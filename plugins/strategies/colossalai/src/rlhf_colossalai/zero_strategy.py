@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.strategy import Trained
-from rlhf_strategies import Prepared, ResolvedPrecision, StrategyBase, diverged, torch_dtype
+from rlhf_strategies import Prepared, StrategyBase, diverged, torch_dtype
 
 from .quiet_import import ignore_deprecations, quietly
 
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 class ZeroStrategy(StrategyBase):
     """Subclasses bring the Booster's plugin, and locate the finer weights and where in its step the norm is known."""
 
-    def __init__(self, *, device: torch.device, precision: ResolvedPrecision, timeout_seconds: float) -> None:
-        super().__init__(device=device, precision=precision, timeout_seconds=timeout_seconds)
-        self._keeps_finer = precision != "fp32"
+    @property
+    def _keeps_finer(self) -> bool:
+        return self.precision != "fp32"
 
     def setup(self) -> None:
         use_host(self.device)

@@ -21,16 +21,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlhf_core.components import StrategyContext
 from rlhf_core.errors import UserInputError
-from rlhf_core.place import ReduceOp, resolve_device
+from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import StateBytes, Trained
 from rlhf_strategies import (
     ProcessGroup,
     StrategyBase,
-    check_offload,
     grouped_names,
-    resolve_precision,
     stored_parameters,
     torch_dtype,
     weights_left_in_files,
@@ -51,11 +48,9 @@ class FsdpStrategy(StrategyBase):
     `rank` and `world_size` are those of a tensor-parallel group: all its processes are given the same rows.
     """
 
-    def __init__(self, config: FsdpConfig, device: torch.device) -> None:
-        precision = resolve_precision(config.precision, device, on_cpu="fp32")
-        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
-        self._config = config
-        self._mesh: DeviceMesh | None = None
+    offload_options = ("offload",)
+    _config: FsdpConfig
+    _mesh: DeviceMesh | None = None
 
     def setup(self) -> None:
         super().setup()
@@ -218,10 +213,3 @@ def check_processes(num_processes: int, tensor_parallel: int) -> None:
             hint=f"start a multiple of {tensor_parallel} processes (`--num-processes`, or `transport.num_trainers`), "
             "or set strategy.tensor_parallel to a divisor of their number",
         )
-
-
-def build(config: FsdpConfig, context: StrategyContext) -> FsdpStrategy:
-    """Make the strategy. Raises `ConfigError` for offload without a GPU."""
-    device = resolve_device(context.device)
-    check_offload(device, {"offload": config.offload})
-    return FsdpStrategy(config, device)
