@@ -35,7 +35,12 @@ WARM_UP_STEPS, TIMED_STEPS = 1, 3
 
 
 def colossalai(name: str, module: str, config: str, **options: Any) -> StrategyCase:
-    return StrategyCase(name, f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{config}", options)
+    return StrategyCase(
+        name,
+        f"rlhf_colossalai.{module}:{config.replace('Config', 'Strategy')}",
+        f"rlhf_colossalai.config:{config}",
+        options,
+    )
 
 
 CASES = {

@@ -14,11 +14,12 @@ from rlhf_core.errors import ConfigError
 from rlhf_testing.strategy_suite import StrategyCase
 from rlhf_testing.tiny_training import Training, largest_difference, tiny_model, train_alone
 
-NAMES = {"ddp": "DdpConfig", "low_level_zero": "LowLevelZeroConfig", "gemini": "GeminiConfig"}
+NAMES = {"ddp": "Ddp", "low_level_zero": "LowLevelZero", "gemini": "Gemini"}
 
 
 def made_of(module, **options):
-    build, config = f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{NAMES[module]}"
+    name = NAMES[module]
+    build, config = f"rlhf_colossalai.{module}:{name}Strategy", f"rlhf_colossalai.config:{name}Config"
     return StrategyCase(module, build, config, options).make()
 
 
@@ -115,7 +116,8 @@ def test_an_optimizer_that_was_not_prepared_is_a_bug(strategy):
     ],
 )
 def test_what_one_of_four_processes_holds(module, config, expected):
-    strategy = import_module(f"rlhf_colossalai.{module}").build(config, StrategyContext(device="cpu"))
+    made = getattr(import_module(f"rlhf_colossalai.{module}"), f"{NAMES[module]}Strategy")
+    strategy = made(config, StrategyContext(device="cpu"))
     assert strategy.state_bytes(4, torch.float32) == (*expected, 1.0)
 
 
@@ -128,4 +130,6 @@ def test_what_one_of_four_processes_holds(module, config, expected):
 )
 def test_offload_without_a_gpu_is_explained(module, config, key):
     with pytest.raises(ConfigError, match=rf"strategy.{key}.*no GPU"):
-        import_module(f"rlhf_colossalai.{module}").build(config, StrategyContext(device="cpu"))
+        getattr(import_module(f"rlhf_colossalai.{module}"), f"{NAMES[module]}Strategy")(
+            config, StrategyContext(device="cpu")
+        )

@@ -31,7 +31,11 @@ def test_trains_and_resumes_on_a_gpu(module, config, options, tmp_path, monkeypa
     for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(key, raising=False)
     case = StrategyCase(
-        module, f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{config}", options, device="cuda"
+        module,
+        f"rlhf_colossalai.{module}:{config.replace('Config', 'Strategy')}",
+        f"rlhf_colossalai.config:{config}",
+        options,
+        device="cuda",
     )
     strategy = case.make()
     strategy.setup()

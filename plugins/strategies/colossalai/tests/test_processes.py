@@ -19,7 +19,12 @@ from rlhf_testing.tiny_training import (
 
 
 def case(name, module, config, **options):
-    return StrategyCase(name, f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{config}", options)
+    return StrategyCase(
+        name,
+        f"rlhf_colossalai.{module}:{config.replace('Config', 'Strategy')}",
+        f"rlhf_colossalai.config:{config}",
+        options,
+    )
 
 
 CASES = [

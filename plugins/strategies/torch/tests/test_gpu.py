@@ -24,7 +24,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_trains_and_resumes_on_a_gpu(module, config, options, tmp_path, monkeypatch):
     for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(key, raising=False)
-    case = StrategyCase(module, f"rlhf_torch.{module}:build", f"rlhf_torch.config:{config}", options, device="cuda")
+    case = StrategyCase(
+        module,
+        f"rlhf_torch.{module}:{config.replace('Config', 'Strategy')}",
+        f"rlhf_torch.config:{config}",
+        options,
+        device="cuda",
+    )
     strategy = case.make()
     strategy.setup()
     try:

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlhf_core import Column
 from rlhf_core.algorithm import GroupPass, PassContext
-from rlhf_core.columns import ENGINE_COLUMNS, TEMPERATURE
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
@@ -124,14 +124,14 @@ class _BetweenSteps(GroupPasses):
 class _SampledAt(GroupPass):
     """Core's column `temperature`, by which a trainer that has no sampling options reads log-probs."""
 
-    columns = ENGINE_COLUMNS
+    columns: Mapping[str, Column] = {"temperature": Column(optional=True)}
 
     def __init__(self, temperature: float) -> None:
         self._temperature = temperature
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
         lengths = [item.num_response_tokens for group in groups for item in group.items]
-        return [{TEMPERATURE: [self._temperature] * length} for length in lengths]
+        return [{"temperature": [self._temperature] * length} for length in lengths]
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
