@@ -25,9 +25,8 @@ from rlhf_seed import adapt_callback
 from .actor_context import show_debug_messages
 from .calls import NamedActors, get_named_actor
 from .maker_presence import MakerPresence
-from .messages import Made
 from .replay_buffer import DetachedReplayBuffer
-from .sample_store import fetch_groups
+from .sample_store import StoredGroup, fetch_groups
 
 if TYPE_CHECKING:
     import torch
@@ -163,13 +162,13 @@ class DetachedTrainer(Trainer[Experience]):
         self.detached_replay_buffer.extend(items)
 
     @ray.method(concurrency_group="buffer_append")
-    def submit(self, maker: str, era: int, made: Sequence[Made], times: PhaseTimes) -> int:
+    def submit(self, maker: str, era: int, groups: Sequence[StoredGroup], times: PhaseTimes) -> int:
         """Called by makers, as a run's coordinator is: add the samples of finished groups. Returns how many groups."""
-        groups, lost = fetch_groups([each.group for each in made], timeout_seconds=self._batch_timeout_seconds)
+        found, lost = fetch_groups(groups, timeout_seconds=self._batch_timeout_seconds)
         if lost:
             logger.warning("%d groups of %s were lost with it", len(lost), maker)
-        self.buffer_extend([item for group in groups for item in group.items])  # type: ignore[operator]
-        return len(groups)
+        self.buffer_extend([item for group in found for item in group.items])  # type: ignore[operator]
+        return len(found)
 
     # In the group buffer_length, since a full buffer may block buffer_append.
     @ray.method(concurrency_group="buffer_length")
