@@ -46,6 +46,8 @@ class GroupStrategy(Strategy):
     """Rank, device and collective calls. Subclasses prepare the models."""
 
     passes = "rlhf_passes.fast_passes:FastPasses"
+    _adamw: Callable[..., Optimizer] = staticmethod(make_adamw)
+    """torch's, fused, unless the strategy requires another."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -92,8 +94,7 @@ class GroupStrategy(Strategy):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> Optimizer:
-        """torch's AdamW, fused."""
-        return make_adamw(params, lr, betas, eps, weight_decay)
+        return self._adamw(params, lr, betas, eps, weight_decay)
 
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
         self.run_on_main(lambda: save_scheduler(scheduler, path))

@@ -16,7 +16,7 @@ from rlhf_testing.runs import tiny_run
 from rlhf_testing.strategy_suite import StrategyCase, run_strategies
 from rlhf_testing.tiny_training import largest_difference, tiny_model, train_alone
 from rlhf_torch.config import FsdpConfig
-from rlhf_torch.fsdp import FsdpStrategy, check_processes
+from rlhf_torch.fsdp import FsdpStrategy
 from rlhf_torch.tensor_parallel_plan import plan_of
 
 SMALL = {"vocab_size": 16, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -71,12 +71,6 @@ def test_what_cannot_be_split_is_refused_by_name():
     )
     with pytest.raises(UserInputError, match=r"layers.0.mlp.gain, and its tensor-parallel plan does not say"):
         plan_of(model, 2)
-
-
-def test_processes_form_whole_groups():
-    check_processes(4, 2)
-    with pytest.raises(UserInputError, match=r"3 processes do not form groups of 2.*\n.*a multiple of 2"):
-        check_processes(3, 2)
 
 
 def test_a_run_of_part_of_a_group_is_refused_before_anything_starts():

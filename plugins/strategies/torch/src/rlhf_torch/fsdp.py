@@ -21,7 +21,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlhf_core.errors import UserInputError
 from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import StateBytes, Trained
 from rlhf_strategies import (
@@ -36,7 +35,7 @@ from rlhf_strategies import (
 from .blocks import transformer_blocks
 from .config import FsdpConfig
 from .tensor_parallel import parallelise
-from .tensor_parallel_plan import WHERE, plan_of
+from .tensor_parallel_plan import plan_of
 from .vocabulary_parallel import vocabulary_modules
 
 ValueT = TypeVar("ValueT")
@@ -55,7 +54,6 @@ class FsdpStrategy(StrategyBase):
     def setup(self) -> None:
         super().setup()
         if self._config.tensor_parallel > 1:
-            check_processes(self.num_processes, self._config.tensor_parallel)
             self._mesh = make_mesh(self.group, self._config.tensor_parallel)
 
     def teardown(self) -> None:
@@ -202,14 +200,3 @@ def make_mesh(group: ProcessGroup, tensor_parallel: int) -> DeviceMesh:
             made = [dist.new_group(part, timeout=timeout) for part in parts]  # every process makes all of them
             own.append(next(each for each, part in zip(made, parts, strict=True) if group.rank in part))
     return DeviceMesh.from_group(own, group.device.type, mesh=ranks, mesh_dim_names=("data", "tensor"))
-
-
-def check_processes(num_processes: int, tensor_parallel: int) -> None:
-    """Raise `UserInputError` where they do not form groups of that size."""
-    if num_processes % tensor_parallel:
-        raise UserInputError(
-            f"{num_processes} processes do not form groups of {tensor_parallel}",
-            where=WHERE,
-            hint=f"start a multiple of {tensor_parallel} processes (`--num-processes`, or `transport.num_trainers`), "
-            "or set strategy.tensor_parallel to a divisor of their number",
-        )
