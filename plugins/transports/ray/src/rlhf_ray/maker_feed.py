@@ -23,7 +23,6 @@ import ray
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.errors import DataError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
 from rlhf_core.wiring import RunParts
 from rlhf_seed import BatchReader
@@ -65,7 +64,6 @@ class MakerFeed(ABC):
         self.name = name
         self.number = number
         self.hooks = hooks
-        self.timer = PhaseTimer()
         self.times = PhaseTimes()
         self.num_samples = 0
         """Samples in all that was sent; `times` covers the same."""
@@ -105,7 +103,7 @@ class MakerFeed(ABC):
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""
-        with self.sending, self.timer.phase("send"):
+        with self.sending:
             calls, self._under_way = self._under_way, []
             taken = collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
         if calls and (late := self._num_under_way - sum(taken)):
@@ -140,7 +138,7 @@ class LoaderFeed(MakerFeed):
 
     def announce(self) -> None:
         """Find the trainers and announce that a loop starts."""
-        self.timer, self.times, self.num_samples = PhaseTimer(), PhaseTimes(), 0
+        self.times, self.num_samples = PhaseTimes(), 0
         self._started = time.perf_counter()
         self._takers.look_up_again()
         self._tell("maker_started")
@@ -154,15 +152,11 @@ class LoaderFeed(MakerFeed):
             yield 0, prompts
 
     def performance(self) -> str:
-        """One line on the loop: samples and tokens per second, and shares of time."""
+        """One line on the loop: samples and tokens per second."""
         wall = max(time.perf_counter() - self._started, 1e-9)
         tokens = self.times.response_tokens
-        return (
-            f"{self.name}: {self.num_samples} samples ({self.num_samples / wall:.1f}/s), "
-            f"{tokens} tokens ({tokens / wall:.0f}/s) in {wall:.1f} s; "
-            f"generating {self.times.rollout_s / wall:.0%}, "
-            f"waiting for trainers {self.timer.seconds('send') / wall:.0%}"
-        )
+        samples = f"{self.num_samples} samples ({self.num_samples / wall:.1f}/s)"
+        return f"{self.name}: {samples}, {tokens} tokens ({tokens / wall:.0f}/s) in {wall:.1f} s"
 
     def say_done(self, error: str | None) -> None:
         """Tell all trainers that the loop is over."""
