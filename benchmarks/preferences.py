@@ -48,8 +48,10 @@ def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
     """Held-out pairs whose chosen answer the model finds likelier."""
     import torch
 
+    from rlhf_core.components import AlgorithmContext
     from rlhf_core.config.resolve import resolve
     from rlhf_core.runfolder.folder import RunFolder
+    from rlhf_core.types import SamplingParams
     from rlhf_core.wiring import RunInputs
     from rlhf_models import load_policy, load_tokenizer
     from rlhf_offline.config import DPOConfig
@@ -59,7 +61,8 @@ def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
     config = resolved.run.model.model_copy(update={"path": str(model_folder)})
     tokenizer = load_tokenizer(config)
     model = load_policy(config, dtype=torch.float32, seed=0).eval()
-    dpo = DPO(DPOConfig())
+    context = AlgorithmContext(sampling=SamplingParams(), samples_per_prompt=1, tokenizer=tokenizer)
+    dpo = DPO(DPOConfig(), context)
     records = RunInputs(resolved).prompts.evaluation_records()
     pairs = [pair for record in records if (pair := dpo.encode(record, tokenizer)) is not None][:NUM_PAIRS]
     right = 0

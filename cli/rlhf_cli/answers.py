@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import MISSING, fields
 from typing import Any
 
-from rlhf_core.config.problems import Problems
-from rlhf_core.config.resolve import resolve, resolve_section
-from rlhf_core.config.resolved import INVALID, ResolvedRun
-from rlhf_core.config.section import options_of
-from rlhf_core.config.sections import EngineConfig, ModelConfig
-from rlhf_core.config.select import Selector
-from rlhf_core.entry.inference import load_for_inference, open_engine
+from rlhf_core.config.resolve import resolve
+from rlhf_core.config.resolved import ResolvedRun
+from rlhf_core.entry.inference import load_for_inference
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.kinds import kind_for
 from rlhf_core.place import LocalPlace
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.rollout.evaluate import at_temperature
-from rlhf_core.rollout.player import RunPlayer
 from rlhf_core.rollout.samples import SampleRewards, rollout_of
 from rlhf_core.runfolder.samples import sample_line
 from rlhf_core.wiring.inputs import RunInputs
@@ -36,33 +30,25 @@ def generate_answers(
     episode, and without prompts one is played, of a task without a prompt. temperature: 0 is greedy. seed: of the tasks
     and of sampling. Raises `ConfigError`, and `EpisodeError` where an episode fails.
     """
-    problems = Problems()
-    model = problems.validate(ModelConfig, run["model"], "model")
-    engine = Selector(problems).plugin("engines", "engine", run["engine"])
-    environment = resolve_section("environment", run["environment"], problems) if "environment" in run else None
-    problems.raise_if_any("rlhf generate")
-    assert model is not None and engine is not None
-    sampling = at_temperature(engine.typed(EngineConfig).sampling(), temperature)
-    sections = {} if environment is None else {"environment": environment}
-    own = engine.component.config.model_fields
-    options = {key: value for key, value in options_of(engine.config).items() if key in own}
-    answering, tokenizer = open_engine(model, engine.name, seed, options=options)
-    encoder, is_chat = PromptEncoder(tokenizer, kind=kind_for(model)), bool(prompts and tokenizer.chat_template)
-    records = [{"prompt": [{"role": "user", "content": text}] if is_chat else text} for text in prompts or [""]]
-    with closing(answering):
-        parts = {each.name: INVALID for each in fields(ResolvedRun) if each.default is MISSING is each.default_factory}
-        resolved = ResolvedRun(**parts, sections=sections)  # of which these sections read no other part
+    tasks = {"name": "tasks", "size": max(1, len(prompts))}
+    resolved = resolve({**run, "prompts": tasks, "train": {"seed": seed}}, where="rlhf generate")
+    plays = "environment" in run
+    with closing(_answering(resolved)) as parts:
+        tokenizer = parts.inputs.tokenizer
+        encoder = PromptEncoder(tokenizer, kind=kind_for(resolved.run.model))
+        is_chat = bool(prompts and tokenizer.chat_template)
+        records = [{"prompt": [{"role": "user", "content": text}] if is_chat else text} for text in prompts or [""]]
         encoded = [encoder.prompt(record, i, f"prompt {i + 1}") for i, record in enumerate(records)]
-        with closing(RunPlayer(resolved, answering, tokenizer, sampling, seed=seed)) as player:
+        with closing(parts.player("train", at_temperature(resolved.sampling, temperature))) as player:
             played = player.play([(prompt, prompt.position) for prompt in encoded])
             samples = sorted(played, key=lambda each: each.sample_id)
     return [
         sample_line(
             rollout_of(row, each),
             episode=0,
-            rewards=SampleRewards.of(each, {}).scores if sections else {},
+            rewards=SampleRewards.of(each, {}).scores if plays else {},
             score=each.reward or 0.0,
-            plays=bool(sections),
+            plays=plays,
         )
         for each in samples
         for row in each.rows
@@ -79,14 +65,18 @@ def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: File
     resolved = resolve(run, where=where, trust=trust)
     if not resolved.evaluation_sets:
         raise ConfigError("evaluates nothing", where=where, hint="give it `eval` and `rewards`, or: --prompts FILE")
-    policy, tokenizer, device = load_for_inference(resolved.run.model, resolved.run.train.seed)
-    inputs = RunInputs(resolved)
-    inputs.tokenizer = tokenizer
-    place = LocalPlace(device, next(policy.parameters()).dtype)
-    with closing(RunParts(inputs, place, models={"policy": policy})) as parts:
+    with closing(_answering(resolved)) as parts:
         assert parts.evaluator is not None
         metrics = parts.evaluator.evaluate()
     means = {name: metrics.get(f"eval/{name}") for name in resolved.reward_weights}
     weighted = [resolved.reward_weights[name] * mean for name, mean in means.items() if mean is not None]
     # A set that is judged otherwise has no such sum.
     return {**metrics, "eval/weighted_score": sum(weighted)} if len(weighted) == len(means) else metrics
+
+
+def _answering(resolved: ResolvedRun) -> RunParts:
+    """The parts of a run around its model as it is at `model.path`, which answers and is not trained."""
+    policy, tokenizer, device = load_for_inference(resolved.run.model, resolved.run.train.seed)
+    inputs = RunInputs(resolved)
+    inputs.tokenizer = tokenizer
+    return RunParts(inputs, LocalPlace(device, next(policy.parameters()).dtype), models={"policy": policy})

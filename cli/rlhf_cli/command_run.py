@@ -42,7 +42,7 @@ def with_run(command: click.Command) -> click.Command:
 
 def _checked(request: RunArguments, command: str, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
     """Check the run without running code from files, and report on stderr what was not run. command: for errors."""
-    from rlhf_core.config.processes import check_groups, check_processes
+    from rlhf_core.config.processes import check_processes
     from rlhf_core.entry.train import check_run
     from rlhf_core.errors import ConfigError
 
@@ -52,7 +52,6 @@ def _checked(request: RunArguments, command: str, num_processes: int = 1) -> tup
         raise ConfigError(message, where="model.trust_remote_code")
     _refuse_files(resolved, command)
     check_processes(resolved, num_processes)
-    check_groups(resolved, num_processes)
     return resolved, check_run(resolved)
 
 

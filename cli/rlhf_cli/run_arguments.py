@@ -112,7 +112,7 @@ class RunArguments:
         """Which files of code and programs that the run names are run, and whether all are (`--trust`): SECURITY.md."""
         from rlhf_core.config.load import parse_override
         from rlhf_core.entry.allowed_code import allowed_before
-        from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
+        from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, referenced_files
 
         if everything:
             return EVERY_FILE
@@ -126,11 +126,9 @@ class RunArguments:
         if any(path == "model.trust_remote_code" for path, _ in given):
             models.append((self.mapping()[0].get("model") or {}).get("path"))
         files |= {Path(model).resolve() for model in models if isinstance(model, str)}
-        commands = lists_of_text([value for _, value in given])
         if self.run_file is not None:
-            return FileTrust(folder=Path(self.run_file).parent, files=files, commands=commands)
-        before = allowed_before(self.resumed) if self.resumed is not None else FileTrust()
-        return FileTrust(files=files | before.files, commands=commands | before.commands)
+            return FileTrust(folder=Path(self.run_file).parent, files=files)
+        return FileTrust(files=files if self.resumed is None else files | allowed_before(self.resumed))
 
     def _base(self) -> str | dict[str, Any]:
         if self.origin is None and self.run_file is None and self.resumed is not None:

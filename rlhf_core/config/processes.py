@@ -102,8 +102,13 @@ def processes_per_rank(run: ResolvedRun) -> int:
     return run.strategy.typed(StrategyConfig).processes_per_rank()
 
 
-def check_groups(run: ResolvedRun, num_processes: int) -> None:
-    """Raise `ConfigError` where the trainers, `num_processes` unless the transport starts its own, form no groups."""
+def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-processes") -> None:
+    """Raise `ConfigError` where the transport, the strategy or the run's sizes do not allow so many processes.
+
+    `where`: source of the number, the flag or a launcher.
+    """
+    if num_processes < 1:
+        raise ConfigError(f"needs at least 1 process, got {num_processes}", where=where)
     own, together = run.own_processes, processes_per_rank(run)
     trainers = num_processes if own is None else own.trainers
     if trainers % together:
@@ -113,19 +118,10 @@ def check_groups(run: ResolvedRun, num_processes: int) -> None:
             where="strategy",
             hint=f"start a multiple of {together}: {start}",
         )
-
-
-def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-processes") -> None:
-    """Raise `ConfigError` where the transport, the strategy or the run's sizes do not allow several processes.
-
-    `where`: source of the number, the flag or a launcher.
-    """
-    if num_processes < 1:
-        raise ConfigError(f"needs at least 1 process, got {num_processes}", where=where)
     if num_processes == 1:
         return
     where = f"{where} {num_processes}"
-    if (own := run.own_processes) is not None:
+    if own is not None:
         raise ConfigError(
             f"does not go with transport {run.transport.name}, which starts its own trainers",
             where=where,
@@ -134,7 +130,7 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
     if found := too_many(run.strategy, num_processes):
         raise ConfigError(found[0], where=where, hint=found[1])
     for key in ("prompts_per_episode", "train_batch_size"):
-        if num_processes // processes_per_rank(run) > (count := getattr(run.run.train, key)):
+        if num_processes // together > (count := getattr(run.run.train, key)):
             raise ConfigError(
                 f"more processes than train.{key} ({count}): some would never have work",
                 where=where,

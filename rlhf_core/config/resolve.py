@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -102,7 +102,6 @@ def resolve(
         loggers=loggers,
         sections=sections,
         trust=trust,
-        commands=frozenset(select.commands),
         schedule=schedule or INVALID,
         **{name: each or INVALID for name, each in chosen.items()},  # type: ignore[arg-type] # its fields are the keys
     )
@@ -140,19 +139,6 @@ def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust =
     Raises `PluginError` if no installed plugin brings it.
     """
     return Selector(problems, trust).section(find("sections", name), {"name": data} if isinstance(data, str) else data)
-
-
-def check_sections_kept(before: Iterable[str], changed: Mapping[str, Any], hook: str) -> None:
-    """Raise `ConfigError` if a hook removed an unknown section, which `config check` and a resume would miss."""
-    known = {*RunConfig.model_fields, *OTHER_SECTIONS, *section_names()}
-    if lost := [key for key in before if key not in changed and key not in known]:
-        raise ConfigError(
-            f"rlhf_transform_config removes the section `{lost[0]}`, which is not a section of run files: "
-            "config check rejects it, and a resumed run would not have it",
-            where=hook,
-            hint=f"remove `{lost[0]}` from the run file; a hook plugin's options belong in hooks: {{NAME: "
-            "{option: value}} (docs/hooks.md)",
-        )
 
 
 def _take_sections(given: dict[str, Any], select: Selector) -> dict[str, Configured]:

@@ -102,8 +102,6 @@ class ResolvedRun:
     """Dotted name -> each active section that a plugin brings, or the plugin that it selects."""
     trust: FileTrust = field(default=EVERY_FILE, compare=False)
     """Which files and programs that the run names may be run."""
-    commands: frozenset[tuple[str, ...]] = frozenset()
-    """The programs, with their arguments, that options of its plugins name."""
     adapted: Sequence[Change] = field(default_factory=list, compare=False)
     """The options that sections changed to fit this run."""
 

@@ -180,15 +180,16 @@ class OptimizerConfig(Section):
 class RewardCallOptions(Section):
     """How core runs a reward, whoever wrote it. These keys stand in the reward's own entry of `rewards`."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "cache": "sampled answers seldom come twice, and the reward judge keeps what it was told by itself; remove it",
+    }
+
     batch_size: Count | None = Field(None, description="Answers scored in one call; null takes all there are.")
     concurrency: Count = Field(1, description="Calls in flight at once.")
     timeout_seconds: float = Field(60.0, gt=0, description="Deadline of one call, in seconds.")
     retries: int = Field(0, ge=0, description="Times a failed call is tried again.")
     on_failure: Literal["fail", "zero", "drop"] = Field(
         "fail", description="A call that still fails: end the run, score its answers 0, or leave them out."
-    )
-    cache: bool = Field(
-        False, description="Remember scores in the run folder, by what the reward is and what it is shown."
     )
     isolate: bool | None = Field(
         None, description="Run in a process of its own, which a deadline can end; null leaves it to the reward."
@@ -204,11 +205,10 @@ class RewardCallOptions(Section):
     def callers(self) -> list[PluginRef]:
         """The callers of a reward with these options, outermost first. Raises `PluginError` if one is not installed.
 
-        Those for every reward come first, by name, then those for rewards that set the option of their name.
+        Those for every reward come first, by name, then `isolate` for a reward that sets this option.
         """
-        switches = {"cache": self.cache, "isolate": self.isolate}
-        always = sorted(discover("reward_callers").keys() - switches)
-        return [find("reward_callers", name) for name in (*always, *(name for name, on in switches.items() if on))]
+        always = sorted(discover("reward_callers").keys() - {"isolate"})
+        return [find("reward_callers", name) for name in (*always, *["isolate"] * bool(self.isolate))]
 
 
 METRICS_OF_SCORE = ("mean", "std", "clip_fraction", "score_mean", "score_std", "normaliser_mean", "normaliser_std")

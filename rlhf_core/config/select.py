@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -84,8 +84,6 @@ class Selector:
     problems: Problems
     trust: FileTrust = EVERY_FILE
     """Which files of code and programs that the run names are run."""
-    commands: set[tuple[str, ...]] = field(default_factory=set)
-    """The programs, with their arguments, that options name."""
 
     def plugin(
         self, kind: str, path: str, data: Any, *, name_path: str | None = None, section: Selected | None = None
@@ -231,8 +229,7 @@ class Selector:
                     self.problems.add(f"{path}.{key}", error.message, error.hint)
 
     def check_command(self, command: Sequence[str]) -> None:
-        """Take note of a program that an option names. Raises a pydantic error if it may not be started."""
-        self.commands.add(tuple(command))
+        """Raise a pydantic error if a program that an option names may not be started."""
         try:
             self.trust.check_command(command)
         except PluginError as error:

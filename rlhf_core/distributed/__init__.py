@@ -1,4 +1,4 @@
-"""Processes that train together: process group, launch environment, signals, and parent watch."""
+"""Processes that train together: launch environment, and signals."""
 
 import lazy_loader
 

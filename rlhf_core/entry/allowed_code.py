@@ -8,41 +8,38 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from ..plugins.trust import FileTrust
 from ..util.files import is_own
 from ..util.jsonl import write_json
 
 
-def note_allowed(folder: Path, trusted: FileTrust) -> None:
-    """Note the files that a run in `folder` runs, and the programs that it starts from this working folder."""
+def note_allowed(folder: Path, files: Iterable[Path]) -> None:
+    """Note the files that a run in `folder` runs."""
     note = _note(folder)
-    commands = sorted([os.getcwd(), *command] for command in trusted.commands)
-    files = sorted(map(str, trusted.files))
+    names = sorted(map(str, files))
     with suppress(OSError):  # a convenience: without it, a resume asks for --trust
-        if files or commands:
+        if names:
             note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_json(note, {"inode": folder.stat().st_ino, "files": files, "commands": commands})
+            write_json(note, {"inode": folder.stat().st_ino, "files": names})
         else:
             note.unlink(missing_ok=True)
 
 
-def allowed_before(folder: Path) -> FileTrust:
-    """The trust given to the run in `folder`; for programs, in the same working folder only."""
+def allowed_before(folder: Path) -> frozenset[Path]:
+    """The files that the run in `folder` was allowed to run."""
     note = _note(folder)
     try:
         known = json.loads(note.read_text(encoding="utf-8")) if is_own(note) else {}
         inode = folder.stat().st_ino
     except (OSError, ValueError):
-        return FileTrust()
+        return frozenset()
     if not isinstance(known, dict) or known.get("inode") != inode:
-        return FileTrust()
-    here = os.getcwd()
-    started = frozenset(tuple(command) for place, *command in known["commands"] if place == here)
-    return FileTrust(files=frozenset(map(Path, known["files"])), commands=started)
+        return frozenset()
+    return frozenset(map(Path, known["files"]))
 
 
 def _note(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..components import EngineContext
@@ -12,7 +11,6 @@ from ..models.kinds import kind_for
 from ..place import resolve_device
 from ..plugins.selected import load
 from ..protocols import RolloutEngine
-from ..util.tensor_files import load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -26,16 +24,14 @@ def open_engine(
     seed: int,
     *,
     options: Mapping[str, Any] | None = None,
-    weights: Path | None = None,
     in_flight: bool = False,
 ) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
     """An engine over a model that is loaded for it.
 
-    options: the engine's. weights: of a checkpoint, in place of the model's own. in_flight: call `generate_in_flight`
-    if the engine has it.
+    options: the engine's. in_flight: call `generate_in_flight` if the engine has it.
     """
     selected = load("engines", engine)
-    policy, tokenizer, place = load_for_inference(config, seed, weights=weights)
+    policy, tokenizer, place = load_for_inference(config, seed)
     context = EngineContext(
         policy,
         tokenizer,
@@ -48,9 +44,7 @@ def open_engine(
     return cast(RolloutEngine, built), tokenizer
 
 
-def load_for_inference(
-    config: ModelConfig, seed: int, *, weights: Path | None = None
-) -> tuple[nn.Module, PreTrainedTokenizerBase, torch.device]:
+def load_for_inference(config: ModelConfig, seed: int) -> tuple[nn.Module, PreTrainedTokenizerBase, torch.device]:
     """A model that only answers, in float32 on a CPU and bfloat16 on a GPU, its tokenizer, and where it is."""
     import torch
 
@@ -60,6 +54,4 @@ def load_for_inference(
     place = resolve_device(config.device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
     policy = kind.load_policy(dtype=dtype, seed=seed, tokenizer=tokenizer)
-    if weights is not None:
-        load_weights(policy, weights)
     return policy.to(place).eval(), tokenizer, place

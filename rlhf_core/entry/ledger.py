@@ -55,7 +55,7 @@ class RunLedger:
         """
         if resume is not None and not RunFolder(path).has_begun:
             find_checkpoint(resume, path)  # raises the error that fits
-        with RunFolder.create(path) if resume is None else RunFolder.open(path) as folder:
+        with RunFolder.take(path, is_new=resume is None) as folder:
             ledger = cls(folder, is_running=False)
             try:
                 yield ledger

@@ -21,7 +21,7 @@ from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
 from ..models.kinds import owner_of
 from ..plugins.discovery import discover, plugin_versions
-from ..plugins.trust import FileTrust, referenced_files
+from ..plugins.trust import referenced_files
 from ..prompts.records import left_out
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.folder import RunFolder
@@ -59,6 +59,7 @@ LIBRARIES = (
 """Libraries whose version can change results; those not installed are left out."""
 
 _GIT_SECONDS = 5.0
+_CHANGED = "-changed"
 
 
 def begin_record(
@@ -120,34 +121,23 @@ def library_versions() -> dict[str, str]:
 
 def git_revision(folder: Path) -> dict[str, Any] | None:
     """Commit, and whether files differ from it; None outside a repository or without git."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if not commit:
-        return None
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "changed": bool(changes)}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={_CHANGED}"]
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True, stdin=subprocess.DEVNULL
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None  # the revision is optional: without git the run continues
-    return done.stdout.strip() if done.returncode == 0 else None
+    commit, changed, _ = done.stdout.strip().partition(_CHANGED)
+    return {"commit": commit, "changed": bool(changed)}
 
 
-def _code_run(resolved: ResolvedRun) -> FileTrust:
-    """Files of code and programs that the run names anywhere, and the model where its code is run."""
+def _code_run(resolved: ResolvedRun) -> frozenset[Path]:
+    """Files of code that the run names anywhere, and the model where its code is run."""
     model = resolved.run.model
     files = referenced_files(resolved.to_mapping())
     own = frozenset([Path(model.path).resolve()]) if model.trust_remote_code else frozenset()
-    return FileTrust(files=files | own, commands=resolved.commands)
+    return files | own
 
 
 def tell_resume(resolved: ResolvedRun, resumed: Resumed) -> None:

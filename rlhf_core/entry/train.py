@@ -13,7 +13,7 @@ from typing import Any, cast
 from ..algorithm import Algorithm, DatasetAlgorithm
 from ..components import HookContext
 from ..config.load import LoadedRun, Override, load_run, parse_override
-from ..config.processes import check_groups, check_processes
+from ..config.processes import check_processes
 from ..config.resolve import ResolvedRun, resolve
 from ..config.section import Section
 from ..config.sections import OptimizerConfig
@@ -24,7 +24,7 @@ from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
 from ..models.kinds import kind_for
 from ..plugins.errors_of import errors_of
-from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
+from ..plugins.trust import EVERY_FILE, FileTrust, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.folder import FileWatch, RunFolder, default_path
@@ -156,11 +156,12 @@ def prepare(
             hint="write it into a file and name it in the run's rewards: FILE.py:FUNCTION",
         )
     environment = read_launch_env()
-    check_processes(resolved, num_processes)
-    check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
+    if environment.world_size > 1:
+        check_processes(resolved, environment.world_size, "WORLD_SIZE")
+    else:
+        check_processes(resolved, num_processes)
     if num_processes > 1:
         _launcher(resolved)
-    check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
         inputs=check_run(resolved, is_check=is_check),
@@ -223,7 +224,7 @@ def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override],
     if trust or isinstance(run, Mapping):
         return EVERY_FILE
     given = [parse_override(each)[1] if isinstance(each, str) else each[1] for each in overrides]
-    return FileTrust(folder=Path(run).parent, files=referenced_files(given), commands=lists_of_text(given))
+    return FileTrust(folder=Path(run).parent, files=referenced_files(given))
 
 
 def _resolved(
@@ -237,7 +238,8 @@ def _resolved(
     hooks = mapping.get("hooks")
     disabled = hooks.get("disable") if isinstance(hooks, dict) else None  # what is wrong with them is said below
     load_hook_plugins(relay, [each for each in disabled if isinstance(each, str)] if isinstance(disabled, list) else [])
-    mapping = LoadedRun(relay.transform_config(mapping), mapping.overrides)
+    # A section that a hook removed is null, so that an unknown one is refused, as `config check` refuses it.
+    mapping = LoadedRun({**dict.fromkeys(mapping), **relay.transform_config(mapping)}, mapping.overrides)
     return resolve(mapping, where="run file" if isinstance(run, Mapping) else str(run), trust=trust, functions=rewards)
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import pluggy
 
-from ..config.resolve import check_sections_kept
 from ..errors import HookError, PluginError, RlhfError
 from ..hookspecs import PREFIX, PROJECT, SPECS, Action, Part, hookimpl
 from ..protocols import Logger
@@ -203,9 +202,7 @@ class HookRelay:
         """
         self._config = dict(config)
         answers = self.fire(_TRANSFORM, config=self._config)
-        changed = dict(answers[-1]) if answers else self._config
-        check_sections_kept(config, changed, "a hook wrapper")
-        return changed
+        return dict(answers[-1]) if answers else self._config
 
     def _hooks_of(self, plugin: object, who: str) -> _Hooks:
         """The hooks of a plugin, marked or named `rlhf_…`."""
@@ -225,11 +222,14 @@ class HookRelay:
         """The function with errors that name its plugin; those of an end are collected, so that all of them run."""
 
         def named(*args: Any, **kwargs: Any) -> Any:
-            before = tuple(self._config)
             try:
                 answer = function(*args, **kwargs)
                 _check_answer(answer, event, who)
-                return self._take_config(before, answer, who) if event == _TRANSFORM else answer
+                if event == _TRANSFORM and answer is not None:  # those that are called next see what this one changed
+                    answer = dict(answer)
+                    self._config.clear()
+                    self._config.update(answer)
+                return answer
             except RlhfError as failure:
                 raised = failure
             except Exception as error:
@@ -240,15 +240,6 @@ class HookRelay:
             return None
 
         return named
-
-    def _take_config(self, before: Sequence[str], answer: Mapping[str, Any] | None, who: str) -> dict[str, Any] | None:
-        """Give those that are called next the run file as this hook left it."""
-        changed = None if answer is None else dict(answer)
-        if changed is not None:
-            self._config.clear()
-            self._config.update(changed)
-        check_sections_kept(before, self._config, who)
-        return changed
 
     def _call(self, event: str, arguments: Mapping[str, Any]) -> list[Any]:
         """Have pluggy call the hooks. Plain ones name themselves; the rest is about wrappers."""

@@ -13,7 +13,6 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -105,6 +104,8 @@ def function_of_file(reference: str, base_folder: Path, spoken: str) -> Callable
 
 def run_file(path: Path, where: str) -> ModuleType:
     """Run a file as a new module. Raises `PluginError`, as `where`, if it fails or tries to exit."""
+    from hashlib import sha256
+
     # In sys.modules under a unique name, so that dataclasses, type hints and pickling work in it.
     module_name = f"rlhf_reward_file_{sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)

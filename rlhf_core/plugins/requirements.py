@@ -47,15 +47,15 @@ def _wrong_versions(component: Component, distribution: str) -> dict[str, str]:
     return wrong
 
 
-def unmet(component: Component, distribution: str) -> tuple[str, str] | None:
-    """What the component of a distribution lacks, and the command that installs it, or None.
+def unmet(component: Component, distribution: str | None = None) -> tuple[str, str] | None:
+    """What the component lacks, and the command that installs it, or None; with its distribution, versions count, too.
 
     Example: `("needs mcp>=2,<3, but 1.9.2 is installed", "pip install 'rlhf-mcp[mcp]'")`.
     """
     if missing := not_installed(component.requires):
         names = " ".join(name.partition(".")[0] for name in missing)
         return f"needs {', '.join(missing)}, not installed here", component.install or f"pip install {names}"
-    if wrong := _wrong_versions(component, distribution):
+    if distribution and (wrong := _wrong_versions(component, distribution)):
         problem = ", ".join(f"{name}, but {found} is installed" for name, found in wrong.items())
         names = " ".join(f"'{name}'" for name in wrong)
         return f"needs {problem}", component.install or f"pip install {names}"

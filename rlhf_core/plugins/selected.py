@@ -82,11 +82,13 @@ class Selected:
         return built
 
     def import_build(self) -> Callable[[BaseModel, object], Any]:
-        """Import what `build` calls. Raises `PluginError`."""
+        """Import what `build` calls. Raises `PluginError`, also for a required module in a version it cannot use."""
         if self.function is not None:
             return partial(_build_plain, self.function, self.kind, tuple(self.component.config.model_fields))
         if self.is_unread:
             raise PluginError(f"{self.name} was not run, so it cannot be built", where=self.label)
+        if (lack := unmet(self.component, self.distribution)) is not None:
+            raise PluginError(lack[0], where=self.label, hint=lack[1])
         target = self.component.build
         try:
             found: Any = resolve_name(target)
@@ -100,11 +102,9 @@ class Selected:
 
     def recipe(self, config: BaseModel, context: object) -> Recipe:
         """How another process builds it; `context` is picklable."""
-        return Recipe(self.kind, self.name, self.own_options(config), context)
-
-    def own_options(self, config: BaseModel, mode: str = "python") -> dict[str, Any]:
-        """Those of its options that are its own, without the ones that stand beside them."""
-        return config.model_dump(mode=mode, include=set(self.component.config.model_fields))
+        # Of its options, those that are its own, without the ones that stand beside them.
+        own_options = config.model_dump(include=set(self.component.config.model_fields))
+        return Recipe(self.kind, self.name, own_options, context)
 
     def misses(self, built: object) -> str | None:
         """What keeps a result of `build` from being of its kind, as the end of a sentence."""
@@ -155,12 +155,12 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: Fil
 
     `FILE.py:NAME` names a plain function or class (see `Plain`). A file that `trust` runs none of has to be there.
     Raises `PluginError`: unknown, given twice, broken, made for another plugin API, not to be run, or (with
-    `check_requires`) missing a module it needs, or with a version of it that it cannot use.
+    `check_requires`) missing a module it needs.
     """
     if kind in PLAIN and is_file_reference(name):
         return _load_file(kind, name, trust)
     selected = load_ref(find(kind, name))
-    if check_requires and (lack := unmet(selected.component, selected.distribution)) is not None:
+    if check_requires and (lack := unmet(selected.component)) is not None:
         raise PluginError(lack[0], where=selected.label, hint=lack[1])
     return selected
 

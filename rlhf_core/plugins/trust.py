@@ -54,17 +54,6 @@ def referenced_files(value: Any) -> frozenset[Path]:
     return frozenset(path for part in parts for path in referenced_files(part))
 
 
-def lists_of_text(value: Any) -> frozenset[tuple[str, ...]]:
-    """Every list of texts anywhere in a part of a run file: what may be a program and its arguments."""
-    if isinstance(value, Mapping):
-        return frozenset(each for part in value.values() for each in lists_of_text(part))
-    if not isinstance(value, list | tuple):
-        return frozenset()
-    if value and all(isinstance(part, str) for part in value):
-        return frozenset([tuple(value)])
-    return frozenset(each for part in value for each in lists_of_text(part))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTrust:
     """Which files of code may be run, and which programs started."""
@@ -76,8 +65,6 @@ class FileTrust:
     """The run file's: all in it and below it may be run, but for links that lead out of it."""
     files: frozenset[Path] = frozenset()
     """Those named on the command line, links followed."""
-    commands: frozenset[tuple[str, ...]] = frozenset()
-    """Those given on the command line, with all their arguments."""
 
     def allows(self, path: Path) -> bool:
         """Whether a file, or all code in a folder, may be run."""
@@ -107,20 +94,18 @@ class FileTrust:
         )
 
     def check_command(self, command: Sequence[str]) -> None:
-        """Raise `PluginError` for a program that may not be started with its arguments.
+        """Raise `PluginError` for a program that may not be started.
 
         A file that may be run may be started; what is looked for in PATH is none, whatever its arguments name.
         """
         program = command[0]
-        is_allowed_file = "/" in program and self.allows(_absolute(program))
-        if not self.runs or self.everything or tuple(command) in self.commands or is_allowed_file:
+        if not self.runs or self.everything or ("/" in program and self.allows(_absolute(program))):
             return
-        outside = "given on the command line"
-        if self.folder is not None:
-            outside = f"a file in or below {_real(self.folder)}, the run file's folder, nor {outside}"
+        below = "" if self.folder is None else f"{_real(self.folder)}, "
         raise PluginError(
-            f"the program {printable(program)!r} is not {outside}, so it is not started",
-            hint="read what it does; if you trust it, add --trust, or give the whole command by --set",
+            f"the program {printable(program)!r} is not a file in or below {below}the run file's folder, so it is not "
+            "started",
+            hint="read what it does; if you trust it, add --trust",
         )
 
 

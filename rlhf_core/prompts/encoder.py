@@ -120,13 +120,8 @@ class PromptEncoder:
 
     def _render(self, record: Record, name: str) -> tuple[str, tuple[Message, ...] | None]:
         """The text the model continues and, for a chat, its messages."""
-        prompt = record.get("prompt")
-        if prompt is None and "messages" in record:
-            prompt = _before_last_answer(record["messages"], name)
-        if isinstance(prompt, str):
-            return prompt, None
-        messages = check_messages(prompt, record, name)
-        return self._apply_template(messages, name), messages
+        prompt = prompt_of(record, name)
+        return (prompt, None) if isinstance(prompt, str) else (self._apply_template(prompt, name), prompt)
 
     def _apply_template(self, messages: tuple[Message, ...], name: str) -> str:
         if not self._tokenizer.chat_template:
@@ -150,16 +145,12 @@ def _before_last_answer(messages: object, name: str) -> object:
     return messages[:last]
 
 
-def check_prompt(record: Record, name: str, *, may_be_empty: bool = False) -> None:
-    """Raise `DataError` where a record's prompt is neither text nor chat messages; nothing is encoded."""
+def prompt_of(record: Record, name: str) -> str | tuple[Message, ...]:
+    """The text or the chat messages of a record. Raises `DataError` where they are neither; nothing is encoded."""
     prompt = record.get("prompt")
-    if isinstance(prompt, str):
-        if not prompt and not may_be_empty:
-            raise DataError("the prompt encodes to no tokens: it is empty", where=name)
-        return
     if prompt is None and "messages" in record:
         prompt = _before_last_answer(record["messages"], name)
-    check_messages(prompt, record, name)
+    return prompt if isinstance(prompt, str) else check_messages(prompt, record, name)
 
 
 def check_messages(prompt: object, record: Record, name: str) -> tuple[Message, ...]:

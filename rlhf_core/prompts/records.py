@@ -12,7 +12,7 @@ from typing import Literal
 from ..errors import DataError
 from ..protocols import PromptSource
 from ..util.error_text import error_text
-from .encoder import PromptEncoder, Record, check_prompt
+from .encoder import PromptEncoder, Record, prompt_of
 
 _CHUNK = 1024
 """Records encoded at once when lengths are checked."""
@@ -42,7 +42,8 @@ class RecordRules:
 
     def verify(self, record: Record, name: str) -> None:
         """Raise `DataError` on a record, called by a name, that is no prompt or fails `check`. Nothing is encoded."""
-        check_prompt(record, name, may_be_empty=self.may_be_empty)
+        if not (prompt_of(record, name) or self.may_be_empty):
+            raise DataError("the prompt encodes to no tokens: it is empty", where=name)
         if self.check is not None:
             self.check(record, name)
 

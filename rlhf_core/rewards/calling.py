@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from ..config.sections import RewardCallOptions
@@ -27,31 +26,23 @@ class RewardSpec:
     call_options: RewardCallOptions
     weight: float = 1.0
     function: Callable[..., Any] | None = None
-    """The reward, options bound. May be None if `recipe` is given."""
+    """The reward, options bound; None if it is called in processes of its own only, by `recipe`."""
     recipe: Callable[[], Callable[..., Any]] | None = None
-    """Makes the reward; picklable, since an isolated reward is made in its own process."""
+    """Makes the reward there; picklable. None is a recipe of `function` itself."""
     plugin: str = "unknown plugin"
     """Distribution and version, shown in errors."""
-    source: str = ""
-    """Digest of the reward's code, if known."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Its own options, as JSON values."""
-
-    def __post_init__(self) -> None:
-        if self.function is None and self.recipe is None:
-            raise ValueError(f"reward {self.name!r} has neither function nor recipe")
 
 
 class RewardCaller:
     """Changes how one reward is called: in another process, not at all for a known answer, or on the record.
 
-    The entry points of the group `rlhf.reward_callers` name subclasses. The callers `isolate` and `cache` are used for
-    the rewards whose entry sets that option, a caller of any other name for every reward. Batches, concurrency,
-    retries and `on_failure` stay with core.
+    The entry points of the group `rlhf.reward_callers` name subclasses. The caller `isolate` is used for the rewards
+    whose entry sets that option, a caller of any other name for every reward. Batches, concurrency, retries and
+    `on_failure` stay with core.
     """
 
-    def __init__(self, spec: RewardSpec, folder: Path | None) -> None:
-        """folder: of the rewards' files in the run folder; None if there is none."""
+    def __init__(self, spec: RewardSpec) -> None:
+        """Called once for each reward, before any sample is made."""
 
     async def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[Outcome]:
         """Outcomes of one batch, by `call` or otherwise. Raises `RewardFault`. It must not block the event loop."""
@@ -65,7 +56,7 @@ class RewardCaller:
         """Release what it holds. Calls that still run fail."""
 
 
-def open_callers(spec: RewardSpec, folder: Path | None) -> list[RewardCaller]:
+def open_callers(spec: RewardSpec) -> list[RewardCaller]:
     """The callers of a reward, outermost first. Raises `PluginError` if one is not installed or not usable."""
     callers: list[RewardCaller] = []
     with ExitStack() as opened:
@@ -73,7 +64,7 @@ def open_callers(spec: RewardSpec, folder: Path | None) -> list[RewardCaller]:
             found = import_target(ref)
             if not (isinstance(found, type) and issubclass(found, RewardCaller)):
                 raise PluginError(f"{ref.target} is not a subclass of RewardCaller", where=ref.label)
-            callers.append(found(spec, folder))
+            callers.append(found(spec))
             opened.callback(callers[-1].close)
         opened.pop_all()
     return callers

@@ -12,7 +12,6 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 from ..errors import RewardError
 from ..types import Rollout
@@ -36,8 +35,7 @@ _log = logging.getLogger("rlhf.rewards")
 class RewardRunner:
     """Scores batches with one reward. Its coroutines run on the event loop of `RewardScorer`."""
 
-    def __init__(self, spec: RewardSpec, folder: Path | None) -> None:
-        """folder: see `RewardCaller`."""
+    def __init__(self, spec: RewardSpec) -> None:
         self.spec = spec
         self._call_options = spec.call_options
         self._counts: Counter[str] = Counter()
@@ -51,9 +49,7 @@ class RewardRunner:
         """On which coroutines of the reward run."""
         self.reward = None if self._call_options.isolate else spec.function
         """The reward in this process, options bound; None if it runs in others."""
-        if not self._call_options.isolate and spec.function is None and spec.recipe is not None:
-            self.reward = spec.recipe()
-        self._callers = open_callers(spec, folder)
+        self._callers = open_callers(spec)
         self._call: Call = self._call_here
         for caller in reversed(self._callers):
             self._call = partial(caller.call, call=self._call)
@@ -137,7 +133,7 @@ class RewardRunner:
         try:
             outcomes = await self._call(batch, self._call_options.timeout_seconds)
             return [fits(outcome, each) for outcome, each in zip(outcomes, batch, strict=True)]
-        except (asyncio.CancelledError, RewardError):  # we stop; or a caller cannot go on (a broken cache)
+        except (asyncio.CancelledError, RewardError):  # we stop; or a caller cannot go on
             raise
         except BaseException as error:  # of the reward, or of a caller: SystemExit would end the loop
             return [fault_of(error)] * len(batch)

@@ -7,13 +7,9 @@ overlaps generation. `RewardCombiner` (the trainer's part) makes one score of th
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from hashlib import sha256
-from importlib.util import find_spec
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -55,31 +51,16 @@ def reward_spec(
         function=None if call_options.isolate else selected.build(config, context),
         recipe=selected.recipe(config, context),
         plugin=f"{selected.distribution} {selected.version}",
-        source=_source_digest(selected),
-        options=selected.own_options(config, "json"),
     )
-
-
-def _source_digest(selected: Selected) -> str:
-    """A digest of the file that holds the reward: the version number of one being worked on does not change."""
-    if selected.function is not None:
-        file = inspect.getsourcefile(inspect.unwrap(selected.function))
-    else:
-        spec = find_spec(selected.component.build.partition(":")[0])
-        file = spec.origin if spec is not None else None
-    if file is None or not Path(file).is_file():
-        return ""
-    return sha256(Path(file).read_bytes()).hexdigest()
 
 
 class RewardScorer:
     """Asks every reward of a run about samples, each under its own policy."""
 
-    def __init__(self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None) -> None:
-        """Raises `PluginError` for an option without its caller.
+    def __init__(self, specs: Sequence[RewardSpec]) -> None:
+        """specs: none where an environment gives the reward; every sample is then kept.
 
-        specs: none where an environment gives the reward; every sample is then kept. cache_folder: of the rewards'
-        files in the run folder.
+        Raises `PluginError` for an option without its caller.
         """
         self.weights = {spec.name: spec.weight for spec in specs}
         self._runners: list[RewardRunner] = []
@@ -88,7 +69,7 @@ class RewardScorer:
         self._lock = Lock()
         with ExitStack() as stack:  # what was opened is closed again when a later reward cannot be built
             for spec in specs:
-                runner = RewardRunner(spec, cache_folder)
+                runner = RewardRunner(spec)
                 stack.callback(runner.close)
                 self._runners.append(runner)
             self._closing = stack.pop_all()

@@ -51,7 +51,7 @@ class _Inside:
 
 
 class RunFolder:
-    """One run's files. Make one with `create` or `open`, and close it (or use it as a context manager)."""
+    """One run's files. Make one with `take`, and close it (or use it as a context manager)."""
 
     lock = _Inside(".lock")
     """Lock file; names the process that owns the folder."""
@@ -84,34 +84,20 @@ class RunFolder:
         """Of the folder, what is in it and the folders above it, those that were there before this process took it."""
 
     @classmethod
-    def create(cls, path: Path) -> RunFolder:
-        """A locked folder for a new run. It may exist and hold other files, but no run.
+    def take(cls, path: Path, *, is_new: bool = True) -> RunFolder:
+        """The folder of a run, locked until it is closed. One for a new run may hold other files, but no run.
 
         Raises:
             UserInputError: it holds a run, another process uses it, or it cannot be made.
         """
         folder = cls(path)
-        folder._take()
+        folder._lock()
         try:
-            folder.refuse_run()
+            if is_new:
+                folder.refuse_run()
         except UserInputError:
             folder.close()
             raise
-        return folder
-
-    @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """The locked folder of a started run, to continue it.
-
-        Raises:
-            UserInputError: no run has begun in it, or another process uses it.
-        """
-        folder = cls(path)
-        if not folder.has_begun:
-            raise UserInputError(
-                "this folder holds no run", where=str(path), hint="give the folder that --output named"
-            )
-        folder._take()
         return folder
 
     @classmethod
@@ -125,7 +111,7 @@ class RunFolder:
         folder.refuse_oddities()
         return folder
 
-    def _take(self) -> None:
+    def _lock(self) -> None:
         """Make the folder, and lock it until `close`."""
         self.refuse_oddities()
         for _ in range(_LOCK_ATTEMPTS):

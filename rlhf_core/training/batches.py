@@ -6,10 +6,10 @@ Units, items that must share a forward pass, are dealt to ranks and micro-batche
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
-from typing import Any
+from itertools import accumulate, chain, groupby
+from typing import Any, ClassVar, TypeVar
 
 from ..batching import balanced, plan_micro_batches
 from ..errors import PluginError
@@ -17,6 +17,7 @@ from ..models.forward_passes import ForwardPasses
 from ..plugins.errors_of import errors_of
 from ..types import BufferItem, ItemSummary
 
+ItemT = TypeVar("ItemT")
 Rows = Sequence[Any]
 """Items that must be in the same update: the rows of an episode that branched, or a sample's one item."""
 
@@ -70,6 +71,13 @@ class Units:
         return [[place for unit in plan for place in units[unit]] for plan in plans]
 
 
+def filled(
+    passes: Sequence[Sequence[Sequence[int]]], items: Mapping[int, ItemT], filler: ItemT
+) -> list[list[list[ItemT]]]:
+    """The items of `BatchPlan.rows`; the filler, which counts for nothing, in a batch without any."""
+    return [[[items[row] for row in batch] or [filler] for batch in batches] for batches in passes]
+
+
 def rows_of_samples(items: Sequence[BufferItem | ItemSummary]) -> list[Rows]:
     """Items, or their summaries, in order of `sample_id` and `branch`, grouped into samples."""
     return [list(rows) for _, rows in groupby(items, key=lambda item: item.sample_id)]
@@ -84,6 +92,8 @@ class BatchPlan:
     rank: int
     world_size: int
     units: Units = field(default_factory=Units)
+    mixes_ranks: ClassVar[bool] = False
+    """Whether a row may be trained on by one rank in a pass and by another in the next."""
 
     def passes(self, samples: Sequence[Rows]) -> Iterator[list[Sequence[int]]]:
         """For each pass its batches, as indices of samples in their order.
@@ -104,10 +114,13 @@ class BatchPlan:
         parts = ([groups[each] for each in part] for part in balanced(prices, self.world_size))
         return [[batch[place] for place in sorted(chain.from_iterable(part))] for part in parts]
 
-    def batches(self, samples: Sequence[Rows], masked: Callable[[Any], Any]) -> Iterator[Iterator[list[Any]]]:
-        """This rank's items of each batch, pass by pass; a masked filler where it has none."""
-        for batches in self.passes(samples):
-            yield (self._mine(samples, batch) or [masked(samples[batch[0]][0])] for batch in batches)
-
-    def _mine(self, samples: Sequence[Rows], batch: Sequence[int]) -> list[Any]:
-        return [row for index in self.shares(samples, batch)[self.rank] for row in samples[index]]
+    def rows(self, samples: Sequence[Rows]) -> list[list[list[int]]]:
+        """For each pass and batch, the rows that this rank trains on, numbered over all samples; it may have none."""
+        ends = list(accumulate(map(len, samples), initial=0))
+        return [
+            [
+                [row for index in self.shares(samples, batch)[self.rank] for row in range(ends[index], ends[index + 1])]
+                for batch in batches
+            ]
+            for batches in self.passes(samples)
+        ]

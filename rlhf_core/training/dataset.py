@@ -11,7 +11,7 @@ from ..batching import to_device
 from ..errors import RlhfError
 from ..types import Role
 from ..wiring.parts import TrainerParts
-from .batches import BatchPlan, Units
+from .batches import BatchPlan, Units, filled
 from .loop import EpisodeBatches
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class DatasetSource:
         ask_policy, ask_reference = partial(self._ask, "policy"), partial(self._ask, "reference")
         self._algorithm.start_episode(items, policy=ask_policy, reference=ask_reference)
         metrics = {"data/skipped_fraction": 1 - len(items) / len(lines)}
-        samples = [(item,) for item in items]
-        return items, EpisodeBatches(self._plan.batches(samples, self._algorithm.masked), metrics)
+        rows = self._plan.rows([(item,) for item in items])
+        return items, EpisodeBatches(filled(rows, dict(enumerate(items)), self._algorithm.masked(items[0])), metrics)
 
     def _prepared(self, lines: Sequence[Any]) -> list[Any]:
         encoded = [self._algorithm.encode(line, self._tokenizer) for line in lines]

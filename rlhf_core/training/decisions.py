@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config.resolve import ResolvedRun
 from ..config.section import options_of
-from ..errors import GuardStop, RlhfError, UserInputError
+from ..errors import GuardStop, RlhfError
 from ..hooks.installed import option_sections
 from ..hooks.relay import HookRelay
 from ..hookspecs import Action, Moment
@@ -47,8 +47,8 @@ class Decisions:
     hooks: HookRelay
     resolved: ResolvedRun
     folder: RunFolder
-    setters: Mapping[str, Callable[[float], str]]
-    """Option -> what sets it on this rank and says so; raises `RlhfError` where it cannot be set."""
+    set_option: Callable[[str, float], str]
+    """Sets an option, by its key, on this rank and says so; raises `RlhfError` where it cannot be set."""
     has_signal: Callable[[], bool]
     """Whether this rank received a signal."""
     is_paused: bool = False
@@ -154,9 +154,7 @@ class Decisions:
             self.interrupted = True
             return f"stops at the end of episode {episode + 1}, with a checkpoint and the model"
         assert action.key is not None and action.value is not None
-        if action.key not in self.setters:
-            raise UserInputError(f"{action.key} cannot be set, only {', '.join(self.setters)}")
-        return self.setters[action.key](action.value)
+        return self.set_option(action.key, action.value)
 
     def _end(self, action: Action | None, moment: Moment) -> bool:
         """Leave the loop where the action says so. Returns whether the rest of the episode is skipped."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import RolloutAlgorithm
 from ..batching import collate, split, to_device
-from ..columns import Columns
 from ..errors import RlhfError
 from ..models.forward_passes import forward_rows
 from ..place import Place
@@ -20,7 +18,7 @@ from ..rollout.samples import GREEDY_REWARDS
 from ..runfolder.metrics import PhaseTimer
 from ..types import BufferItem, Experience, ItemSummary, MadeEpisode, Rollout
 from ..whole import Whole, alone
-from .batches import BatchPlan, Rows, rows_of_samples
+from .batches import BatchPlan, Rows, filled, rows_of_samples
 from .loop import EpisodeBatches
 
 if TYPE_CHECKING:
@@ -36,8 +34,6 @@ _COMPUTED = (
     "returns",
 )
 """The fields of a row that are computed here, or may be replaced by an algorithm: those of its tokens."""
-Computed = dict[str, "Tensor | Columns | None"]
-"""Their values, and as `columns` those that an algorithm has added or replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +72,7 @@ class EpisodeEstimates:
         self._combiner = combiner
         self._place = place
         self._plan = plan
+        self._has_all_rows = algorithm.needs_all_rows or plan.mixes_ranks
         self._policy = policy
         self._batch_tokens = batch_tokens
         self._plugin = plugin
@@ -94,30 +91,25 @@ class EpisodeEstimates:
                 where="rewards",
                 hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
             )
-        samples, plan = rows_of_samples(made.rows), self._plan
-        users = self._users(samples)
-        holders = self._holders(made.rows, users)
-        held, used = holders[plan.rank], users[plan.rank]
-        wanted = sorted({*held, *used} or {0})  # the first row stands in on a rank that has none
-        loaded, rollouts = made.data.load(wanted, texts)
-        items = dict(zip(wanted, loaded, strict=True))
+        samples = rows_of_samples(made.rows)
+        passes = self._plan.rows(samples)
+        used = sorted({row for batches in passes for batch in batches for row in batch})
+        held = list(range(len(made.rows))) if self._has_all_rows else used
+        items, rollouts = made.data.load(held or [0], texts)
+        if not held:  # in step with the other ranks
+            items = [self.algorithm.masked(items[0])]
         whole, metrics = self._whole(made.rows, held)
-        filler = self.algorithm.masked(loaded[0])
-        given = self._rows([items[row] for row in held], filler, whole, timer or PhaseTimer())
+        given = self._given(items, whole, timer or PhaseTimer())
         with errors_of(self._plugin, "advantages"):
             output = self.algorithm.advantages(given)
-        computed = _computed(given, output)
-        stand_in = self.algorithm.masked(_with(items[held[0]] if held else loaded[0], computed[0]))
-        here = dict(zip(held, computed, strict=False))  # without the filler
-        elsewhere = set().union(*(rows - set(computes) for rows, computes in zip(users, holders, strict=True)))
-        if elsewhere:
-            here |= self._exchanged({row: here[row] for row in held if row in elsewhere})
         scores = whole.scores.tolist()
-        mine = {row: replace(_with(items[row], here[row]), score=scores[row]) for row in sorted(used)}
-        numbers = count()
-        batched = [[mine.get(next(numbers), row) for row in rows] for rows in samples]
+        done = [
+            _with_computed(item, row, scores[number])
+            for number, item, row in zip(held or [0], items, _computed(given, output), strict=True)
+        ]
+        mine = dict(zip(held, done, strict=False))
         return Estimated(
-            epochs=plan.batches(batched, lambda _: stand_in),
+            epochs=filled(passes, mine, self.algorithm.masked(done[0])),
             # Responses as they were sampled: an algorithm may mask tokens of rows that other ranks have.
             metrics={
                 **metrics,
@@ -127,7 +119,7 @@ class EpisodeEstimates:
                 **made.metrics,
             },
             scores=scores,
-            items=list(mine.values()),
+            items=[mine[row] for row in used],
             rollouts=rollouts,
         )
 
@@ -155,79 +147,45 @@ class EpisodeEstimates:
             branches=branches if branches.any() else None,
             rows=torch.tensor(held or [-1]),
             # Where every rank has all rows, there is nothing to add up.
-            all_reduce=alone if self.algorithm.needs_all_rows else self._place.all_reduce,
+            all_reduce=alone if self._has_all_rows else self._place.all_reduce,
         )
         return whole, combined.metrics
 
-    def _rows(self, mine: list[BufferItem], filler: BufferItem, whole: Whole, timer: PhaseTimer) -> Experience:
-        """The rows that this rank computes, or a filler, as part of the whole."""
-        rows = collate(self._with_log_probs(mine, filler, timer) or [filler])
+    def _given(self, items: list[BufferItem], whole: Whole, timer: PhaseTimer) -> Experience:
+        """The rows that this rank computes from, as part of the whole. Collective."""
+        rows = collate(self._with_log_probs(items, timer))
         # A branch may stand here without the others of its sample, or the other way round.
         branches = None if whole.branches is None else whole.here(whole.branches)
         return replace(rows, scores=whole.here(whole.scores), branches=branches, part_of=whole)
 
-    def _with_log_probs(self, mine: list[BufferItem], filler: BufferItem, timer: PhaseTimer) -> list[BufferItem]:
+    def _with_log_probs(self, items: list[BufferItem], timer: PhaseTimer) -> list[BufferItem]:
         """The rows with the policy's log-probs, where the algorithm needs them. Collective."""
         algorithm, policy = self.algorithm, self._policy
         if policy is None or not algorithm.needs_trainer_log_probs:
-            return mine
+            return items
 
         def log_probs(rows: Sequence[BufferItem]) -> Tensor:
             batch = to_device(collate(rows), self._place.device)
             with errors_of(self._plugin, "policy_log_probs"):
                 return algorithm.policy_log_probs(policy, batch)
 
-        tokens, shared = self._batch_tokens, algorithm.needs_all_rows
+        tokens, shared, empty = self._batch_tokens, self._has_all_rows, algorithm.masked(items[0])
         with timer.phase("train"):
-            found = forward_rows(self._place, policy, mine, log_probs, empty=filler, batch_tokens=tokens, shared=shared)
+            found = forward_rows(self._place, policy, items, log_probs, empty=empty, batch_tokens=tokens, shared=shared)
         return [
             replace(row, trainer_log_probs=values[: row.num_response_tokens])
-            for row, values in zip(mine, found, strict=True)
+            for row, values in zip(items, found, strict=True)
         ]
 
-    def _users(self, samples: Sequence[Rows]) -> list[set[int]]:
-        """The rows that each rank trains on."""
-        plan, rows = self._plan, count()
-        places = [[next(rows) for _ in sample] for sample in samples]
-        users: list[set[int]] = [set() for _ in range(plan.world_size)]
-        for batch in chain.from_iterable(plan.passes(samples)):
-            for rank, share in enumerate(plan.shares(samples, batch)):
-                users[rank].update(row for index in share for row in places[index])
-        return users
 
-    def _holders(self, items: Sequence[ItemSummary], users: Sequence[set[int]]) -> list[list[int]]:
-        """The rows from which each rank computes; every row once, unless each rank needs all of them."""
-        ranks = range(len(users))
-        if self.algorithm.needs_all_rows:
-            return [list(range(len(items))) for _ in ranks]
-        held: list[list[int]] = [[] for _ in ranks]
-        for row in range(len(items)):
-            held[next((rank for rank in ranks if row in users[rank]), row % len(ranks))].append(row)
-        return held
-
-    def _exchanged(self, made: Mapping[int, Computed]) -> dict[int, Computed]:
-        """The given values of all ranks. Collective."""
-        import torch
-
-        def each(row: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-            columns = row["columns"].map(lambda values, kind: values if kind.per == "metrics" else change(values))
-            return {name: None if row[name] is None else change(row[name]) for name in _COMPUTED} | {"columns": columns}
-
-        # numpy arrays are exchanged by value; tensors would go through shared memory.
-        mine = {row: each(values, lambda tensor: tensor.numpy()) for row, values in made.items()}
-        parts = self._place.all_gather_objects(mine)
-        return {row: each(values, torch.from_numpy) for part in parts for row, values in part.items()}
+def _computed(given: Experience, made: Experience) -> list[BufferItem]:
+    """The rows as an algorithm returned them, with only those columns that it has added or replaced."""
+    return split(replace(made, columns=made.columns.only(lambda n, _: made.columns[n] is not given.columns.get(n))))
 
 
-def _computed(given: Experience, made: Experience) -> list[Computed]:
-    """The values of each row that were computed."""
-    own = made.columns.only(lambda name, _: made.columns[name] is not given.columns.get(name))
-    rows = split(replace(made, columns=own))
-    return [{"columns": row.columns} | {name: getattr(row, name) for name in _COMPUTED} for row in rows]
-
-
-def _with(item: BufferItem, computed: Mapping[str, Any]) -> BufferItem:
-    return replace(item, **{**computed, "columns": item.columns | computed["columns"]})
+def _with_computed(item: BufferItem, row: BufferItem, score: float) -> BufferItem:
+    computed: dict[str, Any] = {name: getattr(row, name) for name in _COMPUTED}
+    return replace(item, **computed, columns=item.columns | row.columns, score=score)
 
 
 def _columns(rewards: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:

@@ -73,7 +73,7 @@ class TrainerSession(Trainer[list[Any]]):
         store = CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep)
         self._saver = CheckpointSaver(run, store, self._combiner, hooks=hooks, makers=makers)
         self._live_options = LiveOptions(resolved.optimizer.typed(OptimizerConfig), run.trained, algorithm)
-        self._decisions = Decisions(strategy, hooks, resolved, folder, self._live_options.setters, interrupted)
+        self._decisions = Decisions(strategy, hooks, resolved, folder, self._live_options.set, interrupted)
         self._num_parameters = {
             role: sum(p.numel() for p in strategy.unwrap(each.model).parameters()) for role, each in run.trained.items()
         }

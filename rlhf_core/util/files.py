@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,19 +21,6 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-@contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yields a folder beside `path` to be made and filled, which then takes its place; on error it is removed."""
-    beside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
-        yield beside
-        shutil.rmtree(path, ignore_errors=True)
-        beside.rename(path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -99,7 +99,7 @@ class RunParts:
         for reward in rewards:
             entry = reward.typed(RewardEntry)
             specs.append(reward_spec(reward, entry, context, entry, name=entry.label, weight=entry.weight))
-        return self._opened.enter_context(closing(RewardScorer(specs, cache_folder=cache_folder)))
+        return self._opened.enter_context(closing(RewardScorer(specs)))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
         """A new player, by which the policy answers prompts."""

@@ -152,7 +152,7 @@ def commands(block: Block) -> Iterator[list[str]]:
     for line in block.text.replace("\\\n", " ").splitlines():
         words = words_of(line)
         for place, word in enumerate(words):
-            if word in {"rlhf", ".venv/bin/rlhf"} and (place == 0 or words[place - 1] in {"srun", "&&"}):
+            if word in {"rlhf", ".venv/bin/rlhf"} and (place == 0 or words[place - 1] == "&&"):
                 yield [each for each in words[place + 1 :] if each not in {"…"}]
                 break
 

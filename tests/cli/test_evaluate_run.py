@@ -8,8 +8,8 @@ pytest.importorskip("rlhf_hf")
 REWARD = "def digits(rollouts, *, factor: float = 1.0) -> list[float]:\n    return [factor for _ in rollouts]\n"
 
 
-@pytest.mark.parametrize("policy", [{}, {"cache": True}, {"cache": True, "isolate": True}], ids=str)
-def test_a_cached_reward_is_scored_without_its_cache(tmp_path, policy):
+@pytest.mark.parametrize("policy", [{}, {"isolate": True}], ids=str)
+def test_a_reward_is_scored_under_its_own_policy(tmp_path, policy):
     (tmp_path / "mine.py").write_text(REWARD)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "31>"}\n{"prompt": "20>"}\n{"prompt": "77>"}\n')
     entry = {"name": f"{tmp_path / 'mine.py'}:digits", "factor": 2.5, **policy}

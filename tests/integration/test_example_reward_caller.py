@@ -45,7 +45,7 @@ def without_callers(monkeypatch):
     monkeypatch.setattr(discovery, "_installed", lambda: without)
 
 
-@pytest.mark.parametrize(("name", "key"), [("length", "isolate"), ("length", "cache"), ("math-equivalence", None)])
+@pytest.mark.parametrize(("name", "key"), [("length", "isolate"), ("math-equivalence", None)])
 def test_a_run_that_needs_one_that_is_missing_is_refused_before_it_starts(without_callers, name, key):
     with pytest.raises(ConfigError, match=f'no reward caller "{key or "isolate"}" is installed') as raised:
         resolve_reward({"name": name} | ({key: True} if key else {}), "the run file")

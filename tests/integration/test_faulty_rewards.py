@@ -101,30 +101,6 @@ def test_a_slow_reward_only_takes_its_time(tmp_path):
         assert "reward_calls/judge/failures" not in line
 
 
-def few_answers(policy):
-    """Answers of one token to two prompts: many come twice."""
-    prompts = {"name": "sort-digits", "num_digits": 1, "size": 2, "max_prompt_tokens": 16}
-    train = {"episodes": 4, "prompts_per_episode": 8, "samples_per_prompt": 2, "train_batch_size": 8}
-    return run_file("never_the_same", policy, prompts=prompts, engine={"max_new_tokens": 1}, train=train)
-
-
-def scores_by_answer(folder):
-    """(prompt, completion) -> the set of its scores."""
-    found = {}
-    for each in samples(folder):
-        if each["completion"]:  # an empty text may be any special token
-            found.setdefault((each["prompt"], each["completion"]), set()).add(each["rewards"]["judge"])
-    return found
-
-
-def test_a_reward_that_changes_its_mind_is_held_to_its_first_score_by_the_cache(tmp_path):
-    free = start(few_answers({}), tmp_path / "free")
-    assert max(len(scores) for scores in scores_by_answer(free.run_folder).values()) > 1
-    cached = start(few_answers({"cache": True}), tmp_path / "cached")
-    assert {len(scores) for scores in scores_by_answer(cached.run_folder).values()} == {1}
-    assert sum(line.get("reward_calls/judge/cache_hits", 0) for line in cached.metrics) > 0
-
-
 def test_one_reward_of_several_is_named_and_nothing_is_half_written(tmp_path):
     rewards = [{"name": f"{FILE}:right"}, {"name": f"{FILE}:raises"}, {"name": f"{FILE}:hangs", **HURRIED}]
     with pytest.raises(RewardError, match='reward "raises"'):

@@ -74,10 +74,10 @@ def test_the_loser_of_the_lock_touches_nothing(tmp_path, monkeypatch):
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
     once(monkeypatch, "fcntl.flock", lambda: shutil.rmtree(tmp_path / "run"))
-    with RunFolder.create(tmp_path / "run"):
+    with RunFolder.take(tmp_path / "run"):
         assert RunFolder(tmp_path / "run").is_in_use
         with pytest.raises(UserInputError, match="another process"):
-            RunFolder.create(tmp_path / "run")
+            RunFolder.take(tmp_path / "run")
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])

@@ -11,7 +11,7 @@ from unit_plugins import PairMargin, ReversedPasses
 
 from rlhf_core.models import ForwardPasses
 from rlhf_core.training import BatchPlan, Updater
-from rlhf_core.training.batches import Units
+from rlhf_core.training.batches import Units, filled
 from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_seed.strategies import strategy_by_name
 from rlhf_testing.models import tiny_model
@@ -36,7 +36,8 @@ def updated(strategy_name: str, passes: str, max_tokens: int | None) -> dict[str
         trained = strategy.prepare(model, strategy.make_optimizer(model.parameters(), lr=0.1))
         updater = Updater(algorithm, strategy, {"policy": trained}, micro_batch_tokens=max_tokens)
         plan = BatchPlan(10, 1, strategy.rank, strategy.world_size, Units(algorithm.units))
-        ((batch,),) = (list(batches) for batches in plan.batches([[item] for item in ITEMS], algorithm.masked))
+        rows = plan.rows([[item] for item in ITEMS])
+        ((batch,),) = filled(rows, dict(enumerate(ITEMS)), algorithm.masked(ITEMS[0]))
         updater._run(batch, None, backward=True)
         gradients = {
             name: parameter.grad.clone() for name, parameter in strategy.unwrap(trained.model).named_parameters()

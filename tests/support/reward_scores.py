@@ -14,7 +14,7 @@ def rollouts():
 
 
 @pytest.fixture
-def score(tmp_path):
+def score():
     """`score(rewards, rollouts, **options)`: the scores, and the scorer that gave them."""
     scorers = []
 
@@ -26,7 +26,7 @@ def score(tmp_path):
             )
             for name, function in rewards.items()
         ]
-        scorer = RewardScorer(specs, cache_folder=tmp_path)
+        scorer = RewardScorer(specs)
         scorers.append(scorer)
         return scorer.score(rollouts), scorer
 

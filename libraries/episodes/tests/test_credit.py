@@ -107,16 +107,17 @@ def branched(counts):
     world=st.integers(1, 5),
 )
 def test_all_rows_of_a_sample_stand_in_one_update_on_one_rank(counts, batch, world):
-    samples = rows_of_samples(branched(counts))
+    items = branched(counts)
+    samples = rows_of_samples(items)
     assert [len(rows) for rows in samples] == counts
     places: dict[int, set[tuple[int, int]]] = {}
     seen = []
     for rank in range(world):
-        (updates,) = BatchPlan(batch, 1, rank, world).batches(samples, lambda item: None)
+        (updates,) = BatchPlan(batch, 1, rank, world).rows(samples)
         for number, update in enumerate(updates):
-            for item in update:
-                if item is not None:
-                    places.setdefault(item.sample_id, set()).add((number, rank))
-                    seen.append((item.sample_id, item.branch))
+            for row in update:
+                item = items[row]
+                places.setdefault(item.sample_id, set()).add((number, rank))
+                seen.append((item.sample_id, item.branch))
     assert all(len(found) == 1 for found in places.values())
     assert sorted(seen) == [(item.sample_id, item.branch) for item in branched(counts)]

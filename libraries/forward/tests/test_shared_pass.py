@@ -14,7 +14,7 @@ from rlhf_core.batching import collate
 from rlhf_core.components import EngineContext
 from rlhf_core.types import BufferItem, GenerationRequest, Rollout, SamplingParams
 from rlhf_forward.forward import causal_lm_logits, policy_forward, value_forward
-from rlhf_forward.row_lengths import RowLengths
+from rlhf_forward.row_lengths import length_switches
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_testing.models import tiny_tokenizer
 
@@ -206,11 +206,9 @@ def test_rows_on_either_side_of_the_switch_share_a_teacher_forced_pass() -> None
 
 
 def test_which_models_depend_on_a_rows_length() -> None:
-    assert RowLengths.of(build("llama")) is None
-    longrope = RowLengths.of(build("phi3-longrope"))
-    assert longrope == RowLengths(frozenset({SWITCH}), None)
-    assert [length for length in range(30) if longrope.begins_anew(length)] == [SWITCH + 1]
-    assert RowLengths.of(build("llama-dynamic")) == RowLengths(frozenset(), SWITCH)
+    assert length_switches(build("llama")) is None
+    assert length_switches(build("phi3-longrope")) == {SWITCH}
+    assert length_switches(build("llama-dynamic")) == frozenset()
 
 
 @pytest.mark.parametrize("kind", ["llama-dynamic", "phi3-longrope"])

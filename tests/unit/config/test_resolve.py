@@ -43,7 +43,7 @@ def test_reward_policy_and_options_are_told_apart(fake_run):
     (reward,) = resolve({**fake_run, "rewards": [entry]}).rewards
     entry = reward.typed(RewardEntry)
     assert (entry.label, entry.timeout_seconds, entry.on_failure) == ("loud", 2.0, "drop")
-    assert reward.own_options(entry) == {"loudness": 7, "word": "hey"}
+    assert reward.recipe(entry, None).options == {"loudness": 7, "word": "hey"}
 
 
 def test_evaluation_may_have_prompts_of_its_own(fake_run):

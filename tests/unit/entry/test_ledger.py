@@ -5,7 +5,7 @@ from rlhf_core.runfolder import RunFolder
 
 
 def test_a_running_run_has_its_first_score_in_its_summary(tmp_path):
-    with RunFolder.create(tmp_path / "run") as folder:
+    with RunFolder.take(tmp_path / "run") as folder:
         ledger = RunLedger(folder)
         ledger.start()
         before = folder.read_json(folder.summary)

@@ -136,7 +136,7 @@ def test_a_required_module_in_another_version_is_an_error_with_both(install, req
         assert load("engines", "thing").name == "thing"
         return
     with pytest.raises(PluginError, match=problem) as error:
-        load("engines", "thing")
+        load("engines", "thing").import_build()
     assert error.value.where == 'engine "thing" (acme 1.2.3)'
     assert error.value.hint == ("pip install acme[odd]" if extra_line else "pip install 'odd-lib<3,>=2'")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins.discovery import discover
-from rlhf_objective.named_functions import bind_function
+from rlhf_objective import FunctionUse
 
 SOURCE = """
 def scaled(batch, *, factor: float = 2.0, power: int = 1):
@@ -33,23 +34,23 @@ def stranger(install) -> None:
 
 @pytest.mark.parametrize("kind", ["policy_losses", "advantages"])
 def test_options_are_bound(kind) -> None:
-    assert bind_function(kind, "scaled", where="it")(3.0) == 6.0
-    assert bind_function(kind, {"name": "Scaled", "factor": 3, "power": 2}, where="it")(1.0) == 9.0
-    assert bind_function(kind, {"name": "scaled", "power": 2}, where="it", shared={"factor": 5})(1.0) == 25.0
+    assert FunctionUse(kind, "scaled").bind(where="it")(3.0) == 6.0
+    assert FunctionUse(kind, {"name": "Scaled", "factor": 3, "power": 2}).bind(where="it")(1.0) == 9.0
+    assert FunctionUse(kind, {"name": "scaled", "power": 2}, {"factor": 5}).bind(where="it")(1.0) == 25.0
 
 
 @pytest.mark.parametrize(
     ("choice", "shared", "error", "message"),
     [
-        ({"name": "scaled", "facto": 1}, {}, ConfigError, r"algorithm\.x: policy loss .scaled. .*facto: Extra inputs"),
-        ({"name": "scaled", "factor": "many"}, {}, ConfigError, r"factor: Input should be a valid number"),
+        ({"name": "scaled", "facto": 1}, {}, ConfigError, r"algorithm: x\.facto: unknown key; did you mean .factor."),
+        ({"name": "scaled", "factor": "many"}, {}, ConfigError, r"algorithm: x\.factor: should be a valid number"),
         (
             {"name": "scaled", "factor": 1},
             {"factor": 2},
             ConfigError,
-            r"algorithm\.factor: is given in",
+            r"algorithm: factor: is given in x, too",
         ),
-        ("scaled", {"clip_eps": 0.1}, ConfigError, r"algorithm\.clip_eps: .*no such option"),
+        ("scaled", {"clip_eps": 0.1}, ConfigError, r"algorithm: clip_eps: .*no such option"),
         ({"factor": 1}, {}, ConfigError, r"needs a `name`"),
         ("scalde", {}, PluginError, r'no policy loss "scalde" is installed'),
         ("untyped", {}, PluginError, r'its option "factor" has no type'),
@@ -59,8 +60,13 @@ def test_options_are_bound(kind) -> None:
 )
 def test_what_does_not_fit_is_named(choice, shared, error, message) -> None:
     with pytest.raises(error, match=message) as caught:
-        bind_function("policy_losses", choice, where="algorithm.x", shared=shared)
+        FunctionUse("policy_losses", choice, shared).bind(where="algorithm.x")
     assert caught.value.exit_code == 2
+
+
+def test_a_kl_of_the_library_may_be_named_in_a_mapping() -> None:
+    kl = FunctionUse("kl_estimators", {"name": "k2"}).bind(where="it")
+    assert kl(torch.tensor([2.0]), torch.tensor([0.0])).tolist() == [2.0]
 
 
 def test_only_the_types_of_options_must_be_there(install) -> None:
@@ -75,7 +81,7 @@ def light(batch: Batch, *, power: int = 2) -> Loss:
     return batch**power
 """
     install("light", {"rlhf.policy_losses": {"light": "light_losses:light"}}, {"light_losses": source})
-    assert bind_function("policy_losses", {"name": "light", "power": 3}, where="it")(2) == 8
+    assert FunctionUse("policy_losses", {"name": "light", "power": 3}).bind(where="it")(2) == 8
 
 
 def test_they_are_listed() -> None:

@@ -27,7 +27,7 @@ from rlhf_core.rewards import RewardScorer, RewardSpec
 lock_watch.GRACE_SECONDS = 0.5
 recipe = faulty.Recipe(faulty.__file__, {name!r})
 policy = RewardCallOptions(timeout_seconds={timeout}, isolate={isolate})
-scorer = RewardScorer([RewardSpec(name="r", recipe=recipe, plugin="dist 1.0", call_options=policy)])
+scorer = RewardScorer([RewardSpec(name="r", function=recipe(), recipe=recipe, plugin="dist 1.0", call_options=policy)])
 with InterruptFlag():
     signal_watch.rlhf_run_start()
     print("started", flush=True)
@@ -126,7 +126,7 @@ def test_an_isolated_reward_that_holds_pythons_lock_ends_with_a_killed_run(start
 def test_a_keyboard_interrupt_in_a_reward_is_its_failure(score, rollouts, name, isolate):
     recipe = faulty.Recipe(faulty.__file__, name)
     with pytest.raises(RewardError, match="raised KeyboardInterrupt: from a reward"):
-        score({"r": None}, rollouts, recipe=recipe, isolate=isolate)
+        score({"r": recipe()}, rollouts, recipe=recipe, isolate=isolate)
 
 
 def test_a_batch_that_a_hanging_process_does_not_take_is_scored_in_a_new_one(score):

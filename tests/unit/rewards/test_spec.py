@@ -37,13 +37,6 @@ def test_a_file_reward_with_options(file, rollouts, isolate):
     scorer.close()
 
 
-def test_an_edited_file_is_another_reward_to_the_cache(file):
-    before = make(file)
-    assert make(file).source == before.source != ""
-    file.write_text(SOURCE.format("1.0"))
-    assert make(file).source != before.source
-
-
 def test_an_installed_reward(rollouts):
     selected = load("rewards", "exact-match")
     spec = reward_spec(selected, selected.component.config(), CONTEXT, RewardCallOptions(isolate=True), name="right")

@@ -16,11 +16,11 @@ from rlhf_core.runfolder.folder import RunFolder, default_path, find_newest
 
 
 def test_create_then_write_then_open_again(tmp_path: Path):
-    with RunFolder.create(tmp_path / "a" / "run") as folder:
+    with RunFolder.take(tmp_path / "a" / "run") as folder:
         folder.write_config({"algorithm": {"name": "ppo"}, "text": "ä"})
         folder.write_manifest({"seed": 3})
         folder.write_summary({"status": "done", "eval_before": 0.4, "eval_after": None})
-    with RunFolder.open(tmp_path / "a" / "run") as folder:
+    with RunFolder.take(tmp_path / "a" / "run", is_new=False) as folder:
         assert folder.read_config() == {"algorithm": {"name": "ppo"}, "text": "ä"}
         assert folder.read_json(folder.manifest) == {"seed": 3}
         assert folder.read_json(folder.summary) == {"status": "done", "eval_before": 0.4, "eval_after": None}
@@ -30,36 +30,34 @@ def test_create_then_write_then_open_again(tmp_path: Path):
 def test_a_folder_with_a_run_is_refused(tmp_path: Path, left: str):
     (tmp_path / left).write_text("")
     with pytest.raises(UserInputError, match="already holds a run.*\n.*--resume auto.*--output") as caught:
-        RunFolder.create(tmp_path)
+        RunFolder.take(tmp_path)
     assert caught.value.exit_code == 2
-    RunFolder.open(tmp_path).close()  # and the refusal left no lock behind
+    RunFolder.take(tmp_path, is_new=False).close()  # and the refusal left no lock behind
 
 
 def test_a_folder_with_other_files_is_taken(tmp_path: Path):
     (tmp_path / "warm-start").mkdir()
-    RunFolder.create(tmp_path).close()
+    RunFolder.take(tmp_path).close()
 
 
-def test_open_and_read_need_a_run(tmp_path: Path):
-    for opener in (RunFolder.open, RunFolder.read):
+def test_read_needs_a_run(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "not-there"):
         with pytest.raises(UserInputError, match="holds no run"):
-            opener(tmp_path)
-        with pytest.raises(UserInputError, match="holds no run"):
-            opener(tmp_path / "not-there")
+            RunFolder.read(path)
     assert not (tmp_path / "not-there").exists()
 
 
 def test_a_file_in_the_way_is_an_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserInputError, match="cannot be written"):
-        RunFolder.create(tmp_path / "file")
+        RunFolder.take(tmp_path / "file")
 
 
 HOLD = """
 import sys
 from pathlib import Path
 from rlhf_core.runfolder.folder import RunFolder
-folder = RunFolder.create(Path(sys.argv[1]))
+folder = RunFolder.take(Path(sys.argv[1]))
 print("locked", flush=True)
 sys.stdin.read()
 """
@@ -71,13 +69,13 @@ def test_two_processes_cannot_share_a_folder_and_a_killed_one_frees_it(tmp_path:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
         with pytest.raises(UserInputError, match=f"another process \\(pid {holder.pid}\\)"):
-            RunFolder.create(tmp_path)
+            RunFolder.take(tmp_path)
         holder.kill()
-    RunFolder.create(tmp_path).close()
+    RunFolder.take(tmp_path).close()
 
 
 def test_reading_needs_no_lock(tmp_path: Path):
-    with RunFolder.create(tmp_path) as folder:
+    with RunFolder.take(tmp_path) as folder:
         folder.write_config({})
         assert RunFolder.read(tmp_path).read_config() == {}
 
@@ -103,7 +101,7 @@ def test_default_path_and_newest(tmp_path: Path):
     first = default_path("ppo", now, tmp_path / "runs")
     assert first.name == "ppo-20260304-050607"
     for age, path in ((20, first), (10, first.with_name("older-name"))):
-        with RunFolder.create(path) as folder:
+        with RunFolder.take(path) as folder:
             folder.write_config({})
             stamp = now.timestamp() - age
             os.utime(folder.config, (stamp, stamp))
@@ -135,7 +133,7 @@ def test_summary_is_plain_json(tmp_path: Path):
 def test_a_log_that_finds_no_room_is_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    with RunFolder.create(tmp_path / "run") as folder:
+    with RunFolder.take(tmp_path / "run") as folder:
         monkeypatch.setattr(folder, "log", Path("/dev/full"))
         with folder.logging():
             logging.getLogger("rlhf").error("said")
@@ -156,13 +154,13 @@ OWN_FILES = (
 
 class TestAFolderOfAStranger:
     @pytest.mark.parametrize("name", [*OWN_FILES, "control"])
-    @pytest.mark.parametrize("take", [RunFolder.create, RunFolder.open, RunFolder.read])
+    @pytest.mark.parametrize("take", [RunFolder.take, RunFolder.read])
     def test_no_link_is_followed(self, tmp_path: Path, name: str, take: Callable[[Path], RunFolder]):
         target = tmp_path / "target"
         target.write_text("mine")
         folder = tmp_path / "run"
         folder.mkdir()
-        if take is not RunFolder.create:
+        if take is not RunFolder.take:
             (folder / "checkpoints").mkdir()
         (folder / name).symlink_to(target)
         with pytest.raises(UserInputError, match="is a symbolic link"):
@@ -172,14 +170,13 @@ class TestAFolderOfAStranger:
     @pytest.mark.parametrize("name", OWN_FILES)
     def test_no_pipe_is_waited_for(self, tmp_path: Path, name: str):
         os.mkfifo(tmp_path / name)
-        for take in (RunFolder.create, RunFolder.open):
-            with pytest.raises(UserInputError, match=r"is a pipe|holds no run"):
-                take(tmp_path)
+        with pytest.raises(UserInputError, match="is a pipe"):
+            RunFolder.take(tmp_path)
         assert not RunFolder(tmp_path).is_in_use
 
     def test_a_link_put_there_meanwhile_gets_no_log(self, tmp_path: Path):
         target = tmp_path / "target"
-        with RunFolder.create(tmp_path / "run") as folder:
+        with RunFolder.take(tmp_path / "run") as folder:
             folder.log.symlink_to(target)
             with pytest.raises(OSError), folder.logging():
                 pass
@@ -194,7 +191,7 @@ class TestAFolderOfAStranger:
 
 
 def test_a_run_folder_is_its_users_alone(tmp_path: Path):
-    with RunFolder.create(tmp_path / "runs" / "first") as folder:
+    with RunFolder.take(tmp_path / "runs" / "first") as folder:
         assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
@@ -203,5 +200,5 @@ def test_files_of_the_user_that_a_run_would_replace_are_refused(tmp_path: Path, 
     """Such as the model beside a run file, with `--output .`."""
     (tmp_path / other).mkdir() if other == "model" else (tmp_path / other).touch()
     with pytest.raises(UserInputError, match=f"holds {other} of no run, which a run would replace"):
-        RunFolder.create(tmp_path)
+        RunFolder.take(tmp_path)
     assert [each.name for each in tmp_path.iterdir() if each.name != ".lock"] == [other]

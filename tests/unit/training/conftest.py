@@ -39,6 +39,6 @@ def make_rank():
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.create(tmp_path / "run") as folder:
+    with RunFolder.take(tmp_path / "run") as folder:
         folder.write_manifest({"events": []})
         yield folder

@@ -163,6 +163,8 @@ def same_numbers(item: BufferItem, expected: BufferItem) -> None:
 class Drawn(BatchPlan):
     """Batches of which a later one gives a sample to another rank than an earlier one."""
 
+    mixes_ranks = True
+
     def passes(self, samples: Any) -> Any:
         for step in range(self.epochs_per_episode):
             yield [permutation(len(samples), 0, "drawn", step)[: self.train_batch_size]]

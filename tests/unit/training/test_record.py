@@ -28,7 +28,7 @@ class TwoRanks:
 
 @pytest.fixture
 def record(tmp_path):
-    with RunFolder.create(tmp_path / "run") as folder:
+    with RunFolder.take(tmp_path / "run") as folder:
         hooks = HookRelay()
         with EpisodeRecord.open(folder, hooks, step=0, episode=-1, logging=LoggingConfig()) as record:
             yield record

@@ -38,8 +38,7 @@ def fit(path, changes, interrupted=lambda: False, resume=None):
     heard, hooks = Heard(), HookRelay()
     hooks.register(heard)
     resolved = resolve(tiny_run(changes))
-    open_folder = RunFolder.create if resume is None else RunFolder.open
-    with open_folder(path) as folder:
+    with RunFolder.take(path, is_new=resume is None) as folder:
         if resume is None:
             folder.write_config({})
             folder.write_manifest({"events": []})

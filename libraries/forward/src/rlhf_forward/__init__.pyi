@@ -1,6 +1,7 @@
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost
 from .forward import policy_forward as policy_forward
+from .forward import token_logits as token_logits
 from .forward import value_forward as value_forward
 from .logprobs import entropy as entropy
 from .logprobs import response_logits as response_logits
@@ -22,10 +23,9 @@ from .noise import inverse_cdf_sample as inverse_cdf_sample
 from .noise import uniforms as uniforms
 from .padded_passes import ActionLabels as ActionLabels
 from .padded_passes import PaddedPasses as PaddedPasses
-from .row_lengths import RowLengths as RowLengths
+from .row_lengths import length_switches as length_switches
 from .row_lengths import own_lengths as own_lengths
 from .scores import last_token_scores as last_token_scores
 from .scores import scores_at as scores_at
 from .scoring import model_passes as model_passes
-from .shared_pass import carries_state as carries_state
 from .shared_pass import feels_padding as feels_padding

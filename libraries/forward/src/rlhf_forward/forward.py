@@ -15,7 +15,7 @@ from rlhf_core.models.kinds import kind_of
 
 from .logprobs import Temperature, scaled_logits
 from .padded_passes import ActionLabels, current_passes, plain_log_probs
-from .row_lengths import RowLengths, own_lengths
+from .row_lengths import length_switches, own_lengths
 from .rows import PaddedRows, with_own_prefixes
 
 if TYPE_CHECKING:
@@ -162,11 +162,27 @@ def _scatter(values: Tensor, mask: Tensor) -> Tensor:
     return zeros.index_put((mask,), values)
 
 
+def token_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor) -> Tensor:
+    """[N, V]: logits at the N True positions of `is_read`, in the layout of the applied passes.
+
+    input_ids: [B, S] int64, padded on the right; attention_mask, is_read: [B, S] bool.
+    """
+    inner = innermost(model)
+    rows = _laid_out(inner, PaddedRows(input_ids, attention_mask, is_read))
+    logits: Tensor = rows.of_actions(_call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths))
+    return logits
+
+
 def model_rows(model: nn.Module, experience: Experience) -> Any:
-    """The rows for the innermost `model`, as the applied passes lay them out. Each keeps the order of actions.
+    """The experience's rows for the innermost `model`, each action with its own prefix; see `_laid_out`."""
+    return _laid_out(model, with_own_prefixes(PaddedRows.of(experience), length_switches(model) or ()))
+
+
+def _laid_out(model: nn.Module, rows: PaddedRows) -> Any:
+    """The rows as the applied passes lay them out, in the order of actions.
 
     With model inputs besides ids and mask they are padded.
     """
     kind = kind_of(model)
-    rows = replace(with_own_prefixes(PaddedRows.of(experience), RowLengths.of(model)), kind=kind)
+    rows = replace(rows, kind=kind)
     return rows if rows.columns or kind.inputs_differ else current_passes().lay_out(model, rows)

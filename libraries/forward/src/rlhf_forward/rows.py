@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from rlhf_core.models.kinds import ModelKind, default_kind
-
-from .row_lengths import RowLengths
 
 if TYPE_CHECKING:
     from rlhf_core.types import Experience
@@ -77,13 +75,13 @@ class PaddedRows:
         return per_position[self.is_read[:, -per_position.shape[1] :]]
 
 
-def with_own_prefixes(rows: PaddedRows, rules: RowLengths | None) -> PaddedRows:
+def with_own_prefixes(rows: PaddedRows, switches: Iterable[int]) -> PaddedRows:
     """Rows in which each action gets the embeddings of its own prefix, as when it was sampled.
 
-    Actions before a switch of `rules` are read from the row cut off at the switch; so a longer row appears twice,
-    consecutively, which keeps the order of actions.
+    Actions before a switch (`length_switches`) are read from the row cut off at the switch; so a longer row appears
+    twice, consecutively, which keeps the order of actions.
     """
-    for switch in sorted(() if rules is None else rules.switches):
+    for switch in sorted(switches):
         if rows.sequences.shape[1] <= switch:
             break
         is_before = torch.arange(rows.sequences.shape[1], device=rows.sequences.device) < switch

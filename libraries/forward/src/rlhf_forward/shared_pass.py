@@ -8,8 +8,8 @@ model:
 - Transformers accepted by `packs` need no padding: all tokens are in one row.
 - Left padding is neutral only for models that mask it and take each token's position. Decoding batches of prompts
   without slots needs it; `feels_padding` tells for which models it is not neutral.
-- Rotary embeddings that depend on the longest row of a pass (`RowLengths`) are computed separately for each row
-  (`row_lengths.py`), and the engine recomputes a row that reaches a new range of lengths.
+- Rotary embeddings that depend on the longest row of a pass (`length_switches`) are computed separately for each row
+  (`row_lengths.py`), and the engine recomputes a row that passes a switch.
 """
 
 from __future__ import annotations
@@ -40,22 +40,8 @@ def feels_padding(config: Any, forward_parameters: Iterable[str]) -> str | None:
         return f"{config.model_type} feels empty columns"
     if not {"position_ids", "attention_mask"} <= set(forward_parameters):
         return "its forward takes no position_ids and attention_mask"
-    from transformers.cache_utils import DynamicLayer
+    from transformers.cache_utils import DynamicCache, DynamicLayer
 
-    if not all(isinstance(layer, DynamicLayer) for layer in _cache_layers(config)):
+    if not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers):
         return "it has a recurrent state, which padding would change"
     return None
-
-
-def carries_state(config: Any) -> bool:
-    """Whether a layer carries state from token to token that no attention mask stops between samples of a row."""
-    from transformers.cache_utils import LinearAttentionCacheLayerMixin
-
-    layers = _cache_layers(config)
-    return has_trait(config, "feels-padding") or any(isinstance(e, LinearAttentionCacheLayerMixin) for e in layers)
-
-
-def _cache_layers(config: Any) -> list[Any]:
-    from transformers import DynamicCache
-
-    return DynamicCache(config=config).layers

@@ -17,12 +17,11 @@ from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import CheckpointError, UserInputError, first_line
 from rlhf_core.models import ModelKind, kind_for
 from rlhf_core.models.kinds import MARK, WHERE
-from rlhf_core.util import replacing_folder
 
 from .adapters import is_lora, merged_weights, new_adapter, save_adapter, silence_bitsandbytes
 from .chat_options import set_chat_options
 from .files import check_hub, check_layers, check_name
-from .folders import quiet_progress, write_transformers_folder
+from .folders import quiet_progress, replacing_folder, write_transformers_folder
 from .noise import disable_dropout, disable_training_noise
 
 if TYPE_CHECKING:

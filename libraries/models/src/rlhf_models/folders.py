@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,19 @@ from rlhf_core.util import read_weights
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yields a folder beside `path` to be made and filled, which then takes its place; on error it is removed."""
+    beside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        yield beside
+        shutil.rmtree(path, ignore_errors=True)
+        beside.rename(path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def write_transformers_folder(model: Any, weights: dict[str, Tensor], path: Path) -> None:

@@ -39,7 +39,6 @@ from .functional.off_policy import overlong_penalty as overlong_penalty
 from .named_functions import FunctionChoice as FunctionChoice
 from .named_functions import FunctionUse as FunctionUse
 from .named_functions import NamesFunctions as NamesFunctions
-from .named_functions import bind_use as bind_use
 from .penalties import KL_PENALTY as KL_PENALTY
 from .penalties import LENGTH_PENALTY as LENGTH_PENALTY
 from .policy import PolicyObjective as PolicyObjective

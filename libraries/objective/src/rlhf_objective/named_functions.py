@@ -13,14 +13,13 @@ and in the run file `algorithm: {name: grpo, policy_loss: {name: my-loss, temper
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper, wraps
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import ValidationError
-
+import rlhf_objective as objective  # loads torch when a KL is estimated, not when its name is read
 from rlhf_core.components import Component
 from rlhf_core.config.problems import Problem, Problems
 from rlhf_core.config.section import Section
@@ -33,6 +32,8 @@ from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, is_file_reference, sp
 from rlhf_core.util.did_you_mean import suggestion
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlhf_core.config.resolved import ResolvedRun
 
 FunctionKind = Literal["advantages", "policy_losses", "kl_estimators"]
@@ -51,6 +52,50 @@ class FunctionUse:
     choice: FunctionChoice
     shared: Mapping[str, Any] = field(default_factory=dict)
 
+    def find(self, option: str, problems: Problems, trust: FileTrust = EVERY_FILE) -> tuple[Selected, Any]:
+        """The function and its checked options, None where `problems` were added; the function must have those beside.
+
+        option: the key that chooses it. A file is run only where `trust` says so. Raises `PluginError` for a missing
+        or invalid function, `ConfigError` for a choice without a name.
+        """
+        name, options = split_choice(self.choice, option)
+        found = _find(self.kind, name, trust)
+        schema, beside = found.component.config, dict(self.shared)
+        for key in self.shared:
+            if not found.is_unread and key not in schema.model_fields:
+                problems.add(key, f"{found.label} has no such option", f"its options: {_known(schema)}")
+                del beside[key]
+            elif key in options:
+                problems.add(key, f"is given in {option}, too", "remove one of them")
+                del beside[key]
+        told = Problems()
+        checked = told.validate(schema, {**options, **beside}, option, also_known=["name"])
+        for each in told:
+            own = each.path.removeprefix(f"{option}.")
+            problems.add(own if own.partition(".")[0] in beside else each.path, each.message, each.hint)
+        return found, checked
+
+    def bind(self, *, where: str) -> Callable[..., Any]:
+        """The function with its options bound. A file is run: it was checked with the run's other options.
+
+        where: the key of the run file, for errors. Raises `PluginError` for a missing or invalid function,
+        `ConfigError` for wrong options.
+        """
+        problems = Problems()
+        section, _, option = where.rpartition(".")
+        found, checked = self.find(option, problems)
+        problems.raise_if_any(section or where)
+        function = found.function
+        assert function is not None, "only functions that are files or installed are bound"
+
+        @wraps(function)  # with what the function declares as its attributes
+        def called(*args: Any, **options: Any) -> Any:
+            with errors_of(found.label, function.__name__, caller=__name__):
+                return function(*args, **options)
+
+        bound = partial(called, **{name: getattr(checked, name) for name in found.component.config.model_fields})
+        return update_wrapper(bound, function)
+
 
 class NamesFunctions(Section, ABC):
     """Base of a section whose options may name functions, so that a check of the run file covers them."""
@@ -66,21 +111,11 @@ class NamesFunctions(Section, ABC):
         problems = Problems()
         for option, use in self.functions().items():
             try:
-                name, options = split_choice(use.choice, option)
-                found = _find(use.kind, name, run.trust)
+                use.find(option, problems, run.trust)
             except ConfigError as error:
                 problems.add(option, error.message, error.hint)
-                continue
             except PluginError as error:
                 problems.add_error(option if isinstance(use.choice, str) else f"{option}.name", error)
-                continue
-            schema = found.component.config
-            problems.validate(schema, options, option, also_known=["name"])
-            beside = dict(use.shared)
-            for misplaced in _misplaced(use.shared, options, found, option):
-                problems.add(str(misplaced.where), misplaced.message, misplaced.hint)
-                beside.pop(str(misplaced.where))
-            problems.validate(schema, beside)
         return [*super().check(run), *problems]
 
     def adapt(self, run: ResolvedRun) -> Self:
@@ -94,72 +129,21 @@ class NamesFunctions(Section, ABC):
         return super().adapt(run).model_copy(update=found)
 
 
-def bind_function(
-    kind: FunctionKind, choice: FunctionChoice, *, where: str, shared: Mapping[str, Any] | None = None
-) -> Callable[..., Any]:
-    """The named function with its options checked and bound.
-
-    where: the key of the run file, for errors. shared: options set beside the choice rather than in it (by their
-    names there); the function must have them, and an option may be given in one of the two places only.
-
-    A file is run: it was checked with the run's other options. Raises `PluginError` for a missing or invalid
-    function, `ConfigError` for wrong options.
-    """
-    name, options = split_choice(choice, where)
-    found = _find(kind, name)
-    label, schema = found.label, found.component.config
-    for misplaced in _misplaced(shared or {}, options, found, where):
-        raise misplaced
-    try:
-        checked = schema.model_validate({**options, **(shared or {})})
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise ConfigError(f"{label}: " + "; ".join(problems), where=where, hint=_known(schema)) from None
-    function = found.function
-    assert function is not None, "only functions that are files or installed are bound"
-
-    @wraps(function)  # with what the function declares as its attributes
-    def called(*args: Any, **options: Any) -> Any:
-        with errors_of(label, function.__name__, caller=__name__):
-            return function(*args, **options)
-
-    bound = partial(called, **{name: getattr(checked, name) for name in schema.model_fields})
-    return update_wrapper(bound, function)
-
-
-def bind_use(use: FunctionUse, *, where: str) -> Callable[..., Any]:
-    """`bind_function` for a section's `FunctionUse`."""
-    return bind_function(use.kind, use.choice, where=where, shared=use.shared)
-
-
-def _find(kind: FunctionKind, name: str, trust: FileTrust = EVERY_FILE) -> Selected:
+def _find(kind: FunctionKind, name: str, trust: FileTrust) -> Selected:
     """The function, whose component has the schema of its options. Raises `PluginError`."""
-    if kind == "kl_estimators" and not is_file_reference(name):
-        _check_kl_estimator(name)
-        return Selected(kind, name, Component("", FunctionOptions), "rlhf-objective", version("rlhf-objective"))
-    return load(kind, name, trust=trust)
-
-
-def _check_kl_estimator(name: str) -> None:
+    if kind != "kl_estimators" or is_file_reference(name):
+        return load(kind, name, trust=trust)
     if name not in KL_ESTIMATORS:
         raise PluginError(
             f'there is no KL estimator "{name}"{suggestion(name, KL_ESTIMATORS)}',
             hint=f"one of {', '.join(KL_ESTIMATORS)}, or FILE.py:NAME",
         )
 
+    def estimate(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+        return objective.kl_estimate(log_probs, reference_log_probs, name)  # type: ignore[arg-type]
 
-def _misplaced(
-    shared: Mapping[str, Any], options: Mapping[str, Any], found: Selected, where: str
-) -> Iterator[ConfigError]:
-    """An error for each option set beside the choice that the function lacks, or that is given in both places."""
-    section = where.rpartition(".")[0]
-    for key in shared:
-        place = f"{section}.{key}" if section else key
-        schema = found.component.config
-        if not found.is_unread and key not in schema.model_fields:
-            yield ConfigError(f"{found.label} has no such option", where=place, hint=_known(schema))
-        elif key in options:
-            yield ConfigError(f"is given in {where}, too", where=place, hint="remove one of them")
+    own = "rlhf-objective"
+    return Selected(kind, name, Component("", FunctionOptions), own, version(own), function=estimate)
 
 
 def split_choice(choice: FunctionChoice, where: str) -> tuple[str, dict[str, Any]]:
@@ -174,4 +158,4 @@ def split_choice(choice: FunctionChoice, where: str) -> tuple[str, dict[str, Any
 
 
 def _known(schema: Any) -> str:
-    return f"its options: {', '.join(schema.model_fields) or 'none'}"
+    return ", ".join(schema.model_fields) or "none"

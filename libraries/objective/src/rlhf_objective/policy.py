@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.algorithm import GroupPass, LossOutput, LossTerm, Mean, PassContext, RolloutAlgorithm
@@ -14,7 +13,7 @@ from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_count, aggregate_sum, mean_over_ranks, model_passes, policy_forward
 from rlhf_forward.masking import sum_and_mean_over_ranks
 
-from . import EntropyController, PolicyLoss, PolicyLossInput, bind_use, kl_estimate, overlong_penalty, policy_metrics
+from . import EntropyController, PolicyLoss, PolicyLossInput, overlong_penalty, policy_metrics
 from .correction import importance_weights
 from .declarations import needs_greedy_answer, needs_of
 from .estimate import check_overlong, estimated
@@ -52,14 +51,13 @@ class PolicyObjective(RolloutAlgorithm):
         Raises `PluginError` and `ConfigError`: a function that is not there, or options that cannot work.
         """
         check_overlong(config, max_new_tokens)
-        functions = {key: bind_use(use, where=f"algorithm.{key}") for key, use in config.functions().items()}
+        functions = {key: use.bind(where=f"algorithm.{key}") for key, use in config.functions().items()}
         self.config = config
         self.functions: Mapping[str, Callable[..., Any]] = functions
         """Option -> the function it names, bound; those of the section's subclass, too."""
         self.estimator = functions.get("advantage")
         """Turns what it needs of an episode into advantages, [B] or [B, A]; None where the section names none."""
-        own_kl: Any = config.own_kl
-        self._kl = functions["kl_estimator"] if own_kl is None else partial(kl_estimate, estimator=own_kl)
+        self._kl = functions["kl_estimator"]
         self.temperature = temperature
         """At which answers were sampled; log-probs are at it."""
         self._max_new_tokens = max_new_tokens

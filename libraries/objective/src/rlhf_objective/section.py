@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from rlhf_core.config.processes import TransportConfig
 
-from .named_functions import KL_ESTIMATORS, FunctionChoice, FunctionUse, NamesFunctions
+from .named_functions import FunctionChoice, FunctionUse, NamesFunctions
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolved import ResolvedRun
@@ -97,13 +97,6 @@ class PolicyObjectiveSection(NamesFunctions):
     )
     entropy_coef_max: float = Field(1.0, gt=0, description="Most that entropy_coef is steered to; the least is 0.")
 
-    @field_validator("clip_eps")
-    @classmethod
-    def _below_one(cls, value: float | None, info: ValidationInfo) -> float | None:
-        if value is not None and value >= 1 and info.data.get("policy_loss") == "clip":
-            raise ValueError("clip_eps must be below 1: the ratio cannot fall to 0 or less")
-        return value
-
     @model_validator(mode="after")
     def _ranges(self) -> PolicyObjectiveSection:
         for key in ("importance_token_range", "importance_sequence_range", "importance_outlier_range"):
@@ -114,16 +107,10 @@ class PolicyObjectiveSection(NamesFunctions):
 
     def functions(self) -> dict[str, FunctionUse]:
         bounds = self.given("clip_eps", "clip_eps_high")
-        found = {"policy_loss": FunctionUse("policy_losses", self.policy_loss, bounds)}
-        if self.own_kl is None:
-            found["kl_estimator"] = FunctionUse("kl_estimators", self.kl_estimator)
-        return found
-
-    @property
-    def own_kl(self) -> str | None:
-        """The name of one of this library's KL estimators, or None if another is chosen."""
-        name = self.kl_estimator
-        return name if isinstance(name, str) and name in KL_ESTIMATORS else None
+        return {
+            "policy_loss": FunctionUse("policy_losses", self.policy_loss, bounds),
+            "kl_estimator": FunctionUse("kl_estimators", self.kl_estimator),
+        }
 
     def given(self, *names: str) -> dict[str, Any]:
         """The named options that are not null."""

@@ -11,7 +11,7 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
-from rlhf_core.distributed.parent_watch import killed_with_parent
+from rlhf_containment.processes.parent_watch import killed_with_parent
 from rlhf_core.errors import InterruptedRun, LostRankError, RlhfError, full_disk
 from rlhf_core.util.jsonl import write_json
 from rlhf_core.util.redact import printable, redact_text

@@ -91,7 +91,7 @@ class ProcessGroup:
                 f"rank {self.rank} of {self.world_size} could not meet the others (limit "
                 f"{self.timeout_seconds:g} s) at {self.env.master_addr}:{self.env.master_port}: {first_line(error)}",
                 where="strategy.timeout_seconds",
-                hint=f"were all {self.world_size} processes started (under SLURM: with srun)? is the port free?",
+                hint=f"were all {self.world_size} processes started? is the port free?",
             ) from error
         self._owned = True
 

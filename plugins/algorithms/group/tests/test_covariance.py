@@ -13,8 +13,7 @@ import torch
 from rlhf_forward import uniforms
 from rlhf_forward.masking import mask_from_lengths
 from rlhf_group.covariance import covariances, largest, some_between
-from rlhf_objective import EpisodeTokens, PolicyLossInput, ppo_policy_loss
-from rlhf_objective.named_functions import bind_function
+from rlhf_objective import EpisodeTokens, FunctionUse, PolicyLossInput, ppo_policy_loss
 
 LENGTHS = [3, 1, 4, 0, 2]
 
@@ -89,7 +88,7 @@ def batch(marked: list[bool] | None) -> PolicyLossInput:
 
 
 def loss(name: str, given: PolicyLossInput, **options: Any) -> Any:
-    return bind_function("policy_losses", {"name": name, **options}, where="test")(given)
+    return FunctionUse("policy_losses", {"name": name, **options}).bind(where="test")(given)
 
 
 def test_clip_cov_by_hand() -> None:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rlhf_core.whole import Whole
-from rlhf_objective import KL_PENALTY, AdvantageInput, needs_greedy_answer, needs_of
-from rlhf_objective.named_functions import bind_function
+from rlhf_objective import KL_PENALTY, AdvantageInput, FunctionUse, needs_greedy_answer, needs_of
 
 
 def scalars(
@@ -32,7 +31,7 @@ def scalars(
 
 
 def estimate(name: str, episode: Whole, **options: Any) -> list[float]:
-    found = bind_function("advantages", {"name": name, **options}, where="test")(episode)
+    found = FunctionUse("advantages", {"name": name, **options}).bind(where="test")(episode)
     assert found.dtype == torch.float32
     values: list[float] = found.tolist()
     return values
@@ -123,7 +122,7 @@ def test_an_episode_of_several_rows_is_one_answer() -> None:
 
 def test_remax_by_hand() -> None:
     """Two answers to a prompt whose greedy one scores 1, one to a prompt whose greedy one scores 4."""
-    remax = bind_function("advantages", "remax", where="test")
+    remax = FunctionUse("advantages", "remax").bind(where="test")
     rewards = torch.tensor([[-0.5, 0.25, 3.0], [0.0, 0.0, 0.0], [4.0, 9.0, 9.0]])
     mask = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
     greedy = torch.tensor([1.0, 1.0, 4.0])
@@ -141,6 +140,6 @@ def test_remax_agrees_with_a_slow_reference(seed: int) -> None:
         [sum(rewards[row, u].item() for u in range(t, 5) if mask[row, u]) - greedy[row].item() for t in range(5)]
         for row in range(6)
     ]
-    remax = bind_function("advantages", "remax", where="test")
+    remax = FunctionUse("advantages", "remax").bind(where="test")
     found = remax(AdvantageInput(rewards, mask, torch.arange(6), greedy_scores=greedy))
     torch.testing.assert_close(found, torch.tensor(expected) * mask, rtol=1e-5, atol=1e-6)

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from rlhf_forward.masking import mask_from_lengths
-from rlhf_objective import PolicyLoss, PolicyLossInput
-from rlhf_objective.named_functions import bind_function
+from rlhf_objective import FunctionUse, PolicyLoss, PolicyLossInput
 
 LENGTHS = [2, 3, 1, 4, 0]
 Row = Sequence[float]
 
 
 def loss_of(name: str, options: Mapping[str, Any], batch: PolicyLossInput) -> PolicyLoss:
-    found: PolicyLoss = bind_function("policy_losses", {"name": name, **options}, where="test")(batch)
+    found: PolicyLoss = FunctionUse("policy_losses", {"name": name, **options}).bind(where="test")(batch)
     return found
 
 

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
-from rlhf_core.errors import DataError, UserInputError
+from rlhf_core.errors import DataError
 from rlhf_core.prompts.stream import PromptEncoder
-from rlhf_offline.packing import example_lengths, packed_logits, plan_rows
+from rlhf_passes.fast_passes import fast_passes
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789<>/ :\n"
@@ -104,66 +102,48 @@ def test_records_that_cannot_be(algorithm: Any, record: dict[str, Any], template
         algorithm("sft", {}, tokenizer).encode(record, tokenizer)
 
 
-def test_packing_changes_nothing_but_the_rows(algorithm: Any) -> None:
-    model = tiny_model(seed=0)
-
-    def run(options: dict[str, Any]) -> tuple[Any, torch.Tensor, Any]:
-        made = algorithm("sft", options)
-        batch = made.collate([made.encode(record, tiny_tokenizer()) for record in RECORDS])
-        model.zero_grad()
+def learn(made: Any, model: torch.nn.Module, records: list[dict[str, str]]) -> tuple[torch.Tensor, Any]:
+    """The gradient of an update, and what the algorithm gave."""
+    batch = made.collate([made.encode(record, tiny_tokenizer()) for record in records])
+    model.zero_grad()
+    with fast_passes(model):
         output = made.loss({"policy": model}, batch)
         torch.autograd.backward(output.sums["policy"] / made.counts(batch)["policy"])
-        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        return batch, gradient, (made.counts(batch), output.sums["policy"].item(), output.metrics)
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return gradient, (made.counts(batch), output)
 
-    padded, expected, (counts, total, metrics) = run({})
-    packed, found, (packed_counts, packed_total, packed_metrics) = run({"packing": True, "max_tokens": 14})
-    assert packed.input_ids.shape[0] < padded.input_ids.shape[0] == len(RECORDS) == len(packed) == len(padded)
-    assert packed_counts == counts and packed_total == pytest.approx(total, rel=1e-5)
+
+def assert_packing_changes_nothing(algorithm: Any, model: torch.nn.Module) -> None:
+    expected, (counts, padded) = learn(algorithm("sft"), model, RECORDS)
+    found, (packed_counts, packed) = learn(algorithm("sft", {"packing": True}), model, RECORDS)
+    assert packed_counts == counts and packed.sums["policy"].item() == pytest.approx(padded.sums["policy"].item())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     right = "sft/token_accuracy"
-    assert int(packed_metrics[right].total) == int(metrics[right].total)
+    assert int(packed.metrics[right].total) == int(padded.metrics[right].total)
 
 
-def test_packed_examples_have_the_rotary_embeddings_of_their_own_lengths() -> None:
+def test_packing_changes_nothing_but_the_rows(algorithm: Any) -> None:
+    model, shapes = tiny_model(seed=0), []
+    handle = model.get_input_embeddings().register_forward_hook(lambda module, args, out: shapes.append(args[0].shape))
+    assert_packing_changes_nothing(algorithm, model)
+    handle.remove()
+    padded, packed = shapes
+    assert padded[0] == len(RECORDS) and packed[0] == 1 and packed.numel() < padded.numel()
+
+
+def test_packed_examples_have_the_rotary_embeddings_of_their_own_lengths(algorithm: Any) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=40, max_position_embeddings=6, rope_parameters=rope, **sizes)
-    model = LlamaForCausalLM(config).eval()
-    examples = [torch.randint(1, 40, (length,)) for length in (4, 9, 12)]
-    positions = torch.cat([torch.arange(len(ids)) for ids in examples])
-    lengths = example_lengths(positions[None])[0]
-    assert lengths.tolist() == [4] * 4 + [9] * 9 + [12] * 12
-    packed = packed_logits(model, torch.cat(examples)[None], positions[None])[0]
-    for ids, found in zip(examples, packed.split([4, 9, 12]), strict=True):
-        alone = LlamaForCausalLM(config).eval()
-        alone.load_state_dict(model.state_dict())
-        torch.testing.assert_close(found, alone(ids[None]).logits[0], rtol=1e-4, atol=1e-5)
-
-
-def flash_llama() -> torch.nn.Module:
-    model = tiny_model(seed=0)
-    model.config._attn_implementation = "flash_attention_2"
-    return model
-
-
-def recurrent() -> torch.nn.Module:
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
-    return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(vocab_size=40, lru_width=16, **sizes))
-
-
-@pytest.mark.parametrize("make_model", [flash_llama, recurrent])
-def test_a_model_that_cannot_keep_packed_examples_apart_says_so(algorithm: Any, make_model: Any) -> None:
-    model = make_model()
+    model = LlamaForCausalLM(config)
     made = algorithm("sft", {"packing": True})
-    batch = made.collate([made.encode(record, tiny_tokenizer()) for record in RECORDS])
-    with pytest.raises(UserInputError, match="cannot keep packed examples apart"):
-        made.loss({"policy": model}, batch)
+    _, (_, together) = learn(made, model, RECORDS)
+    alone = [learn(made, model, [record])[1][1].sums["policy"].item() for record in RECORDS]
+    assert together.sums["policy"].item() == pytest.approx(sum(alone), rel=1e-5)
+    assert_packing_changes_nothing(algorithm, model)
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 20))
-def test_rows_hold_every_example_once_within_their_room(lengths: list[int], room: int) -> None:
-    rows = plan_rows(lengths, room)
-    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
-    for row in rows:
-        assert len(row) == 1 or sum(lengths[index] for index in row) <= room
+def test_a_model_that_cannot_keep_packed_examples_apart_runs_padded(algorithm: Any) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(vocab_size=40, lru_width=16, **sizes))
+    assert_packing_changes_nothing(algorithm, model)

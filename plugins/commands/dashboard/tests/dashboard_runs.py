@@ -10,7 +10,7 @@ HOST = "127.0.0.1:8123"
 
 def make_run(path, *, status="running", episodes=2):
     """Metrics and samples of some episodes, and a summary."""
-    with RunFolder.create(path) as folder:
+    with RunFolder.take(path) as folder:
         folder.write_config(
             {
                 "model": {"path": "builtin:tiny-digits"},

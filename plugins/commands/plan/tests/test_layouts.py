@@ -144,7 +144,7 @@ def test_what_to_type(folder, tmp_path, capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_plan_for_a_gpu_on_a_machine_without_one(folder, tmp_path, capsys):
-    """Its memory is told, of a GPU: neither this process's libraries, nor passes as small as a CPU's. Times are not."""
+    """Its memory is told, of a GPU: neither this process's libraries, nor passes as small as a CPU's."""
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps(run_of(folder, algorithm=GRPO, train={**WIDE, "train_batch_size": 128})))
     gpu = ("--set", "model.device=cuda", "--set", "engine.max_new_tokens=1000", "--memory", "40GB")
@@ -159,10 +159,8 @@ def test_a_plan_for_a_gpu_on_a_machine_without_one(folder, tmp_path, capsys):
         assert "interpreter and libraries" not in process["bytes_by_part"]
     trainer, _ = found["processes"]
     assert trainer["bytes_by_part"]["activations"] > 16_384 * 3 * 32_000 * 4, "logits of a pass on a GPU"
-    assert (found["seconds_per_episode"], found["tokens_per_second"], found["total_seconds"]) == ({}, {}, 0.0)
-    assert found["device"] == "a GPU, which this machine lacks"
+    assert found["device"] == "cuda"
     with pytest.raises(SystemExit):
         main(["plan", str(path), *gpu, "--strategy", "low-level-zero"])
     out = capsys.readouterr().out
-    assert "on a GPU, which this machine lacks" in out and "no times" in out
-    assert "at most about" not in out and "libraries" not in out
+    assert "on cuda\n" in out and "libraries" not in out

@@ -13,7 +13,7 @@ from rlhf_core.runfolder.folder import RunFolder
 def make_run(path: Path, *, episodes: int = 60, seed: int = 0, completion: str | None = None) -> Path:
     """Write a folder with every key that a report plots."""
     noise = random.Random(seed)
-    with RunFolder.create(path) as folder:
+    with RunFolder.take(path) as folder:
         folder.write_config(
             {
                 "model": {"path": "runs/ppo/warm-start/model", "dtype": "auto"},

@@ -9,18 +9,18 @@ import pytest
 from test_server import KEY, Owner, connect, request, response, serving
 
 from rlhf_episodes import CallRefused
-from rlhf_serve.protocol import read_chat, read_text
+from rlhf_serve.protocol import ChatBody, TextBody, read
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "add"}}
 
 
 def chat(**values):
-    return read_chat(json.dumps({"messages": MESSAGES, **values}).encode())
+    return read(json.dumps({"messages": MESSAGES, **values}).encode(), ChatBody)
 
 
 def text(**values):
-    return read_text(json.dumps({"prompt": "3+4=", **values}).encode())
+    return read(json.dumps({"prompt": "3+4=", **values}).encode(), TextBody)
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,16 @@ def text(**values):
         ("temprature", 0),
     ],
 )
-@pytest.mark.parametrize("read", [chat, text])
-def test_an_option_that_would_change_an_answer_is_refused_by_its_name(read, name, value):
+@pytest.mark.parametrize("body", [chat, text])
+def test_an_option_that_would_change_an_answer_is_refused_by_its_name(body, name, value):
     with pytest.raises(CallRefused, match=f"^{name} is not supported here") as caught:
-        read(**{name: value})
+        body(**{name: value})
     assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
 
 
-@pytest.mark.parametrize("read", [chat, text])
-def test_options_that_change_nothing_are_taken(read):
-    read(top_k=-1, min_p=0, repetition_penalty=1.0, n=1, user="me", metadata={}, guided_json=None, logprobs=None)
+@pytest.mark.parametrize("body", [chat, text])
+def test_options_that_change_nothing_are_taken(body):
+    body(top_k=-1, min_p=0, repetition_penalty=1.0, n=1, user="me", metadata={}, guided_json=None, logprobs=None)
 
 
 def calling(name, arguments):
@@ -60,12 +60,12 @@ def calling(name, arguments):
 
 
 def test_without_tool_choice_the_model_sees_no_tools():
-    assert chat(tools=[TOOL]).calls[0].tools == chat(tools=[TOOL], tool_choice="auto").calls[0].tools == (TOOL,)
-    assert chat(tools=[TOOL], tool_choice="none").calls[0].tools == ()
+    assert chat(tools=[TOOL]).calls()[0].tools == chat(tools=[TOOL], tool_choice="auto").calls()[0].tools == (TOOL,)
+    assert chat(tools=[TOOL], tool_choice="none").calls()[0].tools == ()
 
 
 @pytest.mark.parametrize(
-    ("read", "values", "named"),
+    ("body", "values", "named"),
     [
         (text, {"prompt": "a\ud800"}, "prompt.0: .* unicode string"),
         (text, {"prompt": ["a", "\udfff"]}, "prompt.1: .* unicode string"),
@@ -87,15 +87,15 @@ def test_without_tool_choice_the_model_sees_no_tools():
         (text, {"prompt": ["a"] * 129}, "at most 128"),
     ],
 )
-def test_values_that_could_not_be_answered_are_refused(read, values, named):
+def test_values_that_could_not_be_answered_are_refused(body, values, named):
     with pytest.raises(CallRefused, match=named) as caught:
-        read(**values)
+        body(**values)
     assert caught.value.status == 400
 
 
 def test_what_a_tool_printed_may_be_half_a_character():
     messages = [*MESSAGES, {"role": "tool", "tool_call_id": "a", "content": "\ud800"}]
-    assert chat(messages=messages).calls[0].messages[1].content == "\ud800"
+    assert chat(messages=messages).calls()[0].messages[1].content == "\ud800"
 
 
 class Echoes(Owner):

@@ -1,7 +1,6 @@
 """A model that is served: from a folder, and from what a run has written."""
 
 import asyncio
-import json
 import os
 import pty
 import re
@@ -16,7 +15,6 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
-import yaml
 from adding_agent import ADD, QUESTION
 from running import PATIENCE_SECONDS, wait_until
 from tool_models import CALL
@@ -24,23 +22,21 @@ from tool_models import CALL
 from rlhf_cli.answers import generate_answers
 from rlhf_cli.main import run
 from rlhf_core import train
+from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
 from rlhf_episodes import Keys
 from rlhf_serve.server import start
-from rlhf_serve.serving import serve_model
-from rlhf_serve.weights import choose_model
+from rlhf_serve.serving import model_of, serve_model
 from rlhf_testing.models import save_tiny_model
 from rlhf_testing.runs import tiny_run
 from rlhf_web import ServerLimits
 
 
 @asynccontextmanager
-async def client_of(path, *, max_new_tokens=32, **options):
+async def client_of(path, *, max_new_tokens=32):
     """The real client of a model that is served."""
-    chosen = choose_model(str(path), device="cpu", **options)
-    with closing(
-        serve_model(chosen.config, chosen.weights, engine="hf", seed=0, max_new_tokens=max_new_tokens)
-    ) as model:
+    config = ModelConfig(path=model_of(str(path)), device="cpu")
+    with closing(serve_model(config, engine="hf", seed=0, max_new_tokens=max_new_tokens)) as model:
         keys = Keys()
         key = keys.add(model)
         server = await start(keys.find, host="127.0.0.1", port=0, limits=ServerLimits(), model="mine")
@@ -101,71 +97,27 @@ def test_a_chat_model_calls_tools(tool_model):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    changes = {
-        "checkpoint": {"every_episodes": 1, "best": "reward/mean", "best_is": "lowest"},
-        "optimizer": {"lr": 0.05},
-    }
+    changes = {"checkpoint": {"every_episodes": 1}, "optimizer": {"lr": 0.05}}
     return train(tiny_run(changes), output=tmp_path_factory.mktemp("runs") / "run").run_folder
 
 
-def test_a_checkpoint_is_served_with_the_runs_chat_options(run_folder, tmp_path):
-    going_on = tmp_path / "going-on"
-    shutil.copytree(run_folder, going_on)
-    shutil.rmtree(going_on / "model")
-    config = yaml.safe_load((going_on / "config.yaml").read_text())
-    config["model"]["chat"] = {"kwargs": {"enable_thinking": False}}
-    (going_on / "config.yaml").write_text(yaml.safe_dump(config))
-    assert choose_model(str(going_on)).config.chat.kwargs == {"enable_thinking": False}
+def test_of_a_run_its_model_is_served(run_folder):
+    assert model_of(str(run_folder)) == str(run_folder / "model")
 
-
-def test_of_a_run_the_newest_model_is_served_or_the_best(run_folder, tmp_path):
-    assert choose_model(str(run_folder)).label == str(run_folder / "model")
-    going_on = tmp_path / "going-on"
-    shutil.copytree(run_folder, going_on)
-    shutil.rmtree(going_on / "model")
-    newest = choose_model(str(going_on))
-    assert newest.label == str(going_on / "checkpoints" / "step-4")
-    named = (going_on / "checkpoints" / "best").read_text().strip()
-    assert choose_model(str(going_on), best=True).label == str(going_on / "checkpoints" / named)
-
-    async def answer(folder, **options):
-        async with client_of(folder, max_new_tokens=8, **options) as client:
+    async def answer(path):
+        async with client_of(path, max_new_tokens=8) as client:
             return await complete(client, "31>", seed=3)
 
-    assert asyncio.run(answer(going_on)) == asyncio.run(answer(run_folder))
-    newer = {**json.loads((run_folder / "summary.json").read_text()), "status": "running"}
-    shutil.copytree(run_folder, tmp_path / "resumed")
-    (tmp_path / "resumed" / "summary.json").write_text(json.dumps(newer))
-    assert choose_model(str(tmp_path / "resumed")).label == str(tmp_path / "resumed" / "checkpoints" / "step-4")
+    assert asyncio.run(answer(run_folder)) == asyncio.run(answer(run_folder / "model"))
 
 
-def test_a_checkpoint_of_adapters_is_served_with_them(tmp_path):
-    model = {"path": "builtin:tiny-digits", "device": "cpu", "lora": {"r": 4}}
-    changes = {"model": model, "checkpoint": {"every_episodes": 1}, "optimizer": {"lr": 0.1}}
-    folder = train(tiny_run(changes), output=tmp_path / "run").run_folder
-
-    async def answer():
-        async with client_of(folder, max_new_tokens=8) as client:
-            return [await complete(client, "31>", seed=seed) for seed in range(4)]
-
-    final = asyncio.run(answer())
-    shutil.rmtree(folder / "model")
-    assert choose_model(str(folder)).weights is not None and asyncio.run(answer()) == final
-
-
-def test_what_is_not_there_is_told(run_folder, tmp_path, tiny):
-    bare = tmp_path / "bare"
-    shutil.copytree(run_folder, bare, ignore=shutil.ignore_patterns("model", "checkpoints"))
-    with pytest.raises(UserInputError, match="no model and no checkpoint yet"):
-        choose_model(str(bare))
-    with pytest.raises(UserInputError, match="no best checkpoint"):
-        choose_model(str(bare), best=True)
-    with pytest.raises(UserInputError, match="only a run has"):
-        choose_model(str(tiny), best=True)
-    (bare / "checkpoints").mkdir()
-    (bare / "checkpoints" / "best").write_text("../../elsewhere")
-    with pytest.raises(UserInputError, match="no best checkpoint"):
-        choose_model(str(bare), best=True)
+def test_a_run_without_a_model_says_how_a_checkpoint_becomes_one(run_folder, tmp_path):
+    going_on = tmp_path / "going-on"
+    shutil.copytree(run_folder, going_on)
+    shutil.rmtree(going_on / "model")
+    with pytest.raises(UserInputError, match="no model yet") as told:
+        model_of(str(going_on))
+    assert f"rlhf export {going_on} --to DIR" in str(told.value)
 
 
 def test_the_key_is_not_written_to_a_log(capsys, monkeypatch, tiny):

@@ -18,8 +18,8 @@ def decoded(module, steps=3):
     """Logits [steps, rows, V] of decoding from `PROMPTS`."""
     with generating(module):
         slots = SlotModel(ModelForward(module), num_slots=2, max_tokens=16)
-        _, cache = slots.prefill(PROMPTS)
-        slots.cache.fill([0, 1], cache, [0, 1])
+        _, layers = slots.prefill(PROMPTS)
+        slots.cache.fill([0, 1], layers, [0, 1])
         lengths = [len(prompt) for prompt in PROMPTS]
         return torch.stack([slots.decode([12, 13], [length + step for length in lengths]) for step in range(steps)])
 

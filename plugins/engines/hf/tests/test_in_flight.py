@@ -186,4 +186,4 @@ def test_a_generation_ends_when_all_is_canceled(flight, requests):
             script._made.cancel(asked.sample_id)
         return found
 
-    assert list(script._made.generate_in_flight(between)) == [] and script.step == 3
+    assert list(script._made.generate_in_flight(between)) == [] and script.step == 2

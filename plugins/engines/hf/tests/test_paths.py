@@ -78,4 +78,4 @@ def test_rows_of_a_length_dependent_rotary_embedding_are_not_mixed(engine):
     )  # fmt: skip
     path = engine(LlamaForCausalLM(config)).path
     assert path.name == "equal"
-    assert "dynamic" in path.reasons[0]
+    assert "rotary" in path.reasons[0]

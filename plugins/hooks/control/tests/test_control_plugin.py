@@ -15,7 +15,7 @@ from rlhf_core.runfolder.folder import RunFolder
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.create(tmp_path / "run") as folder:
+    with RunFolder.take(tmp_path / "run") as folder:
         folder.write_manifest({"events": []})
         yield folder
 

@@ -25,7 +25,7 @@ def made_of(module, **options):
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+    for key in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(key, raising=False)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.config.processes import check_groups
+from rlhf_core.config import processes
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, UserInputError
 from rlhf_core.strategy import StateBytes
@@ -75,12 +75,12 @@ def test_what_cannot_be_split_is_refused_by_name():
 
 def test_a_run_of_part_of_a_group_is_refused_before_anything_starts():
     run = resolve(tiny_run({"strategy": {"name": "fsdp", "tensor_parallel": 2}}))
-    check_groups(run, 4)
+    processes.check_processes(run, 4)
     with pytest.raises(ConfigError, match=r"3 do not form groups of 2.*\n.*--num-processes 2"):
-        check_groups(run, 3)
+        processes.check_processes(run, 3)
     detached = {"strategy": {"name": "fsdp", "tensor_parallel": 2}, "transport": {"name": "ray", "num_trainers": 1}}
     with pytest.raises(ConfigError, match=r"transport.num_trainers=2"):
-        check_groups(resolve(tiny_run(detached)), 1)
+        processes.check_processes(resolve(tiny_run(detached)), 1)
 
 
 class Group:

@@ -276,7 +276,6 @@ def test_several_makers_and_trainers_keep_the_staleness_bound(
     recorder = Recorder()
     run = run_file({"episodes": 4}, num_makers=2, num_trainers=2, max_staleness=1)
     run["strategy"] = "ddp"
-    run["rewards"] = [{"name": run["rewards"][0], "cache": True}]
     result = train(run, output=tmp_path / "ray", hooks=[recorder])
     assert result is not None
     check_samples(tmp_path / "ray")
@@ -286,7 +285,6 @@ def test_several_makers_and_trainers_keep_the_staleness_bound(
     assert all(math.isfinite(line["loss/policy"]) for line in result.metrics)
     assert recorder.events == ["fit of 2", *(f"episode {i}" for i in range(4)), "end None"]
     assert len(recorder.lengths) >= 64
-    assert (tmp_path / "ray" / "reward-cache" / "rewards.sqlite").exists()
 
 
 def test_a_graph_without_room_is_an_error_that_says_what_was_asked_and_what_there_is(

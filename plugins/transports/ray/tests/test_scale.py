@@ -196,7 +196,7 @@ class TestCommand:
     @pytest.fixture
     def held(self, tmp_path: Path) -> Iterator[None]:
         """The folder is a running driver's."""
-        with RunFolder.create(tmp_path):
+        with RunFolder.take(tmp_path):
             yield
 
     @pytest.fixture

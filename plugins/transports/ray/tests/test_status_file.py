@@ -57,7 +57,7 @@ def test_a_link_or_pipe_is_an_error(tmp_path: Path) -> None:
 def test_a_maker_that_has_no_weights_yet_is_shown(tmp_path: Path) -> None:
     maker = {"name": "maker-0", "pid": 6, "node": "n", "doing": "waits", "for_s": 0, "version": None, "restarts": 0}
     write(tmp_path, makers=[maker])
-    with RunFolder.create(tmp_path):
+    with RunFolder.take(tmp_path):
         shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0
     assert "maker-0  pid 6  waits since 0 s  no weights yet" in shown.output
@@ -67,7 +67,7 @@ def test_stop_sends_no_process_a_signal_but_asks_the_driver_which_is_gone_when_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "kill", lambda _, signal: signal and pytest.fail("a signal"))
-    folder = RunFolder.create(tmp_path / "run")
+    folder = RunFolder.take(tmp_path / "run")
     write(folder.path)
     asked: list[Any] = []
 
@@ -85,7 +85,7 @@ def test_stop_sends_no_process_a_signal_but_asks_the_driver_which_is_gone_when_t
 
 
 def test_a_driver_that_goes_on_is_waited_for_with_a_deadline(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path / "run") as folder:
+    with RunFolder.take(tmp_path / "run") as folder:
         write(folder.path)
         error = CliRunner().invoke(ray, ["stop", str(folder.path), "--timeout", "0.1"]).exception
     assert isinstance(error, DeadlineError)
@@ -100,7 +100,7 @@ def test_what_a_killed_driver_left_is_removed(tmp_path: Path) -> None:
 
 def test_status_shows_what_a_driver_wrote(tmp_path: Path) -> None:
     write(tmp_path)
-    with RunFolder.create(tmp_path):
+    with RunFolder.take(tmp_path):
         shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     assert "waits since 1.5 s  version 0  started anew 1 times" in shown.output
@@ -115,7 +115,7 @@ def test_a_driver_elsewhere_that_says_nothing_any_more_is_not_called_stopped(tmp
 
 def test_a_folder_that_a_later_run_without_ray_holds_has_no_driver(tmp_path: Path) -> None:
     path = write(tmp_path, driver_pid=2**22 + 1)  # above Linux's largest
-    with RunFolder.create(tmp_path):
+    with RunFolder.take(tmp_path):
         shown = CliRunner().invoke(ray, ["stop", str(tmp_path)])
     assert shown.exit_code == 0 and "was killed" in shown.output
     assert not path.exists()

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .asked import AskedProcess, ProcessFault, TooSlow, answer_requests
 from .child import ChildProcess
+from .parent_watch import end_with_parent
 
-__all__ = ["AskedProcess", "ChildProcess", "ProcessFault", "TooSlow", "answer_requests"]
+__all__ = ["AskedProcess", "ChildProcess", "ProcessFault", "TooSlow", "answer_requests", "end_with_parent"]

@@ -14,10 +14,9 @@ from itertools import takewhile
 from multiprocessing.connection import Connection
 from types import MappingProxyType
 
-from rlhf_core.distributed.parent_watch import killed_with_parent
-
 from ..lock_watch import STACKS_SIGNAL
 from .child import START_SECONDS, ChildProcess
+from .parent_watch import killed_with_parent
 
 _POLL_SECONDS = 0.05
 _MAX_ANSWER_BYTES = 64 << 20

@@ -1,1 +1,1 @@
-"""The callers of rewards that the options `isolate` and `cache` of a reward's entry turn on."""
+"""The callers of rewards: `isolate`, which the option of that name turns on, and `lock-watch`."""

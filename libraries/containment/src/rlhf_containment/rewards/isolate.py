@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import RewardError
@@ -35,7 +34,7 @@ class IsolatedCalls(RewardCaller):
     If a call passes its deadline or its process ends, the answers at fault are found by scoring each one alone.
     """
 
-    def __init__(self, spec: RewardSpec, folder: Path | None) -> None:
+    def __init__(self, spec: RewardSpec) -> None:
         """Raises `RewardError` if the reward cannot be sent to another process."""
         try:
             self._recipe = pickle.dumps(spec.recipe or partial(_itself, spec.function))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards.calling import Call, RewardCaller, RewardSpec
@@ -17,7 +16,7 @@ from ..lock_watch import lock_watch
 class WatchedCalls(RewardCaller):
     """Reports each call in this process to the watchdog."""
 
-    def __init__(self, spec: RewardSpec, folder: Path | None) -> None:
+    def __init__(self, spec: RewardSpec) -> None:
         self._is_isolated = bool(spec.call_options.isolate)
         error = RewardError(
             f"{spec.plugin}: gave no answer within {spec.call_options.timeout_seconds:g} s and holds Python's lock, so "

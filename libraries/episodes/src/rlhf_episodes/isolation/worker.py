@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from rlhf_core.distributed.parent_watch import killed_with_parent
+from rlhf_containment.processes.parent_watch import killed_with_parent
 from rlhf_core.errors import PluginError, RlhfError
 
 from ..attempt import Caller, EnvironmentFault, run_environment, said

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rlhf_core.plugins.discovery import find
-from rlhf_objective.named_functions import FunctionKind, bind_function
+from rlhf_objective.named_functions import FunctionKind, FunctionUse
 
 from .base import MAX_SUMMARY
 
@@ -28,10 +28,10 @@ class FunctionContract:
     def function(cls) -> Callable[[Any], Any]:
         """The function with its options bound, as an algorithm calls it."""
         assert getattr(cls, "plugin", None), f'{cls.__name__}: say which one is tested: plugin = "its-name"'
-        return bind_function(cls.kind, {"name": cls.plugin, **cls.options}, where=cls.__name__)
+        return FunctionUse(cls.kind, {"name": cls.plugin, **cls.options}).bind(where=cls.__name__)
 
     def test_it_needs_no_options(self) -> None:
-        bind_function(self.kind, self.plugin, where="its name alone")
+        FunctionUse(self.kind, self.plugin).bind(where="its name alone")
 
     def test_one_distribution_gives_the_name(self) -> None:
         if ".py:" not in self.plugin:

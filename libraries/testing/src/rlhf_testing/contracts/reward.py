@@ -71,7 +71,7 @@ class RewardContract(ComponentContract):
             _same(backwards[::-1], _scores(scorer, rollouts), "in reverse order", "in order")
 
     def test_the_same_answer_gets_the_same_score(self, scorer: RewardScorer, rollouts: Sequence[Rollout]) -> None:
-        """`cache: true` stores scores, which is correct only for a deterministic reward."""
+        """A prompt that has to be made again is scored again."""
         again = _scores(scorer, rollouts)
         if self.deterministic:
             _same(again, _scores(scorer, rollouts), "at first", "again; say deterministic = False if so meant")

@@ -20,7 +20,7 @@ class SFTConfig(Section):
         "all", description="Which assistant turns of a conversation (`messages`) are learnt."
     )
     packing: bool = Field(
-        False, description="Put several examples into one row of max_tokens, apart from each other. Results agree."
+        False, description="Leave out the padding between examples, where the model can run so. Results agree."
     )
 
 
@@ -104,3 +104,8 @@ class RewardModelConfig(PairConfig):
 
     use_margin: bool = Field(False, description="Each line's `margin` says by how much its chosen answer should win.")
     centring_coef: float = Field(0.0, ge=0, description="Factor of the squared sum of both scores: keeps them near 0.")
+
+    @property
+    def add_eos(self) -> bool:
+        """The score is read at the end-of-sequence token."""
+        return True

@@ -15,8 +15,6 @@ from rlhf_core.prompts import PromptEncoder
 from rlhf_forward import causal_lm_logits
 from rlhf_objective import masked_cross_entropy
 
-from .packing import packed_logits
-
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -25,7 +23,9 @@ class Example:
     input_ids: Tensor
     """[S] int64, prompt then answer."""
     loss_mask: Tensor
-    """[S] bool, True = a token that is learnt."""
+    """[S] bool, True = a token that is learnt, or at which a step is judged."""
+    right: Tensor | None = None
+    """[S] bool, whether the step that a token belongs to is right."""
 
     @property
     def num_tokens(self) -> int:
@@ -46,13 +46,11 @@ class ExampleBatch:
     """[B, S] bool, True = a real token."""
     loss_mask: Tensor
     """[B, S] bool, True = a token that is learnt."""
-    position_ids: Tensor | None = None
-    """[B, S] int64 where rows hold several examples: each counts from 0; padding is 0."""
-    num_packed: int | None = None
-    """Number of examples, where rows hold several."""
+    right: Tensor | None = None
+    """[B, S] bool, of steps."""
 
     def __len__(self) -> int:
-        return int(self.input_ids.shape[0]) if self.num_packed is None else self.num_packed
+        return int(self.input_ids.shape[0])
 
     @property
     def targets(self) -> Tensor:
@@ -78,17 +76,17 @@ def answer_example(
 
 
 def collate_examples(examples: Sequence[Example], *, pad_id: int = 0) -> ExampleBatch:
-    """One example a row, padded to the longest."""
+    """One example a row, padded to the longest. Steps are judged in all examples or in none."""
     ids = pad_sequence([each.input_ids for each in examples], batch_first=True, padding_value=pad_id)
     mask = pad_sequence([each.loss_mask for each in examples], batch_first=True)
     lengths = torch.tensor([each.num_tokens for each in examples])
-    return ExampleBatch(ids, torch.arange(ids.shape[1]) < lengths[:, None], mask)
+    right = [each.right for each in examples if each.right is not None]
+    steps = pad_sequence(right, batch_first=True) if right else None
+    return ExampleBatch(ids, torch.arange(ids.shape[1]) < lengths[:, None], mask, steps)
 
 
 def target_logits(model: nn.Module, batch: ExampleBatch) -> Tensor:
     """[B, S - 1, V]: the logits of `batch.targets`."""
-    if batch.position_ids is not None:
-        return packed_logits(model, batch.input_ids, batch.position_ids)[:, :-1]
     return causal_lm_logits(model, batch.input_ids, batch.attention_mask)[:, :-1]
 
 

@@ -10,25 +10,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean
-from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
 from rlhf_core.types import Role
 from rlhf_forward import masked_sum
 
-from .answers import Answers, AnswersBatch, KnownReference, mismatched
+from .answers import Answers, AnswersBatch, mismatched
 from .config import KTOConfig
-from .examples import answer_log_probs
 from .pairs import PairLines
 
 _HINT = 'each line needs {"prompt": …, "completion": "…", "label": true or false}, or chosen and rejected'
 
 MEASURED_ITEMS = 128
 """Most items of an episode whose prompts are asked for the KL."""
-
-
-def build(config: KTOConfig, context: AlgorithmContext) -> KTO:
-    """KTO under its options."""
-    return KTO(config)
 
 
 def kto_loss(
@@ -52,12 +45,10 @@ def kto_loss(
 class KTO(PairLines):
     """Mean loss over the answers of the global batch."""
 
-    def __init__(self, config: KTOConfig) -> None:
-        super().__init__("kto", max_tokens=config.max_tokens, add_eos=config.add_eos)
-        self._config = config
-        self._known = KnownReference()
-        self._kl = 0.0
-        """Nats; measured at the start of each episode. Held-out answers are measured against the newest."""
+    name = "kto"
+    config: KTOConfig
+    _kl = 0.0
+    """Nats; measured at the start of each episode. Held-out answers are measured against the newest."""
 
     @property
     def roles(self) -> frozenset[Role]:
@@ -80,12 +71,6 @@ class KTO(PairLines):
         self.check_record(record)
         return self._answers(record, ("completion",), (record["label"],), tokenizer)
 
-    def prepare_items(
-        self, items: Sequence[Answers], reference: Callable[[Sequence[Answers]], Sequence[Tensor]]
-    ) -> Sequence[Answers]:
-        """Add the reference's log-probs; each line is computed once and remembered."""
-        return self._known.fill(items, reference)
-
     def start_episode(
         self,
         items: Sequence[Answers],
@@ -101,17 +86,13 @@ class KTO(PairLines):
         gaps = [float(ours[0] - its[0]) for ours, its in zip(policy(measured), reference(measured), strict=True)]
         self._kl = max(0.0, sum(gaps) / len(gaps)) if gaps else 0.0
 
-    def reference_forward(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
-        """[B, 2] log-probs of an item's answers, in nats, 0 where it has one."""
-        return batch.by_line(answer_log_probs(model, batch.examples))
-
     def counts(self, batch: AnswersBatch) -> Mapping[str, float]:
         return {"policy": float(batch.counts[batch.line].sum())}
 
     def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
         assert batch.reference is not None
-        config, good, counts = self._config, batch.good, batch.counts[batch.line]
-        ratios = answer_log_probs(models["policy"], batch.examples) - batch.reference
+        config, good, counts = self.config, batch.good, batch.counts[batch.line]
+        ratios = self.values(models["policy"], batch) - batch.reference
         losses = kto_loss(
             ratios,
             good,
@@ -124,7 +105,7 @@ class KTO(PairLines):
 
     def _metrics(self, ratios: Tensor, batch: AnswersBatch) -> dict[str, Mean]:
         """Rewards (beta times log-ratio) of the good and the bad, and whether pairs are told apart."""
-        counts, rewards = batch.counts[batch.line], self._config.beta * ratios
+        counts, rewards = batch.counts[batch.line], self.config.beta * ratios
         good, bad = batch.good & counts, ~batch.good & counts
         chosen, rejected = batch.pairs(rewards)
         paired, _ = batch.pairs(counts)

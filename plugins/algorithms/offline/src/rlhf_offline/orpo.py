@@ -6,19 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_core.components import AlgorithmContext
-
 from .answers import AnswersBatch
 from .config import ORPOConfig
 from .pairs import PairAlgorithm, PairLoss
 
 SUREST = -1e-6
 """A log-prob per token is taken to be this at most: at 0 the odds would be infinite."""
-
-
-def build(config: ORPOConfig, context: AlgorithmContext) -> ORPO:
-    """ORPO under its options."""
-    return ORPO(config)
 
 
 def log_odds(log_probs: Tensor) -> Tensor:
@@ -40,11 +33,9 @@ def orpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, odds_coef
 class ORPO(PairAlgorithm):
     """Mean loss over the pairs of the global batch."""
 
+    name = "orpo"
+    config: ORPOConfig
     per_token = True
 
-    def __init__(self, config: ORPOConfig) -> None:
-        super().__init__("orpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
-        self._config = config
-
     def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
-        return orpo_loss(chosen, rejected, odds_coef=self._config.odds_coef)
+        return orpo_loss(chosen, rejected, odds_coef=self.config.odds_coef)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean
+from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
 from rlhf_forward import masked_sum
 
-from .answers import Answers, AnswersBatch, collate_answers
+from .answers import Answers, AnswersBatch, KnownReference, collate_answers
+from .config import AnswerPairConfig, RewardModelConfig
 from .examples import answer_example, answer_log_probs
 from .policy_only import PolicyOnly
 
@@ -24,11 +26,16 @@ _HINT = 'each line needs {"prompt": …, "chosen": "…", "rejected": "…"}'
 class PairLines(PolicyOnly[Answers, AnswersBatch]):
     """Learns from lines with a chosen and a rejected answer to one prompt."""
 
-    def __init__(self, name: str, *, max_tokens: int, add_eos: bool = True) -> None:
-        """name: how errors about a line call the algorithm."""
-        self._name = name
-        self._max_tokens = max_tokens
-        self._add_eos = add_eos
+    name: ClassVar[str]
+    """How errors about a line call the algorithm."""
+    config: AnswerPairConfig | RewardModelConfig
+    per_token = False
+    """Whether an answer's log-prob is the mean over its tokens, not their sum."""
+
+    def __init__(self, config: AnswerPairConfig | RewardModelConfig, context: AlgorithmContext) -> None:
+        super().__init__(config, context)
+        self._known = KnownReference()
+        self._pad_id = 0
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         for key in ("chosen", "rejected"):
@@ -37,7 +44,7 @@ class PairLines(PolicyOnly[Answers, AnswersBatch]):
     def _check_text(self, record: Mapping[str, Any], key: str, hint: str) -> None:
         if not isinstance(record.get(key), str) or not record[key]:
             problem = f"the record has no text `{key}` (its keys: {', '.join(sorted(record))})"
-            raise DataError(problem, where=self._name, hint=hint)
+            raise DataError(problem, where=self.name, hint=hint)
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:
         """`prompt` (text or chat messages), `chosen` and `rejected` (texts); None where both are the same."""
@@ -54,29 +61,36 @@ class PairLines(PolicyOnly[Answers, AnswersBatch]):
         tokenizer: PreTrainedTokenizerBase,
     ) -> Answers | None:
         """The answers of these keys; None if one is too long."""
-        add_eos, where = self._add_eos, self._name
+        add_eos, where = self.config.add_eos, self.name
         answers = [answer_example(record, record[key], tokenizer, add_eos=add_eos, where=where) for key in keys]
-        is_too_long = max(each.num_tokens for each in answers) > self._max_tokens
+        is_too_long = max(each.num_tokens for each in answers) > self.config.max_tokens
         return None if is_too_long else Answers(tuple(answers), good)
 
     def collate(self, items: Sequence[Answers]) -> AnswersBatch:
-        return collate_answers(items)
-
-
-class PairAlgorithm(PairLines):
-    """Trains the policy on pairs; the loss is a mean over the pairs of the global batch."""
-
-    per_token = False
-    """Whether an answer's log-prob is the mean over its tokens, not their sum."""
-
-    @abstractmethod
-    def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
-        """The losses of pairs whose answers have these `values`, [B] each."""
+        return collate_answers(items, pad_id=self._pad_id)
 
     def values(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
         """[R] float32: the log-prob of each row's answer in nats, the sum over its tokens or their mean."""
         values = answer_log_probs(model, batch.examples)
         return values / batch.examples.target_mask.sum(-1).clamp(min=1) if self.per_token else values
+
+    def prepare_items(
+        self, items: Sequence[Answers], reference: Callable[[Sequence[Answers]], Sequence[Tensor]]
+    ) -> Sequence[Answers]:
+        """Add the reference's log-probs, where there is one; each line is computed once and remembered."""
+        return self._known.fill(items, reference) if "reference" in self.roles else items
+
+    def reference_forward(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
+        """[B, 2] log-probs of a line's answers, in nats, 0 where it has one."""
+        return batch.by_line(self.values(model, batch))
+
+
+class PairAlgorithm(PairLines):
+    """Trains the policy on pairs; the loss is a mean over the pairs of the global batch."""
+
+    @abstractmethod
+    def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
+        """The losses of pairs whose answers have these `values`, [B] each."""
 
     def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
         """The loss and its metrics over the pairs that count."""

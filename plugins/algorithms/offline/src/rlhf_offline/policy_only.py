@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from rlhf_core.algorithm import DatasetAlgorithm, LossTerm
+from rlhf_core.components import AlgorithmContext
 from rlhf_core.types import Role
 
 ItemT = TypeVar("ItemT", bound="MaskableItem")
@@ -18,11 +19,17 @@ class MaskableItem(Protocol):
     @property
     def num_tokens(self) -> int: ...
 
-    def masked(self: ItemT) -> ItemT: ...
+    def masked(self) -> Self: ...
 
 
 class PolicyOnly(DatasetAlgorithm[ItemT, BatchT]):
     """An algorithm with the one loss term `policy`."""
+
+    config: Any
+    """Its options; each algorithm says of which class."""
+
+    def __init__(self, config: Any, context: AlgorithmContext) -> None:
+        self.config = config
 
     @property
     def roles(self) -> frozenset[Role]:

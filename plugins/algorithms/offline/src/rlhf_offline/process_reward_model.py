@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -27,47 +26,15 @@ _WHERE = "process-reward-model"
 _HINT = 'each line needs {"prompt": …, "steps": ["…", …], "labels": [true, false, …]}'
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """One answer, unpadded."""
-
-    example: Example
-    """Its `loss_mask` is True at the last token of each step."""
-    right: Tensor
-    """[number of steps] bool."""
-
-    @property
-    def num_tokens(self) -> int:
-        return self.example.num_tokens
-
-    def masked(self) -> Steps:
-        """The same with no step that counts."""
-        return replace(self, example=self.example.masked(), right=self.right[:0])
-
-
-@dataclass(frozen=True, slots=True)
-class StepsBatch:
-    """Answers, padded on the right."""
-
-    examples: ExampleBatch
-    right: Tensor
-    """[N] bool, of the steps of all rows, row by row: the True positions of `examples.loss_mask`."""
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-
-def build(config: ProcessRewardModelConfig, context: AlgorithmContext) -> ProcessRewardModel:
-    """Make the algorithm; the tokenizer gets a pad token other than EOS, as for a reward model."""
-    return ProcessRewardModel(config, pad_id=set_pad_token(context.tokenizer))
-
-
-class ProcessRewardModel(PolicyOnly[Steps, StepsBatch]):
+class ProcessRewardModel(PolicyOnly[Example, ExampleBatch]):
     """Mean binary cross-entropy over the steps of the global batch (Lightman 2023, section 2.6)."""
 
-    def __init__(self, config: ProcessRewardModelConfig, *, pad_id: int) -> None:
-        self._config = config
-        self._pad_id = pad_id
+    config: ProcessRewardModelConfig
+
+    def __init__(self, config: ProcessRewardModelConfig, context: AlgorithmContext) -> None:
+        """The tokenizer gets a pad token other than EOS, as for a reward model."""
+        super().__init__(config, context)
+        self._pad_id = set_pad_token(context.tokenizer)
 
     @property
     def model_kind(self) -> str:
@@ -80,38 +47,35 @@ class ProcessRewardModel(PolicyOnly[Steps, StepsBatch]):
             raise DataError(
                 "the record has no `steps` (texts) with as many `labels` (true or false)", where=_WHERE, hint=_HINT
             )
-        if not all(step + self._config.step_separator for step in steps):
+        if not all(step + self.config.step_separator for step in steps):
             raise DataError("a step of the record is empty", where=_WHERE, hint=_HINT)
 
-    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Steps | None:
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example | None:
         """`prompt` (text or chat messages), `steps` (texts) and `labels` (true: the step is right)."""
         self.check_record(record)
         ids = list(PromptEncoder(tokenizer).prompt(record, 0, _WHERE).prompt_ids)
-        ends = []
-        for step in record["steps"]:
-            own = list(tokenizer(step + self._config.step_separator, add_special_tokens=False)["input_ids"])
+        mask, right = [False] * len(ids), [False] * len(ids)
+        for step, label in zip(record["steps"], record["labels"], strict=True):
+            own = list(tokenizer(step + self.config.step_separator, add_special_tokens=False)["input_ids"])
             if not own:
                 raise DataError("a step of the record is empty", where=_WHERE, hint=_HINT)
             ids += own
-            ends.append(len(ids) - 1)
-        if len(ids) > self._config.max_tokens:
+            mask += [False] * (len(own) - 1) + [True]
+            right += [label] * len(own)
+        if len(ids) > self.config.max_tokens:
             return None
-        mask = torch.zeros(len(ids), dtype=torch.bool)
-        mask[ends] = True
-        return Steps(Example(torch.tensor(ids, dtype=torch.int64), mask), torch.tensor(record["labels"]))
+        return Example(torch.tensor(ids, dtype=torch.int64), torch.tensor(mask), torch.tensor(right))
 
-    def collate(self, items: Sequence[Steps]) -> StepsBatch:
-        return StepsBatch(
-            collate_examples([item.example for item in items], pad_id=self._pad_id),
-            torch.cat([item.right for item in items]),
-        )
+    def collate(self, items: Sequence[Example]) -> ExampleBatch:
+        return collate_examples(items, pad_id=self._pad_id)
 
-    def counts(self, batch: StepsBatch) -> Mapping[str, float]:
-        return {"policy": float(batch.right.numel())}
+    def counts(self, batch: ExampleBatch) -> Mapping[str, float]:
+        return {"policy": float(batch.loss_mask.sum())}
 
-    def loss(self, models: Mapping[str, nn.Module], batch: StepsBatch) -> LossOutput:
-        rows, right = batch.examples, batch.right
-        scores = token_scores(models["policy"], rows.input_ids, rows.attention_mask)[rows.loss_mask]
+    def loss(self, models: Mapping[str, nn.Module], batch: ExampleBatch) -> LossOutput:
+        assert batch.right is not None
+        right = batch.right[batch.loss_mask]
+        scores = token_scores(models["policy"], batch.input_ids, batch.attention_mask)[batch.loss_mask]
         losses = binary_cross_entropy_with_logits(scores, right.float(), reduction="sum")
         says_right = scores.detach() > 0
         number, wrong = right.numel(), ~right

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +14,9 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_forward import own_lengths
 
-from .answers import Answers, AnswersBatch, collate_answers
+from .answers import Answers, AnswersBatch
 from .config import RewardModelConfig
 from .pairs import PairAlgorithm, PairLoss
-
-
-def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
-    """Make the algorithm; the tokenizer gets a pad token other than EOS."""
-    return RewardModel(config, pad_id=set_pad_token(context.tokenizer))
 
 
 def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -62,10 +57,13 @@ def bradley_terry_loss(
 class RewardModel(PairAlgorithm):
     """Mean Bradley-Terry loss over the pairs of the global batch."""
 
-    def __init__(self, config: RewardModelConfig, *, pad_id: int) -> None:
-        super().__init__("reward-model", max_tokens=config.max_tokens)
-        self._config = config
-        self._pad_id = pad_id
+    name = "reward-model"
+    config: RewardModelConfig
+
+    def __init__(self, config: RewardModelConfig, context: AlgorithmContext) -> None:
+        """The tokenizer gets a pad token other than EOS."""
+        super().__init__(config, context)
+        self._pad_id = set_pad_token(context.tokenizer)
 
     @property
     def model_kind(self) -> str:
@@ -73,18 +71,15 @@ class RewardModel(PairAlgorithm):
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         super().check_record(record)
-        margin = record.get("margin") if self._config.use_margin else 0.0
+        margin = record.get("margin") if self.config.use_margin else 0.0
         if isinstance(margin, bool) or not isinstance(margin, int | float):
             problem = f"the record's `margin` is {margin!r}, not a number"
-            raise DataError(problem, where="reward-model", hint="or set use_margin: false")
+            raise DataError(problem, where=self.name, hint="or set use_margin: false")
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:
         """As of all pairs, with `use_margin` also a `margin` (number)."""
         pair = super().encode(record, tokenizer)
-        return pair if pair is None or not self._config.use_margin else replace(pair, margin=float(record["margin"]))
-
-    def collate(self, items: Sequence[Answers]) -> AnswersBatch:
-        return collate_answers(items, pad_id=self._pad_id)
+        return pair if pair is None or not self.config.use_margin else replace(pair, margin=float(record["margin"]))
 
     def values(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
         """[R] float32: the score of each row's answer."""
@@ -95,7 +90,7 @@ class RewardModel(PairAlgorithm):
         return scores
 
     def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
-        return bradley_terry_loss(chosen, rejected, margin=batch.margins, centring_coef=self._config.centring_coef)
+        return bradley_terry_loss(chosen, rejected, margin=batch.margins, centring_coef=self.config.centring_coef)
 
 
 def _other_token(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -5,16 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_core.components import AlgorithmContext
-
 from .answers import AnswersBatch
 from .config import SimPOConfig
 from .pairs import PairAlgorithm, PairLoss
-
-
-def build(config: SimPOConfig, context: AlgorithmContext) -> SimPO:
-    """SimPO under its options."""
-    return SimPO(config)
 
 
 def simpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, beta: float, gamma: float) -> PairLoss:
@@ -26,11 +19,9 @@ def simpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, beta: fl
 class SimPO(PairAlgorithm):
     """Mean loss over the pairs of the global batch."""
 
+    name = "simpo"
+    config: SimPOConfig
     per_token = True
 
-    def __init__(self, config: SimPOConfig) -> None:
-        super().__init__("simpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
-        self._config = config
-
     def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
-        return simpo_loss(chosen, rejected, beta=self._config.beta, gamma=self._config.gamma)
+        return simpo_loss(chosen, rejected, beta=self.config.beta, gamma=self.config.gamma)

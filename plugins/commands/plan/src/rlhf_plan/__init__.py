@@ -1,4 +1,4 @@
-"""`rlhf plan`: what a run will need, estimated before a weight is loaded; and the hook that measures a run."""
+"""`rlhf plan`: what memory a run will need, estimated before a weight is loaded; and the hook that measures a run."""
 
 import lazy_loader
 

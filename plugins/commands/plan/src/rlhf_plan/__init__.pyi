@@ -1,4 +1,4 @@
 from .estimate import Plan as Plan
 from .estimate import plan_run as plan_run
 from .layouts import Layout as Layout
-from .work import ProcessPlan as ProcessPlan
+from .memory import ProcessPlan as ProcessPlan

@@ -1,4 +1,4 @@
-"""`rlhf plan`: memory, throughput and time of a run, before it is started."""
+"""`rlhf plan`: memory of a run, before it is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlhf_core.config import ResolvedRun
     from rlhf_core.wiring import RunInputs
 
-    from . import Layout, Plan
+    from . import Layout
 
 
 def _bytes(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
@@ -41,11 +41,10 @@ def _bytes(context: click.Context, option: click.Parameter, value: str | None) -
 def plan(
     run: Callable[[int], tuple[ResolvedRun, RunInputs]], num_processes: int, memory: int | None, as_json: bool
 ) -> None:
-    """Estimate what a run will need: memory by part and process, tokens a second, time to the end.
+    """Estimate what memory a run will need, by part and process.
 
-    Only the model's config is read, and this machine's speed measured for a moment; files of code that the run names
-    are not run. Answers are taken to be as long as engine.max_new_tokens allows, so that most runs end earlier.
-    On a machine without a GPU, --set model.device=cuda plans the memory of a run on GPUs.
+    Only the model's config is read; files of code that the run names are not run. Answers are taken to be as long as
+    engine.max_new_tokens allows. On a machine without a GPU, --set model.device=cuda plans a run on GPUs.
 
     \b
     Examples:
@@ -72,21 +71,8 @@ def plan(
         rows += [[name, part, _size(size)] for part, size in process.bytes_by_part.items()]
         rows.append([name, "together", _size(process.total_bytes)])
     _print_table(["process", "memory", "peak"], rows)
-    _echo("")
-    if not found.seconds_per_episode:
-        _echo("no times: there is no GPU here to measure")
-    else:
-        _print_times(found)
     if found.layout is not None:
         _echo("\n" + _layout(found.layout, resolved))
-
-
-def _print_times(found: Plan) -> None:
-    phases = [[phase, f"{seconds:.2f} s", _rate(found.tokens_per_second.get(phase))]
-              for phase, seconds in found.seconds_per_episode.items()]  # fmt: skip
-    _print_table(["phase", "an episode", "tokens a second"], phases)
-    total = _clock(found.total_seconds) if found.total_seconds >= 1 else "a second"
-    _echo(f"\nat most about {total}, without rewards, evaluation and checkpoints")
 
 
 def _layout(layout: Layout, resolved: ResolvedRun) -> str:
@@ -119,18 +105,6 @@ def _layout(layout: Layout, resolved: ResolvedRun) -> str:
 
 def _size(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
-def _rate(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:,.0f}"
-
-
-def _clock(seconds: float) -> str:
-    """`4.2 s`, `2 min 05 s` or `1 h 02 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

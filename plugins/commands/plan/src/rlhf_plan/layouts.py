@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_core.config import ResolvedRun, StrategyConfig
 from rlhf_core.errors import UserInputError
 
-from .work import ProcessPlan
+from .memory import ProcessPlan
 
 _COUNTS = (*range(1, 9), 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Training processes that are tried: some of one machine, then machines of eight."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes that memory and time depend on."""
+    """Sizes that memory depends on."""
 
     num_parameters: int
     num_trainable: int

@@ -24,66 +24,49 @@ class SampleChoice:
     total: int
 
 
+class _Group:
+    """The samples of the largest ranks."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._heap: list[tuple[tuple[float, ...], Sample]] = []
+
+    def add(self, rank: tuple[float, ...], sample: Sample) -> None:
+        """rank: another for each sample."""
+        if len(self._heap) < self._size:
+            heapq.heappush(self._heap, (rank, sample))
+        elif rank > self._heap[0][0]:
+            heapq.heapreplace(self._heap, (rank, sample))
+
+    def samples(self) -> list[Sample]:
+        """By rank, the largest first."""
+        return [sample for _, sample in sorted(self._heap, key=lambda ranked: ranked[0], reverse=True)]
+
+
 def choose_samples(records: Iterable[Sample], per_group: int = PER_GROUP) -> SampleChoice:
     """Choose deterministically. Samples without a score are neither best nor worst."""
-    best: list[tuple[float, int, Sample]] = []
-    worst: list[tuple[float, int, Sample]] = []
-    first, last, anyone = _Reservoir(per_group), _Reservoir(per_group), _Reservoir(per_group)
-    first_version = last_version = None
+    best, worst, anyone, first, last = (_Group(per_group) for _ in range(5))
+    drawn = random.Random(0)
     total = 0
     for total, record in enumerate(records, start=1):
-        anyone.add(record)
-        score = _score(record)
+        score, version, chance = _score(record), record.get("policy_version"), drawn.random()
+        anyone.add((chance, -total), record)
         if score is not None:
-            _keep_largest(best, (score, -total, record), per_group)
-            _keep_largest(worst, (-score, -total, record), per_group)
-        version = record.get("policy_version")
-        if not isinstance(version, int):
-            continue
-        if first_version is None or version < first_version:
-            first_version, first = version, _Reservoir(per_group)
-        if last_version is None or version > last_version:
-            last_version, last = version, _Reservoir(per_group)
-        if version == first_version:
-            first.add(record)
-        if version == last_version:
-            last.add(record)
-    groups = {
-        "best": [record for *_, record in sorted(best, key=_order, reverse=True)],
-        "worst": [record for *_, record in sorted(worst, key=_order, reverse=True)],
-        "random": anyone.kept,
-    }
-    if first_version != last_version:
-        groups |= {"first": first.kept, "last": last.kept}
+            best.add((score, -total), record)
+            worst.add((-score, -total), record)
+        if isinstance(version, int):
+            first.add((-version, chance, -total), record)
+            last.add((version, chance, -total), record)
+    groups = {"best": best.samples(), "worst": worst.samples(), "random": anyone.samples()}
+    of_first, of_last = _of_one_policy(first.samples()), _of_one_policy(last.samples())
+    if of_first and of_first[0]["policy_version"] != of_last[0]["policy_version"]:
+        groups |= {"first": of_first, "last": of_last}
     return SampleChoice({name: group for name, group in groups.items() if group}, total)
 
 
-class _Reservoir:
-    """A uniform sample of a stream (Vitter 1985, algorithm R), seeded, so that reports are reproducible."""
-
-    def __init__(self, size: int) -> None:
-        self.kept: list[Sample] = []
-        self._size = size
-        self._seen = 0
-        self._random = random.Random(0)
-
-    def add(self, record: Sample) -> None:
-        self._seen += 1
-        if len(self.kept) < self._size:
-            self.kept.append(record)
-        elif (place := self._random.randrange(self._seen)) < self._size:
-            self.kept[place] = record
-
-
-def _keep_largest(heap: list[tuple[float, int, Sample]], entry: tuple[float, int, Sample], size: int) -> None:
-    if len(heap) < size:
-        heapq.heappush(heap, entry)
-    elif entry[:2] > heap[0][:2]:
-        heapq.heapreplace(heap, entry)
-
-
-def _order(entry: tuple[float, int, Sample]) -> tuple[float, int]:
-    return entry[:2]
+def _of_one_policy(samples: Sequence[Sample]) -> list[Sample]:
+    """Those of the policy that sampled the first of them."""
+    return [each for each in samples if each["policy_version"] == samples[0]["policy_version"]]
 
 
 def _score(record: Sample) -> float | None:

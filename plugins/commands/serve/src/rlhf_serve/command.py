@@ -9,7 +9,6 @@ import click
 
 @click.command("serve")
 @click.argument("model", metavar="RUN|DIR")
-@click.option("--best", is_flag=True, help="Of a run: its best checkpoint, in place of its newest model.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option(
@@ -25,7 +24,6 @@ import click
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 def serve(
     model: str,
-    best: bool,
     host: str,
     port: int,
     api_key_env: str | None,
@@ -34,31 +32,33 @@ def serve(
     seed: int,
     device: str,
 ) -> None:
-    """Serve a run's newest model, or the model in a folder, to clients of OpenAI's chat completions and completions.
+    """Serve a run's model, or the model in a folder, to clients of OpenAI's chat completions and completions.
+
+    A checkpoint becomes a model folder by `rlhf export`.
 
     \b
     Examples:
       rlhf serve runs/first
-      rlhf serve runs/first --best --port 9000
+      rlhf serve runs/first --port 9000
       rlhf serve ./my-model --host 0.0.0.0 --api-key-env SERVE_KEY
     """
     from contextlib import closing
 
+    from rlhf_core.config import ModelConfig
     from rlhf_episodes import Keys
     from rlhf_web import ServerLimits, serve_until_stopped, server_key
 
     from .server import make_app
-    from .serving import serve_model
-    from .weights import choose_model
+    from .serving import model_of, serve_model
 
     key = server_key(api_key_env, where="rlhf serve", example="SERVE_KEY")
-    chosen = choose_model(model, best=best, device=device)
-    served = serve_model(chosen.config, chosen.weights, engine=engine, seed=seed, max_new_tokens=max_new_tokens)
+    config = ModelConfig(path=model_of(model), device=device)
+    served = serve_model(config, engine=engine, seed=seed, max_new_tokens=max_new_tokens)
     keys, limits = Keys(), ServerLimits()
     made, name = keys.add(served, key), _name(model)
 
     def tell(address: str) -> None:
-        click.echo(f"serving {chosen.label} as {name} at {address}/v1")
+        click.echo(f"serving {config.path} as {name} at {address}/v1")
         if key is None:
             click.echo(f"key: {made}", err=True)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -55,19 +55,6 @@ _HARMLESS = {
     *("request_id", "priority", "cache_salt"),
 }
 """Fields that change no answer. Any other, known or not, is refused unless it is null."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Calls, and how their answers are written."""
-
-    calls: tuple[Call, ...]
-    """One for each prompt; a chat has one."""
-    model: str | None
-    """The model's name in the request."""
-    is_chat: bool
-    streams: bool
-    streams_usage: bool
 
 
 def _text(given: str) -> str:
@@ -121,7 +108,7 @@ _Limit = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class _Given(BaseModel):
-    """Of a body; whether a field that it does not have may be left out is for `_asked` to say."""
+    """Of a body; whether a field that it does not have may be left out is for `read` to say."""
 
     model_config = ConfigDict(strict=True)
 
@@ -161,8 +148,13 @@ class _Message(_Given):
         )
 
 
-class _Body(_Given):
-    model: Any = None
+class Body(_Given):
+    """What a request asks for, and how the answers are to be written."""
+
+    model_config = ConfigDict(extra="allow")
+    is_chat: ClassVar[bool] = False
+
+    model: Annotated[str | None, BeforeValidator(lambda given: None if given is None else str(given)[:200])] = None
     stream: Any = None
     stream_options: Any = None
     tool_choice: Any = None
@@ -174,48 +166,54 @@ class _Body(_Given):
     seed: int | None = Field(None, ge=-(2**63), le=2**63)
     tools: list[Annotated[dict[str, Any], AfterValidator(_tool)]] | None = Field(None, max_length=_MAX_TOOLS)
 
-    def call(self, **asked: Any) -> Call:
+    @property
+    def streams_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return isinstance(self.stream_options, dict) and bool(self.stream_options.get("include_usage"))
+
+    @abstractmethod
+    def calls(self) -> list[Call]:
+        """One for each prompt; a chat has one."""
+
+    def _call(self, **asked: Any) -> Call:
         """A call sampled as the body says, for what is `asked`."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         sampling = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
         return Call(**{**sampling, "stop": tuple(self.stop or ()), "max_tokens": limit, **asked})
 
 
-class _ChatBody(_Body):
+class ChatBody(Body):
+    """Of `/v1/chat/completions`."""
+
+    is_chat: ClassVar[bool] = True
+
     messages: list[_Message] = Field(min_length=1)
 
+    def calls(self) -> list[Call]:
+        tools = () if self.tool_choice == "none" else tuple(self.tools or ())
+        return [self._call(messages=tuple(each.message() for each in self.messages), tools=tools)]
 
-class _TextBody(_Body):
+
+class TextBody(Body):
+    """Of `/v1/completions`."""
+
     prompt: Annotated[_Texts, Field(min_length=1, max_length=_MAX_PROMPTS)]
     """Tokens are not taken."""
 
-
-_READ = {*_ChatBody.model_fields, *_TextBody.model_fields}
-BodyT = TypeVar("BodyT", bound=_Body)
-
-
-def read_chat(body: bytes) -> Asked:
-    """A body for `/v1/chat/completions`. Raises `CallRefused`."""
-    values, given = _read(body, _ChatBody)
-    tools = () if given.tool_choice == "none" else tuple(given.tools or ())
-    call = given.call(messages=tuple(each.message() for each in given.messages), tools=tools)
-    return _asked(values, given, (call,), is_chat=True)
+    def calls(self) -> list[Call]:
+        # A seed of its own for each: calls with one seed have to wait for each other.
+        seeds = [None if self.seed is None else self.seed + index for index in range(len(self.prompt))]
+        return [self._call(text=text, seed=seed) for text, seed in zip(self.prompt, seeds, strict=True)]
 
 
-def read_text(body: bytes) -> Asked:
-    """A body for `/v1/completions`. Raises `CallRefused`."""
-    values, given = _read(body, _TextBody)
-    # A seed of its own for each: calls with one seed have to wait for each other.
-    seeds = [None if given.seed is None else given.seed + index for index in range(len(given.prompt))]
-    calls = tuple(given.call(text=text, seed=seed) for text, seed in zip(given.prompt, seeds, strict=True))
-    return _asked(values, given, calls, is_chat=False)
+BODIES: Mapping[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody}
+"""By path."""
 
 
-def _read(body: bytes, model: type[BodyT]) -> tuple[dict[str, Any], BodyT]:
-    """All values of a body, and those that are read. Raises `CallRefused`."""
+def read(body: bytes, kind: type[Body]) -> Body:
+    """Raises `CallRefused`, also for a field that would change the answer, and a choice of tools that forces a call."""
     try:
-        values = _loads(body)
-        return values, model.model_validate(values)
+        given = kind.model_validate(_loads(body))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, problem["loc"])) or "the body"
@@ -223,24 +221,12 @@ def _read(body: bytes, model: type[BodyT]) -> tuple[dict[str, Any], BodyT]:
         raise CallRefused(400, "invalid_request", told) from error
     except ValueError as error:
         raise CallRefused(400, "invalid_request", f"the body is no JSON: {error}") from error
-
-
-def _asked(values: Mapping[str, Any], given: _Body, calls: tuple[Call, ...], *, is_chat: bool) -> Asked:
-    """Raises `CallRefused` for a field that would change the answer, and a choice of tools that forces a call."""
     if given.tool_choice not in (None, "auto", "none"):
         raise _unsupported("tool_choice", 'leave it out, or give "auto" or "none"')
-    for name, value in values.items():
-        if name in _READ or name in _HARMLESS or value is None or value in _NEUTRAL.get(name, ()):
-            continue
-        raise _unsupported(name, "leave it out")
-    options = given.stream_options
-    return Asked(
-        calls=calls,
-        model=None if given.model is None else str(given.model)[:200],
-        is_chat=is_chat,
-        streams=bool(given.stream),
-        streams_usage=isinstance(options, dict) and bool(options.get("include_usage")),
-    )
+    for name, value in (given.model_extra or {}).items():
+        if name not in _HARMLESS and value is not None and value not in _NEUTRAL.get(name, ()):
+            raise _unsupported(name, "leave it out")
+    return given
 
 
 def _loads(text: str | bytes) -> Any:
@@ -275,7 +261,7 @@ def models_body(name: str) -> bytes:
     return encode({"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "rlhf"}]})
 
 
-def answer_body(asked: Asked, answers: Sequence[Answer], reply_id: str) -> bytes:
+def answer_body(asked: Body, answers: Sequence[Answer], reply_id: str) -> bytes:
     """All answers, one for each prompt, in one body. reply_id: unique over all servers."""
     choices = []
     for index, answer in enumerate(answers):
@@ -284,38 +270,33 @@ def answer_body(asked: Asked, answers: Sequence[Answer], reply_id: str) -> bytes
     return encode({**_head(asked, answers, reply_id, ""), "choices": choices, "usage": _usage(answers)})
 
 
-def answer_events(asked: Asked, answers: Sequence[Answer], reply_id: str) -> Iterator[bytes]:
-    """The answers as server-sent events. Each is known as a whole, so all of its text comes in one."""
+def answer_events(asked: Body, answers: Sequence[Answer], reply_id: str) -> Iterator[bytes]:
+    """The answers as server-sent events. Each is known as a whole: one event has all of it, and one its end."""
     head = _head(asked, answers, reply_id, ".chunk")
     for index, answer in enumerate(answers):
-        for choice in _chunks(asked, answer, index, reply_id):
-            yield _event({**head, "choices": [choice]})
+        whole, end = _pieces(asked, answer, reply_id)
+        yield _event({**head, "choices": [{**whole, "index": index, "finish_reason": None, "logprobs": None}]})
+        yield _event({**head, "choices": [{**end, **_ended(answer, index)}]})
     if asked.streams_usage:
         yield _event({**head, "choices": [], "usage": _usage(answers)})
     yield b"data: [DONE]\n\n"
 
 
-def _chunks(asked: Asked, answer: Answer, index: int, reply_id: str) -> Iterator[dict[str, Any]]:
-    open_choice: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
+def _pieces(asked: Body, answer: Answer, reply_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The content of a stream's choice, and of that which ends it."""
     if not asked.is_chat:
-        yield {"text": answer.text, **open_choice}
-        yield {"text": "", **_ended(answer, index)}
-        return
+        return {"text": answer.text}, {"text": ""}
     reply = _reply(answer, reply_id)
-    calls = [{"index": index, **call} for index, call in enumerate(reply.pop("tool_calls", ()))]
-    yield {"delta": {"role": "assistant", "content": ""}, **open_choice}
-    if answer.text:
-        yield {"delta": {"content": answer.text}, **open_choice}
-    if calls:
-        yield {"delta": {"tool_calls": calls}, **open_choice}
-    yield {"delta": {}, **_ended(answer, index)}
+    if "tool_calls" in reply:
+        reply["tool_calls"] = [{"index": index, **call} for index, call in enumerate(reply["tool_calls"])]
+    return {"delta": reply}, {"delta": {}}
 
 
 def _event(value: Mapping[str, Any]) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def _head(asked: Asked, answers: Sequence[Answer], reply_id: str, suffix: str) -> dict[str, Any]:
+def _head(asked: Body, answers: Sequence[Answer], reply_id: str, suffix: str) -> dict[str, Any]:
     kind = f"chat.completion{suffix}" if asked.is_chat else "text_completion"
     return {
         "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{reply_id}",
@@ -356,11 +337,6 @@ def _usage(answers: Sequence[Answer]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-READERS: Mapping[str, Callable[[bytes], Asked]] = {
-    "/v1/chat/completions": read_chat,
-    "/v1/completions": read_text,
-}
-"""Path -> what reads its bodies."""
 MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/health"
 POLICY = "policy"

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,16 +16,17 @@ from rlhf_episodes import Answer, Answering, Call, CallRefused, EndpointServer, 
 from rlhf_web import Bodies, Guard, ServerLimits, WebServer, bearer_key
 
 from .protocol import (
+    BODIES,
     HEALTH_PATH,
     MODELS_PATH,
     POLICY,
-    READERS,
-    Asked,
+    Body,
     answer_body,
     answer_events,
     encode,
     error_body,
     models_body,
+    read,
 )
 
 logger = logging.getLogger("rlhf.serve")
@@ -45,10 +45,10 @@ def make_app(find_key: FindKey, limits: ServerLimits, model: str | None = None) 
         owner = find_key(bearer_key(request.headers))
         assert owner is not None, "the guard let it pass"
         async with bodies.held(request) as body:
-            asked = _named(READERS[request.url.path](body), model)
-        answers = await _while_client_stays(request, _answers_of(owner, asked.calls))
+            asked = _named(read(body, BODIES[request.url.path]), model)
+        answers = await _while_client_stays(request, _answers_of(owner, asked.calls()))
         reply_id = f"{ids_begin}{answers[0].turn}"
-        if not asked.streams:
+        if not asked.stream:
             return Response(answer_body(asked, answers, reply_id), media_type=JSON)
         events = b"".join(answer_events(asked, answers, reply_id))
         return Response(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -57,7 +57,7 @@ def make_app(find_key: FindKey, limits: ServerLimits, model: str | None = None) 
         [
             Route(HEALTH_PATH, _json(encode({"status": "ok"}))),
             Route(MODELS_PATH, _json(models_body(model or POLICY))),
-            *(Route(path, answer, methods=["POST"]) for path in READERS),
+            *(Route(path, answer, methods=["POST"]) for path in BODIES),
         ],
         refusal=lambda refused: Response(error_body(refused), refused.status, media_type=JSON),
         knows=lambda key: find_key(key) is not None,
@@ -65,12 +65,12 @@ def make_app(find_key: FindKey, limits: ServerLimits, model: str | None = None) 
     )
 
 
-def _named(asked: Asked, model: str | None) -> Asked:
+def _named(asked: Body, model: str | None) -> Body:
     """With the model's name in the answer. Raises `CallRefused` where another was asked for."""
     if model is not None and asked.model not in (None, model):
         message = f"the model {asked.model!r} does not exist: this server has {model!r}"
         raise CallRefused(404, "model_not_found", message)
-    return replace(asked, model=asked.model or model or POLICY)
+    return asked.model_copy(update={"model": asked.model or model or POLICY})
 
 
 def _json(body: bytes) -> Callable[[Request], Awaitable[Response]]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from rlhf_core.config import ModelConfig
 from rlhf_core.entry.inference import open_engine
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.protocols import Asked, InFlightEngine, RolloutEngine
+from rlhf_core.runfolder import RunFolder
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, reply_message, template_messages
@@ -194,12 +195,22 @@ class ServedModel:
         return taken
 
 
-def serve_model(
-    config: ModelConfig, weights: Path | None = None, *, engine: str, seed: int, max_new_tokens: int
-) -> ServedModel:
-    """Load it. weights: folder whose weights replace those that `config` names. seed: of sampling.
+def model_of(path: str) -> str:
+    """Of a run folder its model, which it has from its end on; any other path as it is. Raises `UserInputError`."""
+    folder = RunFolder(Path(path))
+    if not folder.holds_run:
+        return path
+    folder.refuse_oddities()
+    if not folder.model.is_dir():
+        raise UserInputError(
+            "this run has written no model yet",
+            where=path,
+            hint=f"of its newest checkpoint: rlhf export {path} --to DIR, then: rlhf serve DIR",
+        )
+    return str(folder.model)
 
-    Raises `UserInputError`.
-    """
-    opened, tokenizer = open_engine(config, engine, seed, weights=weights, in_flight=True)
+
+def serve_model(config: ModelConfig, *, engine: str, seed: int, max_new_tokens: int) -> ServedModel:
+    """Load it. seed: of sampling. Raises `UserInputError`."""
+    opened, tokenizer = open_engine(config, engine, seed, in_flight=True)
     return ServedModel(opened, tokenizer, max_new_tokens=max_new_tokens)

@@ -20,6 +20,8 @@ GROWTH = 64
 
 What it grows out of leaves holes in a CPU's heap that the larger tensors do not fit into.
 """
+Layers = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of each layer: [rows, heads, tokens, dim] each."""
 BLOCK = 16
 """Its room for a row is a multiple of this: with rows of 80 tokens, one of 64 would cost 60% more."""
 
@@ -32,6 +34,15 @@ def round_up(num_tokens: int) -> int:
 def round_down(num_tokens: int) -> int:
     """Round down to whole blocks."""
     return num_tokens // BLOCK * BLOCK
+
+
+def layers_of(cache: Cache) -> Layers:
+    """What a plain cache holds. Raises `AssertionError` for one with layers of another kind."""
+    found = []
+    for layer in cache.layers:
+        assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
+        found.append((layer.keys, layer.values))
+    return found
 
 
 @dataclass(slots=True)
@@ -125,22 +136,15 @@ class SlotCache(Cache):
         self._slot_layers: list[SlotLayer] = []
         super().__init__(layers=self._slot_layers)  # type: ignore[arg-type]
 
-    def fill(
-        self, slots: Sequence[int], source: Cache, source_rows: Sequence[int], places: Tensor | None = None
-    ) -> None:
-        """Copy rows of a cache into `slots`: whole, or of each row its tokens at `places` [rows, length]."""
-        self.reserve(source.get_seq_length() if places is None else places.shape[1])
-        while len(self._slot_layers) < len(source.layers):
+    def fill(self, slots: Sequence[int], source: Layers, rows: Sequence[int]) -> None:
+        """Copy `rows` of the source into `slots`."""
+        self.reserve(source[0][0].shape[2])
+        while len(self._slot_layers) < len(source):
             self._slot_layers.append(SlotLayer(self._step, self._num_slots, self.capacity))
-        for layer, filled in zip(self._slot_layers, source.layers, strict=True):
-            assert isinstance(filled, DynamicLayer) and filled.keys is not None and filled.values is not None
-            device = filled.keys.device
-            rows = torch.tensor(source_rows, device=device)
-            taken = [states.index_select(0, rows) for states in (filled.keys, filled.values)]
-            if places is not None:
-                own = places.index_select(0, rows)[:, None, :, None]
-                taken = [each.gather(2, own.expand(-1, each.shape[1], -1, each.shape[3])) for each in taken]
-            layer.fill(torch.tensor(slots, device=device), *taken)
+        for layer, (keys, values) in zip(self._slot_layers, source, strict=True):
+            index = torch.tensor(rows, device=keys.device)
+            taken = keys.index_select(0, index), values.index_select(0, index)
+            layer.fill(torch.tensor(slots, device=keys.device), *taken)
 
     def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of the keys and values of the first `length` tokens of a slot, by layer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -20,7 +21,7 @@ from .cache import round_down, round_up
 from .config import HfEngineConfig
 from .flight import Flight
 from .forward import ModelForward, generating
-from .lockstep import LockstepBatch, LockstepModel
+from .lockstep import LockstepBatch, LockstepModel, take_alike
 from .paths import Path, choose_path
 from .prefixes import PrefixStore
 from .prepack import PackedLinears
@@ -124,8 +125,8 @@ class HfEngine:
     def _sampler(self, sampling: SamplingParams) -> Sampler:
         return Sampler(self._seed, sampling, StopRule(self._eos_ids, sampling.stop, self._tokenizer))
 
-    def _batch(self, rows: list[Row], *, goes_on: bool = False) -> SlotBatch | LockstepBatch:
-        """`goes_on`: others may join these rows."""
+    def _batch(self, rows: deque[Row], *, goes_on: bool = False) -> SlotBatch | LockstepBatch:
+        """A new one for these rows that wait. `goes_on`: others may join them."""
         config = self._config
         longest = max(len(row.prompt_ids) + row.limit for row in rows)
         most_rows = config.max_batch_size if goes_on else min(config.max_batch_size, len(rows))
@@ -141,12 +142,12 @@ class HfEngine:
         name = "recompute" if recomputes else self.path.name
         if name == "slots":
             # Waiting prompts are prefilled ahead, many in one call, where the cache limit has room for them.
-            room = config.max_cache_tokens // round_up(longest) - num_slots
-            spare = min(num_slots // 2, room if goes_on else min(len(rows) - num_slots, room))
-            most_tokens = round_down(config.max_cache_tokens // (num_slots + spare))
-            model = SlotModel(self._forward, num_slots, longest, spare, most_tokens)
-            return SlotBatch(model, rows, config.prefill_batch_tokens, self._prefixes)
-        return LockstepBatch(LockstepModel(self._forward, name), rows, num_slots)
+            num_ahead = min(num_slots // 2, config.max_cache_tokens // round_up(longest) - num_slots)
+            most_tokens = round_down(config.max_cache_tokens // (num_slots + num_ahead))
+            model = SlotModel(self._forward, num_slots, longest, most_tokens)
+            return SlotBatch(model, config.prefill_batch_tokens, self._prefixes, max(1, num_ahead))
+        alike = take_alike(rows, num_slots, same_length=name != "padded")
+        return LockstepBatch(LockstepModel(self._forward, name), alike)
 
     def _completions(
         self, flight: Flight, between: Callable[[], Sequence[Asked]], *, goes_on: bool = False

@@ -19,10 +19,10 @@ class Flight:
     def __init__(
         self,
         sampler: Callable[[SamplingParams], Sampler],
-        batch: Callable[[list[Row]], SlotBatch | LockstepBatch],
+        batch: Callable[[deque[Row]], SlotBatch | LockstepBatch],
         context_tokens: int | None,
     ) -> None:
-        """batch: begins with these rows, and takes more. context_tokens: see `make_rows`."""
+        """batch: a new one, for rows of those that wait. context_tokens: see `make_rows`."""
         self._new_sampler = sampler
         self._new_batch = batch
         self._context_tokens = context_tokens
@@ -30,8 +30,7 @@ class Flight:
         self._batch: SlotBatch | LockstepBatch | None = None
         self._open: set[Row] = set()
         self._waiting: deque[Row] = deque()
-        """Rows that the batch has no room for, and those after them: they wait for its end."""
-        self._canceled: set[Row] = set()
+        """Rows that are in no batch yet."""
         self._num_rows = 0
         self._version: int | None = None
 
@@ -66,42 +65,27 @@ class Flight:
             self._waiting.extend(rows)
 
     def cancel(self, sample_id: int, branch: int) -> None:
-        """Drop an open row at the next step."""
-        self._canceled.update(
-            row for row in self._open if (row.request.sample_id, row.request.branch) == (sample_id, branch)
-        )
+        """Drop an open row."""
+        for row in [row for row in self._open if (row.request.sample_id, row.request.branch) == (sample_id, branch)]:
+            if row in self._waiting:
+                self._waiting.remove(row)
+            elif self._batch is not None:
+                self._batch.drop(row)
+            self._close([row])
 
     def step(self) -> list[Row]:
         """Run one pass; return the rows that it finished."""
-        self._drop_canceled()
-        if not self._open:
-            return []
-        batch = self.begin()
-        if isinstance(batch, SlotBatch):
-            joining = []
-            while self._waiting and batch.has_room_for(self._waiting[0]):
-                joining.append(self._waiting.popleft())
-            batch.join(joining)
-        finished = batch.step()
-        self._open.difference_update(finished)
-        if not batch.busy:
-            self._batch = None
+        finished = self.begin().step(self._waiting)
+        self._close(finished)
         return finished
 
     def begin(self) -> SlotBatch | LockstepBatch:
-        """The batch under way; a new one of all rows that wait if there is none."""
-        if self._batch is None:
-            self._batch = self._new_batch([*self._waiting])
-            self._waiting.clear()
+        """The batch under way; a new one where it has ended."""
+        if self._batch is None or not (self._batch.busy or self._batch.takes(self._waiting)):
+            self._batch = self._new_batch(self._waiting)
         return self._batch
 
-    def _drop_canceled(self) -> None:
-        dropped, self._canceled = self._canceled, set()
-        self._open -= dropped
-        outside = dropped.intersection(self._waiting)
-        self._waiting = deque(row for row in self._waiting if row not in outside)
-        if self._batch is not None:
-            for row in dropped - outside:
-                self._batch.drop(row)
-            if not self._batch.busy:
-                self._batch = None
+    def _close(self, rows: Sequence[Row]) -> None:
+        self._open.difference_update(rows)
+        if not self._open:
+            self._batch = None  # and its cache

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.models import kind_of
-from rlhf_forward import RowLengths, innermost
+from rlhf_forward import innermost, length_switches
 
 
 class ModelForward:
@@ -25,8 +25,8 @@ class ModelForward:
         known = frozenset(inspect.signature(self.base.forward).parameters)
         self.parameters = known
         """Names of what its forward takes."""
-        self.row_lengths = RowLengths.of(self.base)
-        """How its rotary embedding changes with the length of a row; None where it does not."""
+        self.length_switches = length_switches(self.base)
+        """Lengths beyond which its rotary embedding changes; None where it is the same at all lengths."""
         self.embedding: Tensor = self.base.get_input_embeddings().weight  # type: ignore[operator]
         """[V, hidden]; its dtype is that of the hidden states, and so of masks added to attention scores."""
         self._takes = {

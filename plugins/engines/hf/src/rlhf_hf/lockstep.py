@@ -53,9 +53,9 @@ class LockstepModel:
         """Next-token logits [B, V] of each whole sequence, which is one token longer than at the last call."""
         device = self._forward.device
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(sequences), 1)], dim=1)
-        rules = self._forward.row_lengths
         # Where the cache was computed with rotary embeddings that do not fit rows of this length, it begins anew.
-        if self.way == "recompute" or (rules is not None and rules.begins_anew(len(sequences[0]))):
+        begins_anew = len(sequences[0]) - 1 in (self._forward.length_switches or ())
+        if self.way == "recompute" or begins_anew:
             self._cache = None
             return self._run(torch.tensor([list(sequence) for sequence in sequences], device=device))
         return self._run(torch.tensor([[sequence[-1]] for sequence in sequences], device=device))
@@ -81,64 +81,59 @@ class LockstepModel:
 
 
 class LockstepBatch:
-    """Decodes all `rows`, at most `max_batch_size` at once; a batch ends with its longest row."""
+    """Decodes rows that start together, until the longest ends."""
 
-    def __init__(self, model: LockstepModel, rows: Sequence[Row], max_batch_size: int) -> None:
+    def __init__(self, model: LockstepModel, rows: Sequence[Row]) -> None:
         self._model = model
-        self._waiting = deque(_plan_batches(rows, max_batch_size, same_length=model.way != "padded"))
-        self._batch: list[Row] = []
-        self._age = 0
-        """Tokens that rows of the batch have sampled, ended rows apart."""
-        self.num_steps = 0
+        self._rows = rows
+        self._age = -1
+        """Tokens that rows of the batch have sampled, ended rows apart; -1 before the start."""
 
     @property
     def busy(self) -> bool:
-        return bool(self._batch or self._waiting)
+        return any(row.finish_reason is None for row in self._rows)
+
+    def takes(self, waiting: Sequence[Row]) -> bool:
+        """Whether more rows may enter."""
+        return False
 
     def drop(self, row: Row) -> None:
         """Decode it no further."""
         row.finish_reason = "length"
-        waiting = ([each for each in batch if each is not row] for batch in self._waiting)
-        self._waiting = deque(batch for batch in waiting if batch)
-        if all(each.finish_reason is not None for each in self._batch):
-            self._batch = []
 
     def weights_changed(self) -> None:
-        """Nothing is kept of waiting rows; those of the batch go on from their own cache."""
+        """Its rows go on from their own cache."""
 
-    def step(self) -> list[Row]:
+    def step(self, waiting: object) -> list[Row]:
         """Run one pass; return the rows that it finished."""
-        if self._batch:
-            self._age += 1
-            logits = self._model.step([self._sequence(row) for row in self._batch])
-            self.num_steps += 1
+        rows = self._rows
+        self._age += 1
+        if self._age:
+            logits = self._model.step([self._sequence(row) for row in rows])
         else:
-            self._batch, self._age = self._waiting.popleft(), 0
-            rows = self._batch
             logits = self._model.start([row.prompt_ids for row in rows], [row.request.inputs for row in rows])
-        going = [index for index, row in enumerate(self._batch) if row.finish_reason is None]
-        finished = sample(logits[torch.tensor(going, device=logits.device)], [self._batch[index] for index in going])
-        if all(row.finish_reason is not None for row in self._batch):
-            self._batch = []
-        return finished
+        going = [index for index, row in enumerate(rows) if row.finish_reason is None]
+        return sample(logits[torch.tensor(going, device=logits.device)], [rows[index] for index in going])
 
     def _sequence(self, row: Row) -> list[int]:
         """Prompt and answer; a finished row repeats its last token to keep the batch in lockstep."""
         return [*row.prompt_ids, *row.token_ids, *row.token_ids[-1:] * (self._age - len(row.token_ids))]
 
 
-def _plan_batches(rows: Sequence[Row], max_batch_size: int, *, same_length: bool) -> list[list[Row]]:
-    """Rows by prompt length, cut into batches. Those with inputs for the model are recomputed, at the same length."""
+def take_alike(waiting: deque[Row], max_batch_size: int, *, same_length: bool) -> list[Row]:
+    """Take the shortest prompts that may start together out of `waiting`, with inputs for the model of one shape."""
 
     def shapes(row: Row) -> list[tuple[str, tuple[int, ...]]]:
         return sorted((name, tuple(values.shape)) for name, values in row.request.inputs.items())
 
-    batches: list[list[Row]] = []
-    for row in sorted(rows, key=lambda row: (len(row.prompt_ids), shapes(row))):
-        last = batches[-1] if batches else []
-        fits = 0 < len(last) < max_batch_size and shapes(last[0]) == shapes(row)
-        if fits and (not same_length or len(last[0].prompt_ids) == len(row.prompt_ids)):
-            last.append(row)
-        else:
-            batches.append([row])
-    return batches
+    first, *others = sorted(waiting, key=lambda row: (len(row.prompt_ids), shapes(row)))
+    alike = [
+        row
+        for row in others
+        if shapes(row) == shapes(first) and not (same_length and len(row.prompt_ids) > len(first.prompt_ids))
+    ]
+    taken = [first, *alike[: max_batch_size - 1]]
+    for row in taken:
+        row.num_computed = len(row.prompt_ids)
+        waiting.remove(row)
+    return taken

@@ -78,7 +78,7 @@ def _no_padding(forward: ModelForward) -> str | None:
 
 
 def _length_dependent(forward: ModelForward) -> str | None:
-    return None if forward.row_lengths is None else f"{forward.row_lengths.kind} rotary depends on the longest row"
+    return None if forward.length_switches is None else "its rotary embedding depends on the longest row"
 
 
 def _no_cache(forward: ModelForward) -> str | None:
@@ -98,8 +98,8 @@ def _plain(forward: ModelForward) -> Tensor:
 def _try_slots(forward: ModelForward) -> Tensor:
     prompts, forced = _tokens(forward)
     model = SlotModel(forward, num_slots=3, max_tokens=8)
-    _, cache = model.prefill(prompts)
-    model.cache.fill([1, 0], cache, [0, 1])
+    _, layers = model.prefill(prompts)
+    model.cache.fill([1, 0], layers, [0, 1])
     # The rows lie in turned order, so that a row that reads its neighbour's slot is noticed.
     for step in range(2):
         fed = [forced[1][step], forced[0][step]]

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-Layers = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, [heads, tokens, dim] each."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """Keys and values of a sequence of tokens, under one version of the weights."""
 
     num_tokens: int
-    layers: Layers
+    layers: Sequence[tuple[Tensor, Tensor]]
+    """[heads, tokens, dim] each."""
 
 
 class PrefixStore:
@@ -43,7 +41,7 @@ class PrefixStore:
         """Whether a prefix so long is kept at all."""
         return num_tokens <= self._max_tokens
 
-    def put(self, token_ids: tuple[int, ...], layers: Layers) -> None:
+    def put(self, token_ids: tuple[int, ...], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Keep what belongs to these tokens; the tensors are its own from now on."""
         self._held.setdefault(token_ids, Prefix(len(token_ids), layers))
         while self.num_tokens > self._max_tokens:

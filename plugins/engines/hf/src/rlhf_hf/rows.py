@@ -40,8 +40,8 @@ class Row:
     noise: list[float] = field(default_factory=list)
     """Uniform numbers for its first tokens, drawn in blocks."""
     finish_reason: FinishReason | None = None
-    num_reused: int = 0
-    """Prompt tokens that were not computed for it."""
+    num_computed: int = 0
+    """Prompt tokens that were computed for it."""
     version: int = field(init=False)
     """Policy version that its next token is sampled by."""
     versions: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Row:
             policy_versions=tuple(self.versions) if len(set(self.versions)) > 1 else (),
             support_ids=tuple(self.support_ids) if self.support_ids else None,
             branch=self.request.branch,
-            num_reused=self.num_reused,
+            num_reused=len(self.prompt_ids) - self.num_computed,
             columns={} if self.temperature is None else {"temperature": [self.temperature] * len(self.token_ids)},
         )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
-from .cache import SlotCache
+from .cache import Layers, SlotCache, layers_of
 from .forward import ModelForward
 from .grouped import grouped_attention
 from .prefixes import Prefix
@@ -18,23 +18,13 @@ from .prefixes import Prefix
 class SlotModel:
     """A causal LM over a `SlotCache`; rows are known by their slot, in order."""
 
-    def __init__(
-        self,
-        forward: ModelForward,
-        num_slots: int,
-        max_tokens: int,
-        num_spare: int = 0,
-        most_tokens: int | None = None,
-    ) -> None:
-        """`num_spare`: slots behind those that decode, for prompts that wait. `most_tokens`: what a slot may be made to
-        hold; None is `max_tokens`.
-        """
+    def __init__(self, forward: ModelForward, num_slots: int, max_tokens: int, most_tokens: int | None = None) -> None:
+        """`most_tokens`: what a slot may be made to hold; None is `max_tokens`."""
         self._forward = forward
         self.num_slots = num_slots
-        self.num_spare = num_spare
-        self.cache = SlotCache(num_slots + num_spare, max_tokens, most_tokens)
+        self.cache = SlotCache(num_slots, max_tokens, most_tokens)
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, DynamicCache]:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Layers]:
         """Next-token logits [B, V] of each prompt, and the keys and values of all.
 
         Prompts are padded on the right: under a causal mask no real token sees the padding, so no other mask
@@ -43,13 +33,10 @@ class SlotModel:
         positions = torch.arange(max(map(len, prompts)), device=self._forward.device).expand(len(prompts), -1)
         return self._behind(prompts, positions, DynamicCache())
 
-    def extend(
-        self, prefixes: Sequence[Prefix], suffixes: Sequence[Sequence[int]]
-    ) -> tuple[Tensor, DynamicCache, Tensor]:
-        """Next-token logits [B, V] behind prompts of which the beginnings are known.
+    def extend(self, prefixes: Sequence[Prefix], suffixes: Sequence[Sequence[int]]) -> tuple[Tensor, Layers]:
+        """Next-token logits [B, V] behind prompts of which the beginnings are known, and the keys and values of all.
 
-        Also returns the keys and values of all, and where in them each row's own are, [B, tokens of the longest]: the
-        beginnings are padded on the left and the rest on the right, so that a row lies together.
+        In the pass the beginnings are padded on the left and the rest on the right, so that a row lies together.
         """
         device = self._forward.device
         known = torch.tensor([prefix.num_tokens for prefix in prefixes], device=device)
@@ -70,15 +57,19 @@ class SlotModel:
         positions = (known[:, None] + torch.arange(longest, device=device)).clamp(
             max=None if last is None else last - 1
         )
-        logits, cache = self._behind(suffixes, positions, cache, self._additive(seen)[:, None])
+        logits, padded = self._behind(suffixes, positions, cache, self._additive(seen)[:, None])
         most = int((known + torch.tensor(lengths, device=device)).max())
         places = (past - known[:, None] + torch.arange(most, device=device)).clamp(max=past + longest - 1)
-        return logits, cache, places
+
+        def own(states: Tensor) -> Tensor:
+            return states.gather(2, places[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3]))
+
+        return logits, [(own(keys), own(values)) for keys, values in padded]
 
     def _behind(
         self, rows: Sequence[Sequence[int]], positions: Tensor, cache: DynamicCache, mask: Tensor | None = None
-    ) -> tuple[Tensor, DynamicCache]:
-        """Logits [B, V] at the last token of each row, padded on the right, and the cache after the pass."""
+    ) -> tuple[Tensor, Layers]:
+        """Logits [B, V] at the last token of each row, padded on the right, and keys and values after the pass."""
         lengths, device = [len(row) for row in rows], self._forward.device
         ends = sorted(set(lengths))
         logits, cache = self._forward(
@@ -90,7 +81,7 @@ class SlotModel:
             keep=torch.tensor([end - 1 for end in ends], device=device),
         )
         columns = torch.tensor([ends.index(length) for length in lengths], device=device)
-        return logits[torch.arange(len(rows), device=device), columns], cache
+        return logits[torch.arange(len(rows), device=device), columns], layers_of(cache)
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Feed one token per row to the first n slots, whose rows hold `lengths` tokens; logits [n, V]."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 
-from rlhf_core.distributed import end_with_parent
+from rlhf_containment.processes import end_with_parent
 from rlhf_core.errors import RlhfError
 
 from .backend import VllmBackend

@@ -98,17 +98,12 @@ def _token(variable: str | None, host: str) -> str | None:
 def _scorer(name: str, given: Sequence[str], device: str, concurrency: int) -> RewardScorer:
     from rlhf_core.components import RewardContext
     from rlhf_core.config import RewardCallOptions, resolve_reward
-    from rlhf_core.errors import ConfigError
     from rlhf_core.place import resolve_device
     from rlhf_core.rewards import RewardScorer, reward_spec
 
     entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, given)), "name": name}
     reward = resolve_reward(entry, "rlhf serve-reward")
     options = reward.typed(RewardCallOptions)
-    if options.cache:
-        raise ConfigError(
-            "a server keeps no cache", where="--option cache", hint="say cache: true in the entry of the run that asks"
-        )
     context = RewardContext(str(resolve_device(device)), seed=0)
     return RewardScorer([reward_spec(reward, reward.config, context, options)])
 

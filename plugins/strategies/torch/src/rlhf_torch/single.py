@@ -23,7 +23,7 @@ class SingleStrategy(StrategyBase):
         env = read_launch_env()
         if env.world_size > 1:
             raise UserInputError(
-                f"`single` trains in one process, but {env.launcher} started {env.world_size}",
+                f"`single` trains in one process, but {env.world_size} were started",
                 where="strategy.name",
                 hint="use `--strategy ddp` (or fsdp, gemini, low-level-zero), or start one process",
             )

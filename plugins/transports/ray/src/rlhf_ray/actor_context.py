@@ -20,7 +20,7 @@ from .calls import own_name
 from .config import RayConfig
 from .event_relay import ActorHooks, ActorLogHandler, EventSender
 
-_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID")
+_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 HEARTBEAT_SECONDS = 60.0
 """Silence after which a maker is held for dead, where it is used by hand; `transport.heartbeat_seconds` of a run."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
@@ -102,6 +102,7 @@ class RandomBatches(BatchPlan):
     """`sample_buffer`: an update step draws one batch from the buffer instead of going over all of it."""
 
     seed: int
+    mixes_ranks: ClassVar[bool] = True
 
     def passes(self, samples: Sequence[Sequence[Any]]) -> Iterator[list[Sequence[int]]]:
         for step in range(self.epochs_per_episode):

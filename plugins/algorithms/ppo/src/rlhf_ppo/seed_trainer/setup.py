@@ -101,6 +101,7 @@ class Batching:
     """Most samples of an episode, on each trainer; 0 or less is any number."""
     buffer_cpu_offload: bool
     sample_buffer: bool
+    pin_memory: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Core's optimizer, AdamW, and its schedules: constant, linear and cosine."""
+"""The optimizer AdamW, and the schedules constant, linear and cosine, as plugins."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from ..components import Component, OptimizerContext, ScheduleContext
-from ..config.section import Section
+from rlhf_core.components import Component, OptimizerContext, ScheduleContext
+from rlhf_core.config.section import Section
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

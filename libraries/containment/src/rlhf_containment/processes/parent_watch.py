@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from ..util.bounded_thread import BoundedThread
+from rlhf_core.util.bounded_thread import BoundedThread
 
 _CHECK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1

@@ -1,0 +1,173 @@
+"""Estimates the memory of a run's processes by part, from the shapes of its models and the lengths of its prompts.
+
+Counted are weights, gradients, Adam's two moments and master weights, activations (Korthikanti 2022, arXiv:2205.05198,
+section 4.1, without attention scores, which flash attention does not keep), logits and the key-value cache. Answers are
+assumed to have the maximum length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
+from rlhf_core.batching import default_tokens
+from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun, StrategyConfig
+from rlhf_core.prompts import PromptStream
+from rlhf_core.strategy import StateBytes
+from rlhf_core.wiring import RunInputs, build_strategy, model_dtype
+
+from .meta import meta_model
+from .shape import model_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FP32 = 4
+_PROMPTS_LOOKED_AT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """Memory of one kind of process."""
+
+    kind: str
+    count: int
+    bytes_by_part: dict[str, int]
+    """`policy weights`, `critic optimizer`, `activations`, … -> bytes at the peak."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All parts together."""
+        return sum(self.bytes_by_part.values())
+
+
+class MemoryEstimate:
+    """The memory of a run's processes, in the layout it asks for or in another."""
+
+    def __init__(self, resolved: ResolvedRun, inputs: RunInputs) -> None:
+        """Loads only the weights of built-in models."""
+        import torch
+
+        self._algorithm = inputs.algorithm
+        self._model = meta_model(resolved.run.model)
+        self.shape = model_shape(resolved.run.model, self._model)
+        wanted, has_gpu = resolved.run.model.device, torch.cuda.is_available()
+        self.device = torch.device(("cuda" if has_gpu else "cpu") if wanted == "auto" else wanted).type
+        self._is_elsewhere = self.device == "cuda" and not has_gpu
+        self._prompt_tokens, self._answer_tokens = _lengths(resolved, self._algorithm, inputs.prompts, inputs.tokenizer)
+        frozen = self._algorithm.frozen_models if isinstance(self._algorithm, RolloutAlgorithm) else {}
+        self._frozen = {
+            role: (model_shape(ModelConfig(path=each.path)).num_parameters, each) for role, each in frozen.items()
+        }
+        # Interpreter and libraries: of this process, which has loaded them.
+        self._own_bytes = 0 if self.device == "cuda" else psutil.Process().memory_info().rss
+
+    @property
+    def tokens_per_sample(self) -> float:
+        """Mean length of the inspected prompts plus the longest answer."""
+        return self._prompt_tokens + self._answer_tokens
+
+    def processes(self, resolved: ResolvedRun, trainers: int) -> list[ProcessPlan]:
+        """Each kind of process, where so many train.
+
+        resolved: the run, which may differ in its strategy. Raises `UserInputError` for a layout that the model does
+        not allow.
+        """
+        shape, algorithm = self.shape, self._algorithm
+        strategy = build_strategy(_on_cpu(resolved) if self._is_elsewhere else resolved)
+        strategy.check_model(self._model)
+        dtype = model_dtype(resolved, strategy)
+        state = strategy.state_bytes(trainers, dtype)
+        share = resolved.optimizer.component.optimizer_bytes / StateBytes().optimizer
+        state = state._replace(optimizer=state.optimizer * share)
+        ranks = trainers // resolved.strategy.typed(StrategyConfig).processes_per_rank()
+        makers = 0 if resolved.own_processes is None else resolved.own_processes.makers
+
+        critic = shape.num_parameters - shape.head_parameters + shape.hidden_size if "critic" in algorithm.roles else 0
+        training = _trained("policy", shape.num_parameters, shape.num_trainable, state)
+        if critic:
+            training |= _trained("critic", critic, critic, state)
+        if gathered := strategy.gathered_bytes(self._model):
+            training["gathered weights"] = gathered
+        training["activations"] = self._activations(resolved, state, ranks)
+
+        making: dict[str, int] = {}
+        untrained_bytes = dtype.itemsize if makers else state.reference
+        if "reference" in algorithm.roles and resolved.run.model.lora is None:
+            making["reference weights"] = math.ceil(shape.num_parameters * untrained_bytes)
+        for role, (size, model) in self._frozen.items():
+            making[f"{role} weights"] = math.ceil(size * _bytes_of(model, untrained_bytes))
+        if self._answer_tokens:
+            samples = resolved.run.train.samples_per_episode / (makers or ranks)
+            rows = min(samples, getattr(resolved.engine.config, "max_batch_size", samples))
+            making["key-value cache"] = int(rows * self.tokens_per_sample * shape.kv_values_per_token * _FP32)
+        own = {"interpreter and libraries": self._own_bytes} if self._own_bytes else {}
+        if not makers:
+            if self._answer_tokens and strategy.shards_parameters:
+                making["policy copy of the engine"] = shape.num_parameters * dtype.itemsize
+            return [ProcessPlan("process", trainers, {**training, **making, **own})]
+        making["policy weights"] = shape.num_parameters * dtype.itemsize
+        if critic:
+            making["critic weights"] = critic * dtype.itemsize
+        return [
+            ProcessPlan("trainer", trainers, {**training, **own}),
+            ProcessPlan("maker", makers, {**making, **own}),
+        ]
+
+    def _activations(self, resolved: ResolvedRun, state: StateBytes, ranks: int) -> int:
+        """Activation bytes of one micro-batch of the largest trained model, with logits and their gradient.
+
+        ranks: shares of the rows; fewer than training processes where some compute the same rows together.
+        """
+        train, shape, length = resolved.run.train, self.shape, self.tokens_per_sample
+        bound = train.micro_batch_tokens or default_tokens(self.device, shape.num_parameters)
+        tokens = max(length, min(bound, math.ceil(train.train_batch_size / ranks) * length))
+        per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
+        if resolved.run.model.gradient_checkpointing:
+            kept = shape.num_layers * shape.hidden_size + per_layer
+        else:
+            kept = shape.num_layers * per_layer
+        return int(tokens * (state.activations * kept + 3 * shape.vocabulary) * _FP32)
+
+
+def _trained(role: str, parameters: int, trainable: int, state: StateBytes) -> dict[str, int]:
+    return {
+        f"{role} weights": math.ceil(parameters * state.weights),
+        f"{role} gradients": math.ceil(trainable * state.gradients),
+        f"{role} optimizer": math.ceil(trainable * state.optimizer),
+    }
+
+
+def _bytes_of(frozen: FrozenModel, each: float) -> float:
+    """Bytes of each of the model's parameters, which are `each` in the type of the run."""
+    import torch
+
+    return each if frozen.dtype == "auto" else float(getattr(torch, frozen.dtype).itemsize)
+
+
+def _on_cpu(resolved: ResolvedRun) -> ResolvedRun:
+    """The run, for a strategy that is asked about GPUs where there is none: in the precision that it has on one."""
+    config = resolved.strategy.config
+    if getattr(config, "precision", None) == "auto":
+        config = config.model_copy(update={"precision": "bf16"})
+    model = resolved.run.model.model_copy(update={"device": "cpu"})
+    run = resolved.run.model_copy(update={"model": model})
+    return replace(resolved, run=run, strategy=replace(resolved.strategy, config=config))
+
+
+def _lengths(
+    resolved: ResolvedRun, algorithm: Algorithm[Any, Any], prompts: PromptStream, tokenizer: PreTrainedTokenizerBase
+) -> tuple[float, int]:
+    """Mean tokens of the first prompts (or records), and the most tokens of an answer."""
+    positions = range(_PROMPTS_LOOKED_AT)
+    if isinstance(algorithm, RolloutAlgorithm):
+        lengths = [len(prompts.prompt(position).prompt_ids) for position in positions]
+        return sum(lengths) / len(lengths), resolved.sampling.max_new_tokens
+    encode: Any = getattr(algorithm, "encode")  # noqa: B009  # DatasetAlgorithm's
+    items = [encode(prompts.record(position), tokenizer) for position in positions]
+    known = [item.num_tokens for item in items if item is not None]
+    return (sum(known) / len(known) if known else float(resolved.prompts.typed(PromptsConfig).max_prompt_tokens)), 0
