@@ -77,9 +77,9 @@ def my_strategy() -> Any:
 
 
 def my_actor() -> Any:
-    from rlhf_testing.models import build_llama, tiny_tokenizer
+    from rlhf_testing.models import tiny_model, tiny_tokenizer
 
-    return build_llama(tiny_tokenizer("0123456789>,"), hidden_size=32, num_layers=1, num_heads=2, seed=0)
+    return tiny_model(tiny_tokenizer("0123456789>,"), hidden_size=32, num_layers=1, num_heads=2, seed=0)
 
 
 def my_lora_actor() -> Any:

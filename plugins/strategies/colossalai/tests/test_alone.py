@@ -14,12 +14,11 @@ from rlhf_core.errors import ConfigError
 from rlhf_testing.strategy_suite import StrategyCase
 from rlhf_testing.tiny_training import Training, largest_difference, tiny_model, train_alone
 
-NAMES = {"ddp": "DdpConfig", "low_level_zero": "LowLevelZeroConfig", "gemini": "GeminiConfig"}
+NAMES = ("ddp", "low-level-zero", "gemini")
 
 
-def made_of(module, **options):
-    build, config = f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{NAMES[module]}"
-    return StrategyCase(module, build, config, options).make()
+def made_of(name, **options):
+    return StrategyCase(name, name, options).make()
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +27,7 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(key, raising=False)
 
 
-@pytest.fixture(params=list(NAMES))
+@pytest.fixture(params=NAMES)
 def strategy(request):
     made = made_of(request.param)
     made.setup()
@@ -47,9 +46,9 @@ def test_trains_alone(strategy):
         assert largest_difference(training.weights(), alone["weights"]) < 1e-6
 
 
-@pytest.mark.parametrize("module", ["low_level_zero", "gemini"])
-def test_fp16_scales_its_loss_and_trains(module):
-    strategy = made_of(module, precision="fp16")
+@pytest.mark.parametrize("name", ["low-level-zero", "gemini"])
+def test_fp16_scales_its_loss_and_trains(name):
+    strategy = made_of(name, precision="fp16")
     strategy.setup()
     try:
         training, alone = Training(strategy), train_alone(updates=2)

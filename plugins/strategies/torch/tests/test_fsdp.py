@@ -18,10 +18,10 @@ from rlhf_testing.tiny_training import (
     train_alone,
 )
 
-FSDP = StrategyCase("fsdp", "rlhf_torch.fsdp:build", "rlhf_torch.config:FsdpConfig")
-KEEP = StrategyCase("keep", FSDP.build, FSDP.config, {"reshard_after_forward": False})
-TENSOR = StrategyCase("tensor", FSDP.build, FSDP.config, {"tensor_parallel": 2, "sequence_parallel": True})
-SINGLE = StrategyCase("single", "rlhf_torch.single:build", "rlhf_torch.config:SingleConfig")
+FSDP = StrategyCase("fsdp", "fsdp")
+KEEP = StrategyCase("keep", "fsdp", {"reshard_after_forward": False})
+TENSOR = StrategyCase("tensor", "fsdp", {"tensor_parallel": 2, "sequence_parallel": True})
+SINGLE = StrategyCase("single", "single")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from rlhf_testing.tiny_training import TINY_RATE, Training, largest_difference, 
 from rlhf_torch.config import SingleConfig
 from rlhf_torch.single import build
 
-SINGLE = StrategyCase("single", "rlhf_torch.single:build", "rlhf_torch.config:SingleConfig")
+SINGLE = StrategyCase("single", "single")
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_collectives_of_one(strategy):
 
 
 def test_bf16_is_autocast_over_fp32_weights():
-    case = StrategyCase("single", SINGLE.build, SINGLE.config, {"precision": "bf16"})
+    case = StrategyCase("single", "single", {"precision": "bf16"})
     strategy = case.make()
     training = Training(strategy)
     with strategy.autocast():
@@ -156,7 +156,7 @@ def test_bf16_is_autocast_over_fp32_weights():
 
 
 def test_fp16_lowers_the_scale_until_gradients_are_finite():
-    case = StrategyCase("single", SINGLE.build, SINGLE.config, {"precision": "fp16"})
+    case = StrategyCase("single", "single", {"precision": "fp16"})
     strategy = case.make()
     training = Training(strategy)
     scale = strategy.prepared_of(training.trained.optimizer).loss_scale

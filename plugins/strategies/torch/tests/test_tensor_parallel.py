@@ -137,9 +137,8 @@ def test_sequence_parallel_needs_tensor_parallel():
         FsdpConfig(sequence_parallel=True)
 
 
-BUILD, CONFIG = "rlhf_torch.fsdp:build", "rlhf_torch.config:FsdpConfig"
-TENSOR = StrategyCase("tensor", BUILD, CONFIG, {"tensor_parallel": 2})
-SEQUENCE = StrategyCase("sequence", BUILD, CONFIG, {"tensor_parallel": 2, "sequence_parallel": True})
+TENSOR = StrategyCase("tensor", "fsdp", {"tensor_parallel": 2})
+SEQUENCE = StrategyCase("sequence", "fsdp", {"tensor_parallel": 2, "sequence_parallel": True})
 
 
 @pytest.mark.slow
