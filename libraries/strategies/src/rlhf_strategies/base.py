@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rlhf_core.config import StrategyConfig
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.util.tensor_files import load_tree, load_weights, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 
 from .master_adamw import MASTER, MasterAdamW
 from .parts import (
@@ -38,7 +39,15 @@ from .parts import (
     torch_step,
 )
 from .process_group import ProcessGroup
-from .shards import DEFAULT_SHARD_BYTES, group_into_shards, part_of, save_weights, state_dict_shards_of, whole_tensor
+from .shards import (
+    DEFAULT_SHARD_BYTES,
+    group_into_shards,
+    load_weights,
+    part_of,
+    save_weights,
+    state_dict_shards_of,
+    whole_tensor,
+)
 from .stored_weights import StoredParameter
 
 
@@ -211,9 +220,7 @@ class StrategyBase(GroupStrategy):
                 raise failed
 
     def load_model(self, model: nn.Module, path: Path) -> None:
-        prepared, inner = self._prepared_model(model), self.unwrap(model)
-        state = inner.state_dict()
-        load_weights(inner, path, lambda name, tensor: self._put(prepared, name, state[name], tensor))
+        load_weights(self.unwrap(model), path, partial(self._put, self._prepared_model(model)))
 
     def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
         prepared = self.prepared_of(optimizer)
