@@ -34,7 +34,7 @@ class Section(BaseModel):
     sampler.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     active_when_absent: ClassVar[bool] = False
     """For a section of a plugin: whether a run file without the section has it with its defaults."""

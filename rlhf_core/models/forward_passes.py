@@ -1,24 +1,21 @@
-"""How models run over units of rows: the price of a forward pass, its context, and passes without gradients.
+"""How models run over units of rows: the price of a forward pass, and its context.
 
 What a pass computes is a library's (`rlhf_forward`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Item
-from ..batching import plan_micro_batches
 from ..place import Place
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-ItemT = TypeVar("ItemT", bound=Item)
+    from torch import nn
 
 
 class ForwardPasses:
@@ -65,52 +62,3 @@ def applying(passes: ForwardPasses, inside: AbstractContextManager[Any]) -> Iter
             yield
     finally:
         _APPLIED.reset(token)
-
-
-def forward_rows(
-    place: Place,
-    model: nn.Module,
-    items: Sequence[ItemT],
-    forward: Callable[[Sequence[ItemT]], Tensor],
-    *,
-    empty: ItemT,
-    batch_tokens: int | None,
-    shared: bool = False,
-) -> list[Tensor]:
-    """`forward`'s output row for each of `items`, float32 on the CPU. Collective; each rank passes its own items.
-
-    `forward` runs `model` on a few items and returns [len(items), ...]; a rank without items left runs `empty`, so
-    that all ranks make the same number of forward passes. `shared`: the items are the same on every rank; ranks share
-    the work, and all get all rows.
-    """
-    import torch
-
-    if shared and place.world_size > 1:
-        mine = items[place.rank :: place.world_size]
-        rows = forward_rows(place, model, mine, forward, empty=empty, batch_tokens=batch_tokens)
-        # numpy arrays are exchanged by value; tensors would go through shared memory.
-        parts = place.all_gather_objects([row.numpy() for row in rows])
-        return [torch.from_numpy(parts[i % place.world_size][i // place.world_size]) for i in range(len(items))]
-    passes = passes_of(place)
-    plans = plan_micro_batches(items, batch_tokens, passes.price)
-    num_steps = int(place.all_reduce(torch.tensor([float(len(plans))]), "max").item())
-    found: dict[int, Tensor] = {}
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), applying(passes, passes.applied(model)), place.autocast():
-        for step in range(num_steps):
-            plan = plans[step] if step < len(plans) else []
-            output = forward([items[i] for i in plan] or [empty]).float().cpu()
-            found.update((index, output[row].clone()) for row, index in enumerate(plan))
-    model.train(was_training)
-    return [found[index] for index in range(len(items))]
-
-
-@contextmanager
-def on_device(model: nn.Module, place: Place) -> Iterator[None]:
-    """Context in which the model is on the place's device; afterwards it is on the CPU."""
-    model.to(place.device)
-    try:
-        yield
-    finally:
-        model.to("cpu")

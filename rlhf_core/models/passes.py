@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..algorithm import Algorithm, GroupPass, PassContext, RolloutAlgorithm
-from ..batching import collate, default_tokens, masked, to_device
+from ..algorithm import Algorithm, GroupPass, Item, PassContext, RolloutAlgorithm
+from ..batching import collate, default_tokens, masked, plan_micro_batches, to_device
 from ..columns import Columns
 from ..errors import PluginError
 from ..place import LocalPlace, Place
 from ..plugins.errors_of import errors_of
 from ..types import BufferItem, Experience, Role, RolloutGroup
-from .forward_passes import ItemT, forward_rows, on_device
+from .forward_passes import applying, passes_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+ItemT = TypeVar("ItemT", bound=Item)
 _FIELDS = ("reference_log_probs", "values")
 """Fields of an item that a pass gives under their names; all else are columns."""
 
@@ -73,21 +73,40 @@ class GroupPasses(PassContext):
         empty: ItemT,
         shared: bool = False,
     ) -> list[Tensor]:
-        """`run(model, batch)`, [B, ...], for all items in batches of bounded tokens (see `forward_rows`).
+        """Collective. `run(model, batch)`, [B, ...], for all items in batches of bounded tokens; float32 on the CPU.
 
-        Raises `TypeError` for a model that is not among the algorithm's roles.
+        Each rank gives items of its own, and one that has none left runs `empty`, so that all ranks make the same
+        number of forward passes. shared: the items are the same on every rank; the ranks share the work, and all get
+        all rows. Raises `TypeError` for a model that is not among the algorithm's roles.
         """
+        import torch
+
+        place = self.place
+        if shared and place.world_size > 1:
+            rows = self.rows(role, items[place.rank :: place.world_size], run, empty=empty)
+            # numpy arrays are exchanged by value; tensors would go through shared memory.
+            parts = place.all_gather_objects([row.numpy() for row in rows])
+            return [torch.from_numpy(parts[i % place.world_size][i // place.world_size]) for i in range(len(items))]
         try:
             model = self.models[role]
         except KeyError:
             raise TypeError(f"the algorithm asks a {role}, which is not among its roles") from None
-        size = sum(parameter.numel() for parameter in self.place.unwrap(model).parameters())
-        tokens = self._batch_tokens or default_tokens(self.place.device.type, size)
-        placed = on_device(model, self.place) if role in self.offloaded else nullcontext()
+        passes, size = passes_of(place), sum(parameter.numel() for parameter in place.unwrap(model).parameters())
+        tokens = self._batch_tokens or default_tokens(place.device.type, size)
+        plans = plan_micro_batches(items, tokens, passes.price)
+        num_steps = int(place.all_reduce(torch.tensor([float(len(plans))]), "max").item())
+        found: dict[int, Tensor] = {}
+        placed = _on_device(model, place) if role in self.offloaded else nullcontext()
         with placed, self._around.get(role, nullcontext)():
-            return forward_rows(
-                self.place, model, items, partial(run, model), empty=empty, batch_tokens=tokens, shared=shared
-            )
+            was_training = model.training
+            model.eval()
+            with torch.no_grad(), applying(passes, passes.applied(model)), place.autocast():
+                for step in range(num_steps):
+                    plan = plans[step] if step < len(plans) else []
+                    output = run(model, [items[i] for i in plan] or [empty]).float().cpu()
+                    found.update((index, output[row].clone()) for row, index in enumerate(plan))
+            model.train(was_training)
+        return [found[index] for index in range(len(items))]
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """The groups with all values added to their items. Collective if a model is sharded."""
@@ -106,6 +125,16 @@ class GroupPasses(PassContext):
         """The models here that are trained now have the weights of `version`."""
         for each in self.passes:
             each.published(version)
+
+
+@contextmanager
+def _on_device(model: nn.Module, place: Place) -> Iterator[None]:
+    """Context in which the model is on the place's device; afterwards it is on the CPU."""
+    model.to(place.device)
+    try:
+        yield
+    finally:
+        model.to("cpu")
 
 
 def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: float) -> Sequence[GroupPass]:

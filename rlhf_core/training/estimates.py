@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import RolloutAlgorithm
 from ..batching import collate, split, to_device
 from ..errors import RlhfError
-from ..models.forward_passes import forward_rows
+from ..models.passes import GroupPasses
 from ..place import Place
 from ..plugins.errors_of import errors_of
 from ..rewards.scorer import RewardCombiner
@@ -60,21 +60,19 @@ class EpisodeEstimates:
         place: Place,
         plan: BatchPlan,
         *,
-        policy: nn.Module | None = None,
-        batch_tokens: int | None = None,
+        models: GroupPasses | None = None,
         plugin: str | None = None,
     ) -> None:
-        """policy: the trainer's, for an algorithm that `needs_trainer_log_probs`.
+        """models: the trainer's policy, for an algorithm that `needs_trainer_log_probs`.
 
-        batch_tokens: of its forward passes. plugin: the algorithm's label, for errors.
+        plugin: the algorithm's label, for errors.
         """
         self.algorithm = algorithm
         self._combiner = combiner
         self._place = place
         self._plan = plan
         self._has_all_rows = algorithm.needs_all_rows or plan.mixes_ranks
-        self._policy = policy
-        self._batch_tokens = batch_tokens
+        self._models = models
         self._plugin = plugin
 
     def of(
@@ -160,18 +158,18 @@ class EpisodeEstimates:
 
     def _with_log_probs(self, items: list[BufferItem], timer: PhaseTimer) -> list[BufferItem]:
         """The rows with the policy's log-probs, where the algorithm needs them. Collective."""
-        algorithm, policy = self.algorithm, self._policy
-        if policy is None or not algorithm.needs_trainer_log_probs:
+        algorithm, models = self.algorithm, self._models
+        if models is None or not algorithm.needs_trainer_log_probs:
             return items
 
-        def log_probs(rows: Sequence[BufferItem]) -> Tensor:
+        def log_probs(policy: nn.Module, rows: Sequence[BufferItem]) -> Tensor:
             batch = to_device(collate(rows), self._place.device)
             with errors_of(self._plugin, "policy_log_probs"):
                 return algorithm.policy_log_probs(policy, batch)
 
-        tokens, shared, empty = self._batch_tokens, self._has_all_rows, algorithm.masked(items[0])
+        empty, shared = algorithm.masked(items[0]), self._has_all_rows
         with timer.phase("train"):
-            found = forward_rows(self._place, policy, items, log_probs, empty=empty, batch_tokens=tokens, shared=shared)
+            found = models.rows("policy", items, log_probs, empty=empty, shared=shared)
         return [
             replace(row, trainer_log_probs=values[: row.num_response_tokens])
             for row, values in zip(items, found, strict=True)

@@ -16,6 +16,7 @@ from ..hooks.relay import HookRelay
 from ..hookspecs import FitInfo, Moment
 from ..models.forward_passes import passes_of
 from ..models.kinds import kind_of
+from ..models.passes import GroupPasses
 from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
 from ..rollout.samples import SamplesLost
@@ -85,10 +86,8 @@ class TrainerSession(Trainer[list[Any]]):
         plan = BatchPlan(*sizes, Units(algorithm.units, passes_of(strategy).price, plugin))
         self._dataset = DatasetSource(run, algorithm, plan) if isinstance(algorithm, DatasetAlgorithm) else None
         if isinstance(algorithm, RolloutAlgorithm):
-            policy = run.models["policy"]
-            self._estimates = EpisodeEstimates(
-                algorithm, self._combiner, strategy, plan, policy=policy, batch_tokens=tokens, plugin=plugin
-            )
+            models = GroupPasses(strategy, run.models, batch_tokens=tokens)
+            self._estimates = EpisodeEstimates(algorithm, self._combiner, strategy, plan, models=models, plugin=plugin)
         self._record = EpisodeRecord()
         self._num_samples: int | None = 0
         self._version = 0

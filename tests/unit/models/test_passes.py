@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from rlhf_core.algorithm import GroupPass
-from rlhf_core.batching import collate
+from rlhf_core.batching import collate, plan_micro_batches
 from rlhf_core.columns import Column
 from rlhf_core.errors import PluginError
-from rlhf_core.models.forward_passes import forward_rows
 from rlhf_core.models.passes import GroupPasses
 from rlhf_core.types import RolloutGroup
 from rlhf_forward import model_passes
@@ -77,11 +76,11 @@ def test_each_model_runs_in_batches_of_the_default_for_its_size(setup, groups, m
     reference, used = tiny_model(seed=9), []
     reference.extra = torch.nn.Parameter(torch.empty(1).expand(num_parameters), requires_grad=False)
 
-    def bounded(strategy, model, items, run, *, batch_tokens, **options):
-        used.append(batch_tokens)
-        return forward_rows(strategy, model, items, run, batch_tokens=batch_tokens, **options)
+    def bounded(items, max_tokens, price):
+        used.append(max_tokens)
+        return plan_micro_batches(items, max_tokens, price)
 
-    monkeypatch.setattr("rlhf_core.models.passes.forward_rows", bounded)
+    monkeypatch.setattr("rlhf_core.models.passes.plan_micro_batches", bounded)
     passes(setup.strategy, {"reference": reference, "critic": setup.trained["critic"].model}).run(groups)
     assert used == [num_tokens, 1024]
 

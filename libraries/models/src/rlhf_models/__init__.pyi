@@ -3,6 +3,7 @@ from .adapters import merged_weights as merged_weights
 from .adapters import save_adapter as save_adapter
 from .causal_lm import CausalLM as CausalLM
 from .causal_lm import eos_token_ids as eos_token_ids
+from .causal_lm import from_files as from_files
 from .causal_lm import load_policy as load_policy
 from .causal_lm import load_tokenizer as load_tokenizer
 from .files import check_answer as check_answer

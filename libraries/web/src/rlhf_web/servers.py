@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import ConfigDict, Field
@@ -104,9 +105,16 @@ def bound_socket(host: str, port: int, *, where: str) -> socket.socket:
 
 
 def address_parts(
-    url: str, *, form: str = "http://HOST[:PORT]/PATH", schemes: Collection[str] = ("http", "https")
+    url: str,
+    *,
+    form: str = "http://HOST[:PORT]/PATH",
+    schemes: Collection[str] = ("http", "https"),
+    key_option: str | None = None,
 ) -> SplitResult:
-    """The parts of a server's address, for a field's validator. Raises `ValueError` if it does not have this form."""
+    """The parts of a server's address, for a field's validator. key_option: what names the variable of a key instead.
+
+    Raises `ValueError` if it does not have this form, or holds credentials.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -114,4 +122,17 @@ def address_parts(
         raise ValueError(f"no address: {error}") from None
     if parts.scheme not in schemes or not parts.hostname or port == 0:
         raise ValueError(f"should be {form} or https://…")
+    if parts.username is not None or parts.password is not None:
+        instead = "" if key_option is None else f": name a variable in {key_option} instead"
+        raise ValueError(f"holds credentials, which would be written down{instead}")
     return parts
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether an address is a loopback address, so that all processes that use it are on this machine."""
+    if host is None or host == "localhost":
+        return host is not None
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -90,8 +90,7 @@ def test_evaluation_sets_have_a_plot_of_their_scores_with_intervals_from_step_0(
     run = Run(
         path=Path("run"),
         name="run",
-        lines=[{"step": 3, **both}],
-        before={"step": 0, **both},
+        lines=[{"step": 0, **both}, {"step": 3, **both}],
         samples=SampleChoice(groups={}, total=0),
         config={},
         manifest={},

@@ -19,12 +19,11 @@ PHONE_PIXELS = 350
 """What margins leave of 420."""
 
 
-def run_of(lines, before=(), rewards=("exact-match",)):
+def run_of(lines, rewards=("exact-match",)):
     return Run(
         path=Path("run"),
         name="run",
         lines=lines,
-        before=dict(before),
         samples=SampleChoice(groups={}, total=0),
         config={"rewards": [{"name": name, "label": name} for name in rewards]},
         manifest={},
@@ -45,7 +44,7 @@ def test_one_curve_has_one_name():
 
 def test_the_held_out_score_is_called_as_on_its_card():
     lines = [{"step": 2, "eval/score": 0.5, "eval/exact-match": 0.5, "eval/brevity": 0.5}]
-    run = run_of(lines, before={"step": 0, "eval/score": 0.25})
+    run = run_of([{"step": 0, "eval/score": 0.25}, *lines])
     assert labels(EVAL, run) == ["exact-match", "brevity"]
     assert labels(EVAL, run_of([{"step": 2, "eval/score": 0.5}], rewards=())) == ["score"]
 

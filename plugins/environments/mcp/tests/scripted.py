@@ -10,7 +10,6 @@ import time
 MODE = sys.argv[1]
 TOOL = {"name": "go", "description": "Go on.", "inputSchema": {"type": "object"}}
 COLOURED = {**TOOL, "description": "Go\x1b[2J \u202eon.", "inputSchema": {"type": "object", "title": "\x07!"}}
-NOTE = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "z" * 9999}}
 
 
 def say(text):
@@ -40,11 +39,9 @@ def call():
         sys.stderr.write("out of paper \x1b[31m")
         sys.stderr.flush()
         os._exit(7)
-    if MODE == "broken":
-        say('{"jsonrpc": "2.0", "id": ')
     if MODE == "wrong":
         return {"content": "text"}
-    while MODE in ("silent", "broken"):
+    while MODE == "silent":
         time.sleep(1)
     content = {
         "picture": [{"type": "image", "data": "", "mimeType": "image/png"}, {"type": "text", "text": "a cat"}],
@@ -59,10 +56,6 @@ if MODE == "noise":
     say("listening on standard output")
 if MODE == "hang":
     time.sleep(1000)
-while MODE == "flood":
-    say(json.dumps(NOTE))
-while MODE == "line":
-    sys.stdout.write("{" * 2**16)
 if MODE == "stays":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen(["sleep", "1000"])

@@ -20,7 +20,7 @@ from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.episodes import episode_tokenizer, prompt_stream
-from rlhf_testing.models import build_llama
+from rlhf_testing.models import tiny_model
 from rlhf_testing.runs import tiny_run
 
 pytest.importorskip("mcp", reason="needs the MCP library: make setup-mcp")
@@ -84,35 +84,12 @@ def test_calls_and_what_is_wrong_with_them(tmp_path):
 
 
 def test_unknown_tools_and_wrong_arguments_are_counted(tmp_path):
-    """The server is asked all the same: it may convert what it gets."""
+    """What the server says is wrong with arguments counts as its error: it may convert what it gets."""
     wrong = (call("add"), call("add", number="1"), call("add", number={}), call("multiply"), call("score", seed=3))
     played = play(tmp_path, CALCULATOR, call("add", number=2), *wrong, reward_tool="score")
-    assert played.rows[0].columns["environment"]["bad_tool_calls"] == len(wrong)
+    counted = played.rows[0].columns["environment"]
+    assert (counted["bad_tool_calls"], counted["own/tool_errors"]) == (2, 2)
     assert observations(played)[2] == "3" and played.reward == 1.0
-
-
-SCHEMAS = {
-    "fits": ({"required": ["a"], "properties": {"a": {"type": "integer"}}, "additionalProperties": False}, True),
-    "missing": ({"required": ["b"]}, False),
-    "another": ({"properties": {"b": {}}, "additionalProperties": False}, False),
-    "no schema": ({"type": 3}, True),
-    "pattern": ({"properties": {"text": {"pattern": "^(x+)+$"}}}, True),
-    "patterns": ({"patternProperties": {"^(x+)+$": {}}, "additionalProperties": False}, True),
-    "loop": ({"$ref": "#"}, True),
-    "remote": ({"$ref": "http://localhost:1/schema"}, True),
-}
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_arguments_are_checked_against_the_schema(name):
-    from mcp.types import Tool
-
-    from rlhf_mcp.tools import takes
-
-    schema, fits = SCHEMAS[name]
-    tool = Tool(name="go", input_schema={"type": "object", **schema})
-    slow = {"text": "x" * 60 + "!", "x" * 60 + "!": 1} if "pattern" in name else {"a": 1}
-    assert takes(tool, slow) is fits
 
 
 def test_the_policy_gets_the_tools_it_is_to_have_and_the_task(tmp_path):
@@ -127,7 +104,7 @@ def test_a_server_gets_the_variables_that_are_named_and_no_other(tmp_path, monke
     monkeypatch.setenv("OF_THE_SERVER", "1")
     monkeypatch.setenv("A_SECRET", "2")
     (listed,) = observations(play(tmp_path, CALCULATOR, call("environment"), env=["OF_THE_SERVER"]))
-    assert set(listed.split()) <= {"HOME", "LC_CTYPE", "OF_THE_SERVER", "PATH"}
+    assert set(listed.split()) <= {"HOME", "LC_CTYPE", "LOGNAME", "OF_THE_SERVER", "PATH", "SHELL", "TERM", "USER"}
     with pytest.raises(ConfigError, match="NOT_THERE is not set"):
         play(tmp_path, CALCULATOR, env=["NOT_THERE"])
 
@@ -153,12 +130,9 @@ def test_descriptions_hold_no_control_characters(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("exit", "failed while starting: it ended with exit code 1; its last words: no licence"),
-        ("flood", "failed while starting: it wrote more than 67108864 bytes"),
-        ("line", "failed while starting: it wrote a line of more than 8388608 bytes"),
-        ("crash", "failed while calling its tool go: it ended with exit code 7; its last words: out of paper \\\\x1b"),
-        ("broken", "failed while calling its tool go: it wrote a line that is no message: {"),
-        ("wrong", "failed while calling its tool go: 1 validation error for CallToolResult; it still runs"),
+        ("exit", "failed while starting: it has ended; its last words: no licence"),
+        ("crash", "failed while calling its tool go: it has ended; its last words: out of paper \\\\x1b"),
+        ("wrong", "failed while calling its tool go: 1 validation error for CallToolResult"),
         ("many", "lists more than 128 tools"),
         ("pages", "lists more than 128 tools, or never ends"),
         ("wide", "describes its tools in more than 100000 characters"),
@@ -233,7 +207,7 @@ def test_a_program_that_a_signal_ends(tmp_path):
     program = tmp_path / "serve"
     program.write_text("#!/bin/sh\nkill -34 $$\n")
     program.chmod(0o700)
-    with pytest.raises(EpisodeError, match="failed while starting: it was ended by signal 34"):
+    with pytest.raises(EpisodeError, match="failed while starting: it has ended"):
         play(tmp_path, ["./serve"])
 
 
@@ -249,7 +223,7 @@ def chat_model(tmp_path):
     """A model of random weights with a chat template, of whose tokens a third are calls."""
     tokenizer = episode_tokenizer(chat=True)
     tokenizer.add_tokens([call("add", number=number) for number in range(50)])
-    model = build_llama(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0)
+    model = tiny_model(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0)
     model.config.max_position_embeddings = 4096
     for saved in (tokenizer, model):
         saved.save_pretrained(tmp_path / "model")

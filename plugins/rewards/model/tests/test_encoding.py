@@ -14,16 +14,11 @@ OTHER = "zyxwvutsrqponmlkjihgfedcba 9876543210>,<|/"
 CHAT = ({"role": "user", "content": "sort"},)
 
 
-def encoder(tokenizer, **options):
-    values = {
-        "encoding": "auto",
-        "same_tokenizer": False,
-        "pools_itself": False,
-        "limit_tokens": 64,
-        "cut": False,
-        "append_eos": False,
-    }
-    return RolloutEncoder(tokenizer, **(values | options))
+def encoder(tokenizer, *, same_tokenizer=False, pools_itself=False, limit_tokens=64, **options):
+    config = ModelRewardConfig(path="no-such-owner/no-such-model", **options)
+    return RolloutEncoder(
+        tokenizer, config, same_tokenizer=same_tokenizer, pools_itself=pools_itself, limit_tokens=limit_tokens
+    )
 
 
 def text(tokenizer, ids):
@@ -33,14 +28,15 @@ def text(tokenizer, ids):
 def test_the_policys_own_tokens_where_the_tokenizers_are_the_same(rollout):
     tokenizer = made.make_tokenizer()
     sample = rollout(0, "12", tokenizer, prompt="21>")
-    (ids,) = encoder(tokenizer, same_tokenizer=True).encode([sample])
+    ids, places = encoder(tokenizer, same_tokenizer=True).encode(sample)
+    assert places == [len(ids) - 1]
     assert ids == [*sample.prompt_ids, *sample.completion_ids]
 
 
 @pytest.mark.parametrize(("reason", "end"), [("stop", "<eos>"), ("length", "")])
 def test_a_text_is_tokenized_anew_and_ends_as_the_answer_did(rollout, reason, end):
     own = made.make_tokenizer(OTHER)
-    (ids,) = encoder(own).encode([rollout(0, "12", prompt="21>", finish_reason=reason)])
+    ids = encoder(own).encode(rollout(0, "12", prompt="21>", finish_reason=reason)).ids
     assert text(own, ids) == "21>12" + end
 
 
@@ -48,31 +44,31 @@ def test_a_cut_answer_may_be_ended_for_the_reward_model(rollout):
     own = made.make_tokenizer(OTHER)
     cut, whole = rollout(0, "12", prompt="21>", finish_reason="length"), rollout(1, "12", prompt="21>")
     ending = encoder(own, append_eos=True)
-    assert [text(own, ids) for ids in ending.encode([cut, whole])] == ["21>12<eos>"] * 2
+    assert [text(own, ending.encode(each).ids) for each in (cut, whole)] == ["21>12<eos>"] * 2
     same = made.make_tokenizer()
     ending = encoder(same, append_eos=True, same_tokenizer=True)
-    assert [text(same, ids) for ids in ending.encode([cut, whole])] == ["21>12<eos>"] * 2
+    assert [text(same, ending.encode(each).ids) for each in (cut, whole)] == ["21>12<eos>"] * 2
 
 
 def test_a_chat_is_rendered_in_the_reward_models_own_template(rollout):
     own = made.make_tokenizer(OTHER, template="{% for m in messages %}|{{ m.role }}|{{ m.content }}{% endfor %}/")
     chat = rollout(0, "12", messages=CHAT, prompt="the policy's rendering")
-    assert text(own, encoder(own).encode([chat])[0]) == "|user|sort|assistant|12/"
-    assert text(own, encoder(own, encoding="continuation").encode([chat])[0]) == "|user|sort/12<eos>"
+    assert text(own, encoder(own).encode(chat).ids) == "|user|sort|assistant|12/"
+    assert text(own, encoder(own, encoding="continuation").encode(chat).ids) == "|user|sort/12<eos>"
 
 
 def test_a_model_that_pools_itself_reads_the_text_as_a_whole(rollout):
     own = made.make_tokenizer(OTHER)
-    assert text(own, encoder(own, pools_itself=True).encode([rollout(0, "12", prompt="21>")])[0]) == "21>12"
+    assert text(own, encoder(own, pools_itself=True).encode(rollout(0, "12", prompt="21>")).ids) == "21>12"
 
 
 def test_a_sample_that_is_too_long_is_named_or_cut(rollout):
     own = made.make_tokenizer(OTHER)
     long = rollout(7, "123456789")
     with pytest.raises(ValueError, match=r"sample 7 is 14 tokens long, the reward model reads 5.*too_long: cut"):
-        encoder(own, limit_tokens=5).encode([long])
-    assert text(own, encoder(own, limit_tokens=5, cut=True).encode([long])[0]) == "6789<eos>"
-    assert text(own, encoder(own, limit_tokens=5, cut=True, pools_itself=True).encode([long])[0]) == "312>1"
+        encoder(own, limit_tokens=5).encode(long)
+    assert text(own, encoder(own, limit_tokens=5, too_long="cut").encode(long).ids) == "6789<eos>"
+    assert text(own, encoder(own, limit_tokens=5, too_long="cut", pools_itself=True).encode(long).ids) == "312>1"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +83,7 @@ def test_a_sample_that_is_too_long_is_named_or_cut(rollout):
 def test_a_sample_that_cannot_be_rendered_is_named(rollout, encoding, messages, template, said):
     own = made.make_tokenizer(OTHER, template=template)
     with pytest.raises(ValueError, match=said):
-        encoder(own, encoding=encoding).encode([rollout(3, "12", messages=messages)])
+        encoder(own, encoding=encoding).encode(rollout(3, "12", messages=messages))
 
 
 def test_which_tokenizers_are_the_same():
@@ -135,7 +131,7 @@ def test_a_model_that_could_not_score_is_refused_by_name(save):
     causal = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=32))
     several = save(made.make_model("llama", tokenizer, labels=2), tokenizer, "several")
     for options, said in [
-        ({"path": save(causal, tokenizer, "causal")}, r"lacks the weights score\.weight"),
+        ({"path": save(causal, tokenizer, "causal")}, r"lack score\.weight.*trained head"),
         ({"path": several}, "2 labels .*label_index: 0"),
         ({"path": several, "label_index": 2}, "label_index is 2, but"),
     ]:

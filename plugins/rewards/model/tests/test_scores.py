@@ -58,7 +58,7 @@ def test_a_score_does_not_depend_on_order_batch_or_budget(save, rollouts, max_ba
 
 def test_batch_invariant_scores_agree_to_the_last_bit(save, rollouts):
     tokenizer = made.make_tokenizer()
-    scorer = reward(save(made.make_model("llama", tokenizer), tokenizer), encoding="tokens", batch_invariant=True)
+    scorer = reward(save(made.make_model("llama", tokenizer), tokenizer), encoding="tokens", max_batch_tokens=1)
     whole = scorer(rollouts)
     assert scorer(rollouts[::-1])[::-1] == whole
     assert [scorer([each])[0] for each in rollouts] == whole

@@ -39,7 +39,7 @@ def test_each_step_is_read_at_its_separator(model_and_path, rollout, max_batch_t
     tokenizer = made.make_tokenizer()
     answers = ["1,23,4", "", "99", "a,b,c,d,"]
     scorer = reward(path, steps="min", step_separator=",", max_batch_tokens=max_batch_tokens)
-    found = scorer.step_scores([rollout(i, text) for i, text in enumerate(answers)])
+    found = scorer.logits([rollout(i, text) for i, text in enumerate(answers)])
     for text, scores in zip(answers, found, strict=True):
         parts = [part for part in text.split(",") if part]
         prefixes = ["312>" + "".join(part + "," for part in parts[: n + 1]) for n in range(len(parts))]
@@ -65,7 +65,7 @@ def test_a_turn_of_an_episode_is_a_step(model_and_path, rollout):
     model, path = model_and_path
     tokenizer = made.make_tokenizer()
     played = episode(rollout, tokenizer)
-    (scores,) = reward(path, model_path=path, steps="mean").step_scores([played])
+    (scores,) = reward(path, model_path=path, steps="mean").logits([played])
     ids, ends = [*played.prompt_ids, *played.completion_ids], (3, 7)  # after the prompt: "12" and EOS; "no", "3", EOS
     expected = [logit(model, ids[: len(played.prompt_ids) + end]) for end in ends]
     assert scores == pytest.approx(expected, abs=1e-5)
@@ -77,7 +77,7 @@ def test_each_turn_earns_its_part_of_the_mean(model_and_path, rollout):
     _, path = model_and_path
     played = episode(rollout, made.make_tokenizer())
     scorer = reward(path, model_path=path, steps="turns", step_separator=",")
-    (logits,) = scorer.step_scores([played])
+    (logits,) = scorer.logits([played])
     (found, alone) = scorer([played, rollout(1, "1,2,")])
     assert found == pytest.approx({turn: 1 / (1 + math.exp(-x)) / 2 for turn, x in enumerate(logits)})
     plain = reward(path, model_path=path, steps="mean", step_separator=",")

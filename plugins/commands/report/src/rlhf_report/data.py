@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,12 @@ class Run:
     path: Path
     name: str
     lines: Sequence[Mapping[str, Any]]
-    """`metrics.jsonl`, in order of `step`; before it the evaluation before training, as step 0."""
+    """The evaluation before training, as step 0, and `metrics.jsonl`, in order of `step`."""
     samples: SampleChoice
     config: Mapping[str, Any]
     """The run file without secrets."""
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
-    before: Mapping[str, Any] = field(default_factory=dict)
-    """The evaluation before training, as a line of step 0."""
 
     @property
     def is_running(self) -> bool:
@@ -37,11 +35,11 @@ class Run:
 
     def keys(self) -> list[str]:
         """Metric names, in order of first appearance."""
-        return list(dict.fromkeys(key for line in (*self.lines, self.before) for key in line))
+        return list(dict.fromkeys(key for line in self.lines for key in line))
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric, where present."""
-        points = [(int(line["step"]), line[key]) for line in (self.before, *self.lines) if key in line]
+        points = [(int(line["step"]), line[key]) for line in self.lines if key in line]
         return [step for step, _ in points], [float(value) for _, value in points]
 
     def last(self, key: str) -> float | None:
@@ -54,17 +52,15 @@ def read_run(path: Path) -> Run:
     """Read a run folder. Raises UserInputError where it holds none, DataError where a file is broken."""
     folder = RunFolder.read(Path(path))
     summary = known_values(folder.read_json(folder.summary))
-    before = summary.get("eval_before")
-    start: list[Mapping[str, Any]] = [{"step": 0, "eval/score": before}] if is_number(before) else []
+    before = {"eval/score": summary.get("eval_before"), **folder.read_json(folder.evaluation_before), "step": 0}
     return Run(
         path=folder.path,
         name=folder.path.resolve().name,
-        lines=[*start, *(line for line in map(known_line, read_lines(folder.metrics)) if line is not None)],
+        lines=[line for line in map(known_line, (before, *read_lines(folder.metrics))) if line is not None],
         samples=choose_samples(read_samples(folder)),
         config=redact_mapping(folder.read_config()),
         manifest=folder.read_json(folder.manifest),
         summary=summary,
-        before=known_line({**folder.read_json(folder.evaluation_before), "step": 0}) or {},
     )
 
 

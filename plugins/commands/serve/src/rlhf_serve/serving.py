@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,21 +35,16 @@ class _Job:
 
     request: GenerationRequest
     sampling: SamplingParams
-    answer: asyncio.Future[Completion]
-    loop: asyncio.AbstractEventLoop
+    answer: Future[Completion]
+    """Canceled where no one waits for it any more."""
 
     def tell(self, found: Completion | Exception) -> None:
-        """From the engine's thread."""
-
-        def settle() -> None:
-            if self.answer.done():
-                return
-            if isinstance(found, Exception):
-                self.answer.set_exception(found)
-            else:
-                self.answer.set_result(found)
-
-        self.loop.call_soon_threadsafe(settle)
+        if not self.answer.set_running_or_notify_cancel():
+            return
+        if isinstance(found, Exception):
+            self.answer.set_exception(found)
+        else:
+            self.answer.set_result(found)
 
 
 class ServedModel:
@@ -85,12 +81,11 @@ class ServedModel:
             prompt_ids=prompt_ids,
             max_new_tokens=limit,
         )
-        loop = asyncio.get_running_loop()
-        job = _Job(request, self._sampling(call, ends), loop.create_future(), loop)
+        job = _Job(request, self._sampling(call, ends), Future())
         with self._changed:
             self._jobs.append(job)
             self._changed.notify_all()
-        completion = await job.answer
+        completion = await asyncio.wrap_future(job.answer)
         text = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
         marked = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=False))
         calls = self._chat.tool_format().parse(marked, call.tools) if call.tools else ()

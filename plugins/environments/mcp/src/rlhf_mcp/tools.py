@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.validators import extend
 from mcp.types import CallToolResult, EmbeddedResource, TextContent, TextResourceContents
 from mcp.types import Tool as ServerTool
-from referencing import Registry
 
 from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.util import printable
@@ -68,27 +65,6 @@ def _clean(value: Any) -> Any:
     if isinstance(value, dict):
         return {_clean(key): _clean(part) for key, part in value.items()}
     return [_clean(part) for part in value] if isinstance(value, list) else value
-
-
-def _extra_properties(validator: Any, rule: Any, value: Any, schema: Any) -> Iterator[Any]:
-    if "patternProperties" not in schema:
-        yield from Draft202012Validator.VALIDATORS["additionalProperties"](validator, rule, value, schema) or ()
-
-
-_UNCHECKED = ("pattern", "patternProperties", "unevaluatedProperties", "uniqueItems")
-"""Keywords for which a model could write arguments that take minutes to check."""
-_Validator = extend(
-    Draft202012Validator,
-    {**dict.fromkeys(_UNCHECKED, lambda *_: ()), "additionalProperties": _extra_properties},
-)
-
-
-def takes(tool: ServerTool, arguments: Mapping[str, Any]) -> bool:
-    """Whether the arguments fit the tool's schema; True if it cannot be applied. No reference is fetched."""
-    try:
-        return bool(_Validator(tool.input_schema, registry=Registry()).is_valid(arguments))
-    except Exception:  # servers may give any schema
-        return True
 
 
 def text_of(result: CallToolResult, longest: int) -> str:

@@ -41,6 +41,4 @@ class OpenEnvConfig(Section):
         parts = address_parts(url, form="http://HOST[:PORT]", schemes=("http", "https", "ws", "wss"))
         if parts.query or parts.fragment:
             raise ValueError("should have no ? and no #")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("holds credentials, which would be written down")
         return url

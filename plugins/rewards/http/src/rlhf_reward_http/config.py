@@ -20,7 +20,5 @@ class HttpRewardConfig(ClientOptions):
     @field_validator("url")
     @classmethod
     def _is_address(cls, url: str) -> str:
-        parts = address_parts(url)
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("holds credentials, which would be written down: name a variable in token_env instead")
+        address_parts(url, key_option="token_env")
         return url

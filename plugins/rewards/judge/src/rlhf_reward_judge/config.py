@@ -68,9 +68,9 @@ class JudgeConfig(ClientOptions):
     def _is_address(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        parts = address_parts(url)
-        if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-            raise ValueError("holds credentials or a query, which would be written down: name a variable in key_env")
+        parts = address_parts(url, key_option="key_env")
+        if parts.query or parts.fragment:
+            raise ValueError("holds a query, which would be written down: name a variable in key_env instead")
         return url.rstrip("/")
 
     @model_validator(mode="after")

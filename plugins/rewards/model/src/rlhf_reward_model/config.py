@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -15,6 +16,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 class ModelRewardConfig(Section):
     """A transformers sequence-classification model and how it scores."""
 
+    removed: ClassVar[Mapping[str, str]] = {"batch_invariant": "max_batch_tokens: 1 scores each answer alone"}
     path: str = Field(min_length=1, description="Model folder (weights as safetensors, tokenizer beside) or hub name.")
     label_index: int | None = Field(
         None, ge=0, description="The label whose logit is the score; needed where the model has more than one."
@@ -46,12 +48,10 @@ class ModelRewardConfig(Section):
         "error", description="A longer one is an error, or loses its beginning (its end, for models that read [CLS])."
     )
     max_batch_tokens: int = Field(
-        16384, ge=1, description="Most tokens, padding included, in one forward pass; one answer always goes through."
-    )
-    batch_invariant: bool = Field(
-        False,
-        description="A forward pass for each answer alone: not a bit of its score depends on what else is scored, "
-        "where otherwise the last digits may. Slower.",
+        16384,
+        ge=1,
+        description="Most tokens, padding included, in one forward pass; one answer always goes through. "
+        "1: each goes alone, so that not a bit of its score depends on what else is scored. Slower.",
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto (the policy's), cpu, cuda or cuda:N."

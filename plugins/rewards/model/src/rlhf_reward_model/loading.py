@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_core.errors import UserInputError, first_line
+from rlhf_core.config import ModelConfig
+from rlhf_core.errors import UserInputError
 from rlhf_core.place import resolve_device
-from rlhf_models import check_hub, quiet_progress
+from rlhf_models import from_files, load_tokenizer
 
 WHERE = 'reward "model"'
 
@@ -31,42 +27,22 @@ def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     return chosen, getattr(torch, dtype)
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The reward model's own tokenizer. Raises `UserInputError` where there is none."""
-    source = str(Path(path).expanduser())
-    check_hub(source, where=WHERE)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserInputError(
-            f"cannot load the tokenizer of {path!r}: {first_line(error)}",
-            where=WHERE,
-            hint="tokenizer.save_pretrained(folder) beside the model",
-        ) from None
-    return tokenizer
+def load(
+    path: str, dtype: torch.dtype, label_index: int | None
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, int]:
+    """The tokenizer, the model, in evaluation mode on the CPU, and the label that is the score.
 
-
-def load_model(path: str, dtype: torch.dtype, label_index: int | None) -> tuple[PreTrainedModel, int]:
-    """The model, in evaluation mode on the CPU, and the label that is the score.
-
-    Raises `UserInputError`: it cannot be loaded, has no trained head, or several labels and none was chosen.
+    Raises `UserInputError`: one cannot be loaded, has no trained head, or several labels and none was chosen.
     """
-    source = str(Path(path).expanduser())
-    check_hub(source, where=WHERE)
-    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+    config = ModelConfig(path=str(Path(path).expanduser()))
+    hint = None
     try:
-        with quiet_progress():
-            model, info = AutoModelForSequenceClassification.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UserInputError(f"cannot load {path!r}: {first_line(error)}", where=WHERE) from None
-    if info["missing_keys"]:
-        raise UserInputError(
-            f"{path!r} is no reward model: it lacks the weights {', '.join(sorted(info['missing_keys'])[:4])}, "
-            "which would be random",
-            where=WHERE,
-            hint="train one: rlhf train --algorithm reward-model",
-        )
-    return model.eval().requires_grad_(False), _label(model, path, label_index)
+        tokenizer = load_tokenizer(config)
+        hint = "it needs a trained head: rlhf train --algorithm reward-model makes one"
+        model = from_files(config, dtype, "AutoModelForSequenceClassification")
+    except UserInputError as error:
+        raise UserInputError(error.message, where=WHERE, hint=hint or error.hint) from error
+    return tokenizer, model.eval().requires_grad_(False), _label(model, path, label_index)
 
 
 def _label(model: PreTrainedModel, path: str, label_index: int | None) -> int:

@@ -16,50 +16,37 @@ from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
-from rlhf_forward import last_token_scores, own_lengths, scores_at
-from rlhf_models import load_tokenizer as load_policy_tokenizer
+from rlhf_forward import mask_from_lengths, own_lengths, scores_at
+from rlhf_models import load_tokenizer
 
 from .config import ModelRewardConfig
-from .encoding import RolloutEncoder, same_tokenizer
-from .loading import load_model, load_tokenizer, place
-from .steps import Combine, StepEncoder, by_turn, combined, has_turns
+from .encoding import RolloutEncoder, Sample, same_tokenizer
+from .loading import load, place
+from .steps import StepEncoder, by_turn, combined, has_turns
 
 
 def build(config: ModelRewardConfig, context: RewardContext) -> Reward:
     """Load the model. Raises `UserInputError` where it cannot score."""
     device, dtype = place(context.device if config.device == "auto" else config.device, config.dtype)
-    tokenizer = load_tokenizer(config.path)
-    model, label = load_model(config.path, dtype, config.label_index)
+    tokenizer, model, label = load(config.path, dtype, config.label_index)
     shared = context.model_path is not None and same_tokenizer(
-        load_policy_tokenizer(ModelConfig(path=context.model_path)), tokenizer
+        load_tokenizer(ModelConfig(path=context.model_path)), tokenizer
     )
     limit = _limit_tokens(model, tokenizer.model_max_length, config.max_tokens)
-    places = _Places(
-        model,
-        label=label,
-        device=device,
-        max_batch_tokens=1 if config.batch_invariant else config.max_batch_tokens,
-        offload=config.offload,
-    )
-    if config.steps is not None:
-        if not reads_last_token(model):
-            raise UserInputError(
-                f"{config.path!r} does not read single tokens, as a process reward model does",
-                where='reward "model": steps',
-                hint="train one: rlhf train --algorithm process-reward-model",
-            )
-        steps = StepEncoder(tokenizer, separator=config.step_separator, same_tokenizer=shared, limit_tokens=limit)
-        return StepReward(places, steps, config.steps)
-    encoder = RolloutEncoder(
-        tokenizer,
-        encoding=config.encoding,
-        same_tokenizer=shared,
-        pools_itself=not reads_last_token(model),
-        limit_tokens=limit,
-        cut=config.too_long == "cut",
-        append_eos=config.append_eos,
-    )
-    return ModelReward(places, encoder)
+    pools_itself = not reads_last_token(model)
+    if config.steps is None:
+        encoder = RolloutEncoder(
+            tokenizer, config, same_tokenizer=shared, limit_tokens=limit, pools_itself=pools_itself
+        )
+    elif pools_itself:
+        raise UserInputError(
+            f"{config.path!r} does not read single tokens, as a process reward model does",
+            where='reward "model": steps',
+            hint="train one: rlhf train --algorithm process-reward-model",
+        )
+    else:
+        encoder = StepEncoder(tokenizer, config, same_tokenizer=shared, limit_tokens=limit)
+    return ModelReward(model, config, encoder, label=label, device=device)
 
 
 def _limit_tokens(model: PreTrainedModel, tokenizer_limit: int, asked: int | None) -> int:
@@ -73,100 +60,75 @@ def reads_last_token(model: nn.Module) -> bool:
     return isinstance(getattr(model, "score", None), nn.Linear)
 
 
-class _Places:
-    """One model where it is run; calls from several threads take turns."""
+class ModelReward:
+    """Scores samples by one model; calls from several threads take turns."""
 
     def __init__(
-        self, model: PreTrainedModel, *, label: int, device: torch.device, max_batch_tokens: int, offload: bool
+        self,
+        model: PreTrainedModel,
+        config: ModelRewardConfig,
+        encoder: RolloutEncoder,
+        *,
+        label: int,
+        device: torch.device,
     ) -> None:
-        self.model = model
-        self.label = label
-        self.device = device
-        self._max_batch_tokens = max_batch_tokens
-        self._offload = offload
+        self._model = model
+        self._config = config
+        self._encoder = encoder
+        self._label = label
+        self._device = device
         self._lock = threading.Lock()
-        if not offload:
+        if not config.offload:
             model.to(device)  # type: ignore[arg-type]
 
-    @contextmanager
-    def batches(self, lengths: Sequence[int]) -> Iterator[list[list[int]]]:
-        """Indices of what goes through together, while the model is on its device."""
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[float | Mapping[int, float]]:
+        """Each sample's logit, or with `steps` the combined chance that they are right, 0 to 1.
+
+        Raises `ValueError` naming a bad sample.
+        """
+        found, how = self.logits(rollouts), self._config.steps
+        if how is None:
+            return [logit for (logit,) in found]
+        return [
+            by_turn(steps) if how == "turns" and has_turns(rollout) else combined(steps, how)
+            for steps, rollout in zip(found, rollouts, strict=True)
+        ]
+
+    def logits(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
+        """The logit of the label at each place that is read of each sample."""
+        samples = [self._encoder.encode(rollout) for rollout in rollouts]
+        found: list[list[float]] = [[] for _ in samples]
+        read = [index for index, sample in enumerate(samples) if sample.places]
+        batches = plan_micro_batches([len(samples[index].ids) for index in read], self._config.max_batch_tokens)
         with self._lock, self._on_device(), torch.inference_mode():
-            yield plan_micro_batches(lengths, self._max_batch_tokens)
+            for batch in batches:
+                rows = [samples[read[index]] for index in batch]
+                logits = classify(self._model, rows, self._device)[:, self._label]
+                for index, own in zip(batch, logits.split([len(row.places) for row in rows]), strict=True):
+                    found[read[index]] = own.tolist()
+        return found
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        if not self._offload:
+        if not self._config.offload:
             yield
             return
-        self.model.to(self.device)  # type: ignore[arg-type]
+        self._model.to(self._device)  # type: ignore[arg-type]
         try:
             yield
         finally:
-            self.model.to("cpu")  # type: ignore[arg-type]
-            if self.device.type == "cuda":
+            self._model.to("cpu")  # type: ignore[arg-type]
+            if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
 
-class ModelReward:
-    """Scores samples with one number of the model each."""
-
-    def __init__(self, places: _Places, encoder: RolloutEncoder) -> None:
-        self._places = places
-        self._encoder = encoder
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """The logit of the label, at each sample's last real token. Raises `ValueError` naming a bad sample."""
-        places = self._places
-        sequences = self._encoder.encode(rollouts)
-        scores = [0.0] * len(sequences)
-        with places.batches([len(ids) for ids in sequences]) as batches:
-            for batch in batches:
-                logits = classify(places.model, [sequences[index] for index in batch], places.device)
-                for index, score in zip(batch, logits[:, places.label].tolist(), strict=True):
-                    scores[index] = score
-        return scores
-
-
-class StepReward:
-    """Scores samples with the model's numbers at the end of each step."""
-
-    def __init__(self, places: _Places, encoder: StepEncoder, how: Combine) -> None:
-        self._places = places
-        self._encoder = encoder
-        self._how = how
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[float | Mapping[int, float]]:
-        """The combined chance that the steps are right, 0 to 1. Raises `ValueError` naming a bad sample."""
-        scores = zip(self.step_scores(rollouts), rollouts, strict=True)
-        return [self._score(steps, has_turns(rollout)) for steps, rollout in scores]
-
-    def _score(self, steps: Sequence[float], has_turns: bool) -> float | Mapping[int, float]:
-        return by_turn(steps) if has_turns and self._how == "turns" else combined(steps, self._how)
-
-    def step_scores(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
-        """The logit of the label at the end of each step of each sample."""
-        places = self._places
-        samples = [self._encoder.encode(rollout) for rollout in rollouts]
-        found: list[list[float]] = [[] for _ in samples]
-        stepped = [index for index, sample in enumerate(samples) if sample.ends]
-        with places.batches([len(samples[index].ids) for index in stepped]) as batches:
-            for batch in batches:
-                rows = [samples[stepped[index]] for index in batch]
-                ids = [torch.tensor(row.ids) for row in rows]
-                logits = scores_at(places.model, ids, [row.ends for row in rows], places.device)[:, places.label]
-                for index, scores in zip(batch, logits.split([len(row.ends) for row in rows]), strict=True):
-                    found[stepped[index]] = scores.tolist()
-        return found
-
-
-def classify(model: PreTrainedModel, sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[B, labels] float32: the logits of each sequence; a decoder's at its last token, other models pool as they do."""
+def classify(model: PreTrainedModel, samples: Sequence[Sample], device: torch.device) -> Tensor:
+    """[N, labels] float32: the logits at the N places, row by row; models that pool have one a row, their own."""
+    rows = [torch.tensor(sample.ids) for sample in samples]
     if reads_last_token(model):
-        return last_token_scores(model, [torch.tensor(ids) for ids in sequences], device)
-    lengths = torch.tensor([len(ids) for ids in sequences], device=device)
-    width = int(lengths.max())
-    input_ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sequences], device=device)
-    mask = (torch.arange(width, device=device) < lengths[:, None]).long()
+        return scores_at(model, rows, [sample.places for sample in samples], device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
     with own_lengths(model, lengths[:, None]):
-        return model(input_ids=input_ids, attention_mask=mask).logits.float()  # type: ignore[no-any-return]
+        output = model(input_ids=ids, attention_mask=mask_from_lengths(lengths, ids.shape[1]).long())
+    return output.logits.float()  # type: ignore[no-any-return]

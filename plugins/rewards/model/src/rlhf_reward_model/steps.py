@@ -4,53 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from transformers import PreTrainedTokenizerBase
-
-from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import Rollout
+
+from .encoding import RolloutEncoder, Sample
 
 Combine = Literal["min", "mean", "product", "last", "turns"]
 
 
-@dataclass(frozen=True, slots=True)
-class SteppedSample:
-    """Token ids, and the places of the last token of each step; a sample without a step has none."""
+class StepEncoder(RolloutEncoder):
+    """Finds the steps of samples, each read at its last token.
 
-    ids: list[int]
-    ends: list[int]
-
-
-class StepEncoder:
-    """Finds the steps of samples.
-
-    Where an episode has several turns of the policy, a step is a turn, read at its last token; that needs the policy's
-    tokens. One answer is cut behind each separator, as the model was trained.
+    Where an episode has several turns of the policy, a step is a turn; that needs the policy's tokens. One answer is
+    cut behind each separator, as the model was trained. A sample without a step has no places.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, separator: str, same_tokenizer: bool, limit_tokens: int
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._separator = separator
-        self._same_tokenizer = same_tokenizer
-        self._limit_tokens = limit_tokens
-        self._prompts = PromptEncoder(tokenizer)
-
-    def encode(self, rollout: Rollout) -> SteppedSample:
-        """Raises `ValueError` naming a sample that cannot be encoded."""
+    def encode(self, rollout: Rollout) -> Sample:
         found = self._of_turns(rollout) if has_turns(rollout) else self._of_text(rollout)
-        if len(found.ids) > self._limit_tokens:
-            raise ValueError(
-                f"sample {rollout.sample_id} is {len(found.ids)} tokens long, the reward model reads "
-                f"{self._limit_tokens}: lower engine.max_new_tokens or prompts.max_prompt_tokens"
-            )
+        self.check_length(found.ids, rollout)
         return found
 
-    def _of_turns(self, rollout: Rollout) -> SteppedSample:
-        if not self._same_tokenizer:
+    def _of_turns(self, rollout: Rollout) -> Sample:
+        if not self.same_tokenizer:
             raise ValueError(
                 f"sample {rollout.sample_id} has several turns, and the reward model another tokenizer than the "
                 "policy: train it from a model with the policy's tokens"
@@ -60,18 +36,16 @@ class StepEncoder:
             ids += turn.token_ids
             if turn.role == "policy":
                 ends.append(len(ids) - 1)
-        return SteppedSample(ids, ends)
+        return Sample(ids, ends)
 
-    def _of_text(self, rollout: Rollout) -> SteppedSample:
-        record = {"prompt": rollout.prompt if rollout.messages is None else list(rollout.messages)}
-        ids = list(self._prompts.prompt(record, rollout.sample_id, f"sample {rollout.sample_id}").prompt_ids)
-        ends = []
-        for step in split_steps(rollout.completion, self._separator):
-            own = self._tokenizer(step + self._separator, add_special_tokens=False)["input_ids"]
+    def _of_text(self, rollout: Rollout) -> Sample:
+        ids, ends, separator = self.prompt_ids(rollout), [], self.config.step_separator
+        for step in split_steps(rollout.completion, separator):
+            own = self.tokenizer(step + separator, add_special_tokens=False)["input_ids"]
             ids += own
             if own:
                 ends.append(len(ids) - 1)
-        return SteppedSample(ids, ends)
+        return Sample(ids, ends)
 
 
 def has_turns(rollout: Rollout) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -108,19 +109,11 @@ def build(config: CodeExecutionConfig, context: object) -> Reward:
             "code-execution: the weaker sandbox `landlock`: the folder of a program is on the disk and not limited as "
             "a whole, memory and processor time are limited in each process only"
         )
+    same_name = {limit.name for limit in fields(Limits)}
     return partial(
         code_execution,
         allow_execution=config.allow_execution,
-        limits=Limits(
-            timeout_seconds=config.timeout_seconds_per_test,
-            cpu_seconds=config.cpu_seconds,
-            memory_bytes=config.memory_bytes,
-            max_processes=config.max_processes,
-            max_output_bytes=config.max_output_bytes,
-            max_file_bytes=config.max_file_bytes,
-            max_folder_bytes=config.max_folder_bytes,
-            max_files=config.max_files,
-        ),
+        limits=Limits(timeout_seconds=config.timeout_seconds_per_test, **config.model_dump(include=same_name)),
         sandbox=config.sandbox,
         partial_credit=config.partial_credit,
         tests_key=config.tests_key,

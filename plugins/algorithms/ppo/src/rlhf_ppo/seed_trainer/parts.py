@@ -119,7 +119,8 @@ def build_estimates(context: TrainerContext, generation: Generation, num_update_
     if batching.sample_buffer:
         plan = RandomBatches(size, num_update_steps, strategy.rank, strategy.world_size, seed=context.rollouts.seed)
     combiner = RewardCombiner(generation.scorer.weights)
-    return EpisodeEstimates(context.algorithm, combiner, strategy, plan, policy=context.models.actor)
+    models = GroupPasses(strategy, {"policy": context.models.actor})
+    return EpisodeEstimates(context.algorithm, combiner, strategy, plan, models=models)
 
 
 def _engine(context: TrainerContext) -> tuple[RolloutEngine, Callable[[int], None]]:
