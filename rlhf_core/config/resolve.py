@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError, PluginError
-from ..plugins.discovery import PluginRef, discover, find
+from ..plugins.discovery import PluginRef, discover
 from ..plugins.requirements import not_installed
 from ..plugins.selected import load
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
@@ -130,14 +130,6 @@ def resolve_reward(entry: Mapping[str, Any], where: str) -> Configured:
     problems.raise_if_any(where)
     assert reward is not None
     return reward
-
-
-def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> Configured | None:
-    """A section that a plugin brings, checked; None, and problems noted, where it is wrong.
-
-    Raises `PluginError` if no installed plugin brings it.
-    """
-    return Selector(problems, trust).section(find("sections", name), {"name": data} if isinstance(data, str) else data)
 
 
 def _take_sections(given: dict[str, Any], select: Selector) -> dict[str, Configured]:
