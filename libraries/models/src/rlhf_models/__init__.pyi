@@ -15,3 +15,4 @@ from .folders import write_model_config as write_model_config
 from .folders import write_transformers_folder as write_transformers_folder
 from .limits import answer_limit as answer_limit
 from .noise import disable_dropout as disable_dropout
+from .weights import read_weights as read_weights

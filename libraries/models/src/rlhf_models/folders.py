@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.util import read_weights
+from .weights import read_weights
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.util.tensor_files import load_tree, load_weights, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
+from rlhf_models.weights import load_weights
 
 from .master_adamw import MASTER, MasterAdamW
 from .parts import (

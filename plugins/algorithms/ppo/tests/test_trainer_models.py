@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.strategy import Strategy
-from rlhf_core.util.tensor_files import load_weights
 from rlhf_models import CausalLM
+from rlhf_models.weights import load_weights
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.seed_trainer.booster import is_booster
 from rlhf_strategies.shards import save_weights, state_dict_shards_of
