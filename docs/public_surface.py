@@ -28,7 +28,6 @@ CONTRACT = (
     "whole",
 )
 BUILDING: dict[str, tuple[str, ...]] = {
-    "entry.inference": ("open_engine",),
     "entry.resume": ("own_config",),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""

@@ -129,7 +129,7 @@ def address_parts(
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether an address is a loopback address."""
+    """Whether an address is a loopback address, so that all processes that use it are on this machine."""
     if host is None or host == "localhost":
         return host is not None
     try:

@@ -18,7 +18,7 @@ from rlhf_ray.cluster import cluster_address
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.driver_files import read_status
-from rlhf_ray.messages import LogLine, Made, RolloutWork, RunOver
+from rlhf_ray.messages import LogLine, RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredGroup
 
 
@@ -31,8 +31,8 @@ def run(scenario: Callable[[Coordinator], Any], *, num_makers: int = 1, **change
     asyncio.run(play())
 
 
-def made(position: int, owner: str = "m") -> Made:
-    stored = StoredGroup(
+def made(position: int, owner: str = "m") -> StoredGroup:
+    return StoredGroup(
         position=position,
         is_empty=False,
         owner=owner,
@@ -41,8 +41,8 @@ def made(position: int, owner: str = "m") -> Made:
         texts=(),
         token_bytes=100,
         text_bytes=10,
+        keep=True,
     )
-    return Made(stored, True)
 
 
 class TestCoordinator:
