@@ -1,7 +1,7 @@
-"""Trees of tensors and plain values (optimizer state, random states, buffers) in safetensors files.
+"""Tensors in safetensors files: trees of tensors and plain values.
 
-A tree is one file: its tensors are the file's, its structure is JSON in the header. Reading executes no code (no
-pickle).
+A tree (optimizer state, random states, buffers) is one file: its tensors are the file's, its structure is JSON in the
+header. Reading executes no code (no pickle).
 """
 
 from __future__ import annotations

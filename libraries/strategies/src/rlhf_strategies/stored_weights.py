@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rlhf_core.errors import CheckpointError
 from rlhf_models.causal_lm import loaded_by
-from rlhf_models.weights import weight_files
+from rlhf_models.folders import weight_files
 
 from .shards import part_of
 
