@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +9,7 @@ import torch.distributed as dist
 from rlhf_colossalai.config import DdpConfig, GeminiConfig, LowLevelZeroConfig
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import ConfigError
+from rlhf_core.plugins import load
 from rlhf_testing.strategy_suite import StrategyCase
 from rlhf_testing.tiny_training import Training, largest_difference, tiny_model, train_alone
 
@@ -104,27 +103,27 @@ def test_an_optimizer_that_was_not_prepared_is_a_bug(strategy):
 
 
 @pytest.mark.parametrize(
-    ("module", "config", "expected"),
+    ("name", "config", "expected"),
     [
         ("ddp", DdpConfig(), (4, 4, 8, 4)),
-        ("low_level_zero", LowLevelZeroConfig(), (4, 4, 2, 4)),
-        ("low_level_zero", LowLevelZeroConfig(stage=2, precision="bf16"), (2, 0.5, 3, 2)),
+        ("low-level-zero", LowLevelZeroConfig(), (4, 4, 2, 4)),
+        ("low-level-zero", LowLevelZeroConfig(stage=2, precision="bf16"), (2, 0.5, 3, 2)),
         ("gemini", GeminiConfig(), (0.5, 0.5, 3, 2)),
         ("gemini", GeminiConfig(shard_param_frac=0.5), (1.25, 0.5, 3, 2)),
     ],
 )
-def test_what_one_of_four_processes_holds(module, config, expected):
-    strategy = import_module(f"rlhf_colossalai.{module}").build(config, StrategyContext(device="cpu"))
+def test_what_one_of_four_processes_holds(name, config, expected):
+    strategy = load("strategies", name).build(config, StrategyContext(device="cpu"))
     assert strategy.state_bytes(4, torch.float32) == (*expected, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("module", "config", "key"),
+    ("name", "config", "key"),
     [
         ("gemini", GeminiConfig(offload_optim_frac=0.5), "offload_optim_frac"),
-        ("low_level_zero", LowLevelZeroConfig(cpu_offload=True), "cpu_offload"),
+        ("low-level-zero", LowLevelZeroConfig(cpu_offload=True), "cpu_offload"),
     ],
 )
-def test_offload_without_a_gpu_is_explained(module, config, key):
+def test_offload_without_a_gpu_is_explained(name, config, key):
     with pytest.raises(ConfigError, match=rf"strategy.{key}.*no GPU"):
-        import_module(f"rlhf_colossalai.{module}").build(config, StrategyContext(device="cpu"))
+        load("strategies", name).build(config, StrategyContext(device="cpu"))

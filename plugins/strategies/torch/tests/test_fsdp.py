@@ -128,10 +128,10 @@ def test_single_continues_what_fsdp_saved(seen):
 
 def test_offload_without_a_gpu_is_explained():
     from rlhf_torch.config import FsdpConfig
-    from rlhf_torch.fsdp import build
+    from rlhf_torch.fsdp import FsdpStrategy
 
     with pytest.raises(ConfigError, match=r"strategy.offload.*no GPU"):
-        build(FsdpConfig(offload=True), StrategyContext(device="cpu"))
+        FsdpStrategy(FsdpConfig(offload=True), StrategyContext(device="cpu"))
 
 
 def test_blocks_are_the_layers_not_what_is_inside_them():

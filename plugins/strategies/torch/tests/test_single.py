@@ -15,7 +15,7 @@ from rlhf_strategies.parts import make_adamw
 from rlhf_testing.strategy_suite import StrategyCase, observe
 from rlhf_testing.tiny_training import TINY_RATE, Training, largest_difference, moved_fraction, tiny_model, train_alone
 from rlhf_torch.config import SingleConfig
-from rlhf_torch.single import build
+from rlhf_torch.single import SingleStrategy
 
 SINGLE = StrategyCase("single", "single")
 
@@ -179,13 +179,13 @@ def test_several_processes_are_refused_with_the_word_to_change(monkeypatch):
     }.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(UserInputError, match=r"--strategy ddp"):
-        build(SingleConfig(), StrategyContext(device="cpu"))
+        SingleStrategy(SingleConfig(), StrategyContext(device="cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(strategy):
     with pytest.raises(UserInputError, match="no GPU"):
-        build(SingleConfig(), StrategyContext(device="cuda"))
+        SingleStrategy(SingleConfig(), StrategyContext(device="cuda"))
 
 
 def test_unknown_options_and_precisions_are_errors():

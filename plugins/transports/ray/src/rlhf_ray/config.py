@@ -17,10 +17,13 @@ _MOST_LANES = 32
 class RayConfig(TransportConfig):
     """How many actors, where they are placed, how weights reach the makers, and every deadline."""
 
-    removed: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("canary_prompts", "log_prob_gap_bound"),
-        "guards.log_prob_gap watches rollout/logprob_gap_max with every transport; remove it",
-    )
+    removed: ClassVar[Mapping[str, str]] = {
+        "placement": "trainers that reserve CPUs or GPUs are placed close together; remove it",
+        **dict.fromkeys(
+            ("canary_prompts", "log_prob_gap_bound"),
+            "guards.log_prob_gap watches rollout/logprob_gap_max with every transport; remove it",
+        ),
+    }
 
     num_makers: int = Field(1, ge=1, le=1024, description="Actors that sample and score answers.")
     num_trainers: int = Field(1, ge=1, le=1024, description="Actors that train, as one process group.")
@@ -43,9 +46,6 @@ class RayConfig(TransportConfig):
     maker_gpus: float = Field(0, ge=0, description="GPUs (or shares of one) reserved for each maker.")
     trainer_cpus: float = Field(0, ge=0, description="Logical CPUs that Ray reserves for each trainer.")
     trainer_gpus: float = Field(0, ge=0, description="GPUs reserved for each trainer.")
-    placement: Literal["pack", "spread"] = Field(
-        "pack", description="Actors close together on few nodes, or spread over many. Only a wish where it cannot be."
-    )
     object_store_bytes: int | None = Field(
         None, ge=80 * 1024**2, description="Shared memory of a local Ray; null leaves the size to Ray."
     )
