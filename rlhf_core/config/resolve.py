@@ -12,7 +12,7 @@ from ..plugins.discovery import PluginRef, discover
 from ..plugins.requirements import not_installed
 from ..plugins.selected import load
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
-from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
+from ..util.redact import hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections
 from .load import PLUGIN_SECTIONS, LoadedRun, expand
 from .problems import Problems
@@ -58,8 +58,7 @@ def resolve(
     learn(given)
     problems = Problems(run.overrides if isinstance(run, LoadedRun) else None) if problems is None else problems
     for path in hidden_parts(given):
-        hint = f"--set {path}={ENVIRONMENT}NAME gives it again, or --set {path}=VALUE"
-        problems.add(path, "was hidden when this config was written down", hint)
+        problems.add(path, "was hidden when this config was written down", f"--set {path}=VALUE gives it again")
     select = Selector(problems, trust)
     sections = _take_sections(given, select)
     # Of a section with problems it is not known: what follows from it is not reported.

@@ -30,6 +30,8 @@ logger = logging.getLogger("rlhf")
 _END = "_end"
 _TRANSFORM = "transform_config"
 _DECIDE = "decide"
+_DECIDED_BEFORE = ("rlhf_verdict", "rlhf_episode_verdict")
+"""Hooks of an earlier version that decided about a run."""
 
 
 class Span:
@@ -277,6 +279,8 @@ class HookRelay:
     def _hint(self, hooks: _Hooks) -> str:
         known = [PREFIX + event for event in self._callers]
         wrong = [name for name in vars(hooks) if name.startswith(PREFIX) and name not in known]
+        if wrong and wrong[0] in _DECIDED_BEFORE:
+            return f"{wrong[0]} no longer exists; use {PREFIX}{_DECIDE}(moment), which returns an Action: docs/hooks.md"
         close = closest(wrong[0], known) if wrong else None
         told = "rlhf_core.hookspecs lists the hooks; CHANGELOG.md says what took the place of one that is gone"
         return f"did you mean {close}? {told}" if close else told

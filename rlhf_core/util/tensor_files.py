@@ -1,14 +1,12 @@
-"""Tensors in safetensors files: trees of tensors and plain values, and the weights of a model.
+"""Tensors in safetensors files: trees of tensors and plain values.
 
 A tree (optimizer state, random states, buffers) is one file: its tensors are the file's, its structure is JSON in the
-header. Weights are a folder with transformers' layout: `model.safetensors`, or numbered files. Reading executes no code
-(no pickle).
+header. Reading executes no code (no pickle).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,25 +126,3 @@ def untied_names(model: nn.Module) -> dict[str, str]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         names[name] = aliases.setdefault(id(tensor), name)
     return names
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files of a folder's weights, in order; none is []. A ColossalAI Booster's are `model-00001.safetensors`."""
-    return sorted(folder.glob("model.safetensors")) or sorted(folder.glob("model-*.safetensors"))
-
-
-def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a folder, one at a time, on the CPU."""
-    from safetensors import SafetensorError, safe_open
-
-    folder = Path(folder)
-    files = weight_files(folder)
-    if not files:
-        raise CheckpointError("holds no model*.safetensors", where=str(folder), hint="give a folder `save_model` wrote")
-    for path in files:
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    yield name, file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot be read: {error}", where=str(path)) from error

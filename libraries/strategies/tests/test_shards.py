@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import CheckpointError
-from rlhf_core.util.tensor_files import read_weights, untied_names
-from rlhf_models import stored_dtype
+from rlhf_core.util.tensor_files import untied_names
+from rlhf_models import read_weights, stored_dtype
 from rlhf_strategies.shards import group_into_shards, load_weights, save_weights, state_dict_shards_of
 from rlhf_testing.tiny_training import tiny_model
 

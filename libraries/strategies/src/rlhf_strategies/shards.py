@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlhf_core.errors import CheckpointError
-from rlhf_core.util import read_weights, write_tensors
+from rlhf_core.util import write_tensors
 from rlhf_core.util.tensor_files import untied_names
+from rlhf_models import read_weights
 
 DEFAULT_SHARD_BYTES = 2 * 1024**3
 _INDEX = "model.safetensors.index.json"
