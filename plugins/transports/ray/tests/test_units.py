@@ -123,7 +123,7 @@ class TestCoordinator:
     def test_it_says_what_everybody_does_and_why_not(self) -> None:
         async def scenario(coordinator: Coordinator) -> None:
             await coordinator.register("m", 1, "n", 0)
-            await coordinator.alive("trainer-0")
+            await coordinator.alive("trainer-0", 1, "n")
             await coordinator.next_work("m", 0)
             assert (await coordinator.overview(0)).makers[0].doing == "waits: no weights were published yet"
             await coordinator.publish(0)
@@ -259,10 +259,10 @@ class TestCoordinator:
 
     def test_a_silent_trainer_is_noticed(self) -> None:
         async def scenario(coordinator: Coordinator) -> None:
-            await coordinator.alive("trainer-0")
+            await coordinator.alive("trainer-0", 1, "n")
             assert not (await coordinator.overview(0)).silent
             await asyncio.sleep(0.05)
-            await coordinator.alive("trainer-1")
+            await coordinator.alive("trainer-1", 1, "n")
             assert list((await coordinator.overview(0)).silent) == ["trainer-0"]
 
         run(scenario, heartbeat_seconds=0.04)

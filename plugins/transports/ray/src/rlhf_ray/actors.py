@@ -67,7 +67,6 @@ class Trainer:
     node: str
     address: str
     port: int
-    pid: int
 
 
 def near_driver() -> dict[str, Any]:
@@ -221,14 +220,6 @@ class Actors:
             there = {"doing": "waits for room in the cluster, or starts"} if starts else {}
             rows.append(row.model_copy(update={"restarts": maker.attempt, **there}))
         return rows
-
-    def trainer_rows(self, view: Overview) -> list[ActorRow]:
-        """What each trainer does."""
-        known = {row.name: row for row in view.trainers}
-        return [
-            (known.get(each.name) or ActorRow(name=each.name)).model_copy(update={"pid": each.pid, "node": each.node})
-            for each in self.trainers
-        ]
 
     def finish(self) -> None:
         """Let the makers end by themselves, so that their hooks fire and their resources are closed."""

@@ -242,10 +242,10 @@ class Coordinator:
         """Have the makers continue from `states`, after `load`."""
         self._maker_states.restore(states, self._num_makers)
 
-    async def alive(self, trainer: str) -> None:
+    async def alive(self, trainer: str, pid: int, node: str) -> None:
         """Heartbeat of a trainer."""
         if trainer not in self._trainers:
-            self._trainers.register(trainer)
+            self._trainers.register(trainer, pid, node)
             self._trainers.works(trainer, "loads its models")
         self._trainers.seen(trainer)
 

@@ -92,7 +92,7 @@ class StatusFile:
             progress=view.progress,
             queue=view.queue,
             scaling=scaling,
-            trainers=actors.trainer_rows(view),
+            trainers=list(view.trainers),
             makers=actors.maker_rows(view),
         )
         write_json(self._path, status.model_dump())
