@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from rlhf_core.errors import ConfigError, RlhfError
+from rlhf_core.errors import RlhfError
 from rlhf_core.training import RunRequest
 
 from .actor_context import ActorSpec
@@ -276,14 +276,3 @@ def _threads(config: RayConfig) -> int | None:
     # Strictly on-policy, makers and trainers take turns.
     turns = (config.num_makers, config.num_trainers)
     return max(1, (os.cpu_count() or 1) // (max(turns) if config.max_staleness == 0 else sum(turns)))
-
-
-def check(request: RunRequest, config: RayConfig) -> None:
-    """Raise `ConfigError` where the run file asks for what this transport cannot do."""
-    resolved = request.resolved
-    if config.sync == "adapter" and resolved.run.model.lora is None:
-        raise ConfigError(
-            "sends only what LoRA trains, but the model has no adapter",
-            where="transport.sync",
-            hint="add model.lora, or set transport.sync to full or chunked",
-        )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config import OwnProcesses, TransportConfig
+from rlhf_core.config import OwnProcesses, Problem, ResolvedRun, TransportConfig
 
 _MOST_LANES = 32
 """Each is a thread, and with an isolated environment a process."""
@@ -93,6 +93,12 @@ class RayConfig(TransportConfig):
                 "say max_staleness: 1, or weights: between-batches"
             )
         return self
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        yield from super().check(run)
+        if self.sync == "adapter" and run.run.model.lora is None:
+            problem = "adapter sends only what LoRA trains, but the model has no adapter"
+            yield Problem("sync", problem, "add model.lora, or set transport.sync to full or chunked")
 
     def num_lanes(self, prompts_per_episode: int) -> int | None:
         """Batches that a maker makes at a time with weights in flight: its share of the episodes that may be open.
