@@ -37,7 +37,7 @@ from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.groups import group_from_tree, group_to_tree
-from rlhf_ray.messages import Made, RolloutWork, RunOver
+from rlhf_ray.messages import RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredEpisode, StoredGroup, store_groups
 
 PROCESSES = 4  # at most so many of makers, and of ranks
@@ -112,7 +112,7 @@ class Makers:
             stored = (
                 [_by_value(g, name) for g in groups] if self._case.by_value else store_groups(groups, name, texts=False)
             )
-            await coordinator.submit.remote(name, work.era, [Made(each, True) for each in stored], PhaseTimes())
+            await coordinator.submit.remote(name, work.era, stored, PhaseTimes())
 
     def _seconds(self) -> float:
         """Of the longest of a prompt's answers."""
@@ -332,7 +332,7 @@ def bytes_per_sample(group_kb: int) -> float:
     """What a message to the coordinator holds for each sample, references included."""
     context = ray._private.worker.global_worker.get_serialization_context()
     groups = [_group(_tensors(group_kb), position, 0) for position in range(8)]
-    made = [Made(each, True) for each in store_groups(groups, "maker-0", texts=True)]
+    made = store_groups(groups, "maker-0", texts=True)
     return float(context.serialize(made).total_bytes) / (len(groups) * SAMPLES)
 
 

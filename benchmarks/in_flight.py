@@ -30,7 +30,7 @@ from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine
 from rlhf_ray.config import RayConfig
-from rlhf_testing.models import build_llama, tiny_tokenizer
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 SAMPLES = 16  # answers to a prompt
 LIMIT = 240  # tokens of an answer
@@ -131,7 +131,7 @@ class RealMaker:
     def __init__(self, case: Case, train_seconds: float) -> None:
         tokenizer = tiny_tokenizer("0123456789")
         tokenizer.eos_token = None
-        model = build_llama(tokenizer, hidden_size=64, num_layers=2, num_heads=2, seed=0).eval().requires_grad_(False)
+        model = tiny_model(tokenizer, hidden_size=64, num_layers=2, num_heads=2, seed=0).eval().requires_grad_(False)
         model.generation_config.eos_token_id = None
         context = EngineContext(model=model, tokenizer=tokenizer, device=torch.device("cpu"), seed=0)
         self._engine = HfEngine(HfEngineConfig(max_batch_size=case.slots), context)

@@ -25,7 +25,7 @@ from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine
 from rlhf_hf.rows import Row, make_rows
-from rlhf_testing.models import build_llama, tiny_tokenizer
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 Samples = dict[int, tuple[int, ...]]
 PROMPT, ANSWERS = 256, 16
@@ -36,7 +36,7 @@ def engine(**options: int) -> HfEngine:
     """Over a Llama of 5.3M parameters that never ends an answer by itself."""
     tokenizer = tiny_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 ")
     tokenizer.eos_token = None
-    model = build_llama(tokenizer, hidden_size=256, num_layers=6, num_heads=4, seed=0)
+    model = tiny_model(tokenizer, hidden_size=256, num_layers=6, num_heads=4, seed=0)
     model.generation_config.eos_token_id = None
     context = EngineContext(model=model.eval(), tokenizer=tokenizer, device=torch.device("cpu"), seed=0)
     return HfEngine(HfEngineConfig(**options), context)

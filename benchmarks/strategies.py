@@ -34,18 +34,14 @@ TOKENS = (2, 64)
 WARM_UP_STEPS, TIMED_STEPS = 1, 3
 
 
-def colossalai(name: str, module: str, config: str, **options: Any) -> StrategyCase:
-    return StrategyCase(name, f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{config}", options)
-
-
 CASES = {
     case.name: case
     for case in (
-        colossalai("ddp", "ddp", "DdpConfig", precision="fp32"),
-        colossalai("low-level-zero 1", "low_level_zero", "LowLevelZeroConfig", precision="fp32"),
-        colossalai("low-level-zero 2", "low_level_zero", "LowLevelZeroConfig", precision="fp32", stage=2),
-        StrategyCase("fsdp", "rlhf_torch.fsdp:build", "rlhf_torch.config:FsdpConfig", {"precision": "fp32"}),
-        colossalai("gemini", "gemini", "GeminiConfig"),
+        StrategyCase("ddp", "ddp", {"precision": "fp32"}),
+        StrategyCase("low-level-zero 1", "low-level-zero", {"precision": "fp32"}),
+        StrategyCase("low-level-zero 2", "low-level-zero", {"precision": "fp32", "stage": 2}),
+        StrategyCase("fsdp", "fsdp", {"precision": "fp32"}),
+        StrategyCase("gemini", "gemini"),
     )
 }
 

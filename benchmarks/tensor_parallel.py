@@ -34,7 +34,7 @@ from rlhf_models import load_policy
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.tiny_training import token_loss
 from rlhf_torch.config import FsdpConfig
-from rlhf_torch.fsdp import build
+from rlhf_torch.fsdp import FsdpStrategy
 
 LAYERS, ROWS, TOKENS = 16, 4, 32
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -82,7 +82,7 @@ def work(rank: int, processes: int, port: int, options: dict[str, Any], updates:
     torch.set_num_threads(1)
     place = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    strategy = build(FsdpConfig(**options), StrategyContext("cpu"))
+    strategy = FsdpStrategy(FsdpConfig(**options), StrategyContext("cpu"))
     strategy.setup()
     memory = PeakMemory()
     libraries = memory.read()

@@ -28,7 +28,6 @@ CONTRACT = (
     "whole",
 )
 BUILDING: dict[str, tuple[str, ...]] = {
-    "entry.inference": ("open_engine",),
     "entry.resume": ("own_config",),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
@@ -45,7 +44,7 @@ HookRelay ItemSummary LocalTransport MadeEpisode OwnProcesses PhaseTimer PhaseTi
 PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
 RolloutCoordinator RunParts RunRequest RunState SamplesLost SingleAnswers Trainer
 TrainerParts TrainerSession Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics
-load_channel_state load_run_state made_episode model_dtype own_config read_weights register_all
+load_channel_state load_run_state made_episode model_dtype own_config register_all
 replace_weights reward_spec save_run_state set_up_host_memory verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())

@@ -238,11 +238,6 @@ class Experience:
         return int(self.sequences.shape[0])
 
     @property
-    def num_samples(self) -> int:
-        """Rows, or fewer where an episode has several."""
-        return len(self) if self.branches is None else int(self.sample_ids.unique().numel())
-
-    @property
     def row_sample_ids(self) -> Tensor | None:
         """[B] int64 `sample_ids`; None where every row is a separate sample."""
         return None if self.branches is None else self.sample_ids

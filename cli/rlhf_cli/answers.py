@@ -8,10 +8,9 @@ from typing import Any
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.resolved import ResolvedRun
-from rlhf_core.entry.inference import load_for_inference
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.kinds import kind_for
-from rlhf_core.place import LocalPlace
+from rlhf_core.place import LocalPlace, resolve_device
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.rollout.evaluate import at_temperature
@@ -75,8 +74,14 @@ def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: File
 
 
 def _answering(resolved: ResolvedRun) -> RunParts:
-    """The parts of a run around its model as it is at `model.path`, which answers and is not trained."""
-    policy, tokenizer, device = load_for_inference(resolved.run.model, resolved.run.train.seed)
-    inputs = RunInputs(resolved)
-    inputs.tokenizer = tokenizer
-    return RunParts(inputs, LocalPlace(device, next(policy.parameters()).dtype), models={"policy": policy})
+    """The parts of a run around its model as it is at `model.path`, which answers and is not trained.
+
+    In float32 on a CPU and bfloat16 on a GPU.
+    """
+    import torch
+
+    inputs, kind, device = RunInputs(resolved), kind_for(resolved.run.model), resolve_device(resolved.run.model.device)
+    kind.check()
+    place = LocalPlace(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    policy = kind.load_policy(dtype=place.parameter_dtype, seed=resolved.run.train.seed, tokenizer=inputs.tokenizer)
+    return RunParts(inputs, place, models={"policy": place.prepare_inference(policy)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,11 +13,12 @@ from typing import NoReturn
 
 import click
 
+from rlhf_core.distributed.interrupts import signals_to
 from rlhf_core.errors import InterruptedRun, RlhfError, full_disk
 
 from .lazy import LazyCommand, LazyGroup
 from .output import echo, let_go, outliving
-from .signals import exit_at_signals, ignore_signals, kept_handlers, raise_at_signals
+from .signals import exit_at_signals, ignore_signals, raise_at_signals
 
 _HELP = """Train language models from feedback.
 
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command in a process that goes on; returns its exit code, and errors go to stderr."""
-    with kept_handlers():
+    with signals_to(signal.default_int_handler):
         return _run(argv)
 
 

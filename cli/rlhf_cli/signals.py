@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rlhf_core.distributed.interrupts import stop_signals
 
@@ -35,18 +33,3 @@ def exit_at_signals(code: int) -> None:
     """From here on a signal ends the process at once with `code`, even if threads or exit handlers still run."""
     for number in stop_signals():
         signal.signal(number, lambda number, frame: os._exit(code))
-
-
-@contextmanager
-def kept_handlers() -> Iterator[None]:
-    """Put the handlers of signals back at the end of the block. No effect outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in stop_signals()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from rlhf_core import Rollout
 from rlhf_ppo import Critic, PPOTrainer
 from rlhf_seed import strategy_by_name
-from rlhf_testing.models import build_llama, tiny_tokenizer
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 
 def fraction_of_sevens(rollouts: Sequence[Rollout]) -> list[float]:
@@ -23,7 +23,7 @@ def fraction_of_sevens(rollouts: Sequence[Rollout]) -> list[float]:
 
 
 tokenizer = tiny_tokenizer("0123456789>")
-actor = build_llama(tokenizer, hidden_size=32, num_layers=1, num_heads=2, seed=0)
+actor = tiny_model(tokenizer, hidden_size=32, num_layers=1, num_heads=2, seed=0)
 critic, ref_model = Critic.from_pretrained(actor), copy.deepcopy(actor)
 reward_model = fraction_of_sevens
 

@@ -7,7 +7,6 @@ from .resolve import ResolvedRun as ResolvedRun
 from .resolve import resolve as resolve
 from .resolve import resolve_reward as resolve_reward
 from .section import Command as Command
-from .section import secret_value as secret_value
 from .sections import EngineConfig as EngineConfig
 from .sections import ModelConfig as ModelConfig
 from .sections import PromptsConfig as PromptsConfig

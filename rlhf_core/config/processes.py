@@ -97,11 +97,6 @@ def strategies_with(ability: Callable[[Component], bool]) -> str:
     return f"add --strategy {' or '.join(found)}" if found else "install a strategy that can"
 
 
-def processes_per_rank(run: ResolvedRun) -> int:
-    """Training processes that compute the same rows together; 1 unless the strategy declares otherwise."""
-    return run.strategy.typed(StrategyConfig).processes_per_rank()
-
-
 def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-processes") -> None:
     """Raise `ConfigError` where the transport, the strategy or the run's sizes do not allow so many processes.
 
@@ -109,7 +104,7 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
     """
     if num_processes < 1:
         raise ConfigError(f"needs at least 1 process, got {num_processes}", where=where)
-    own, together = run.own_processes, processes_per_rank(run)
+    own, together = run.own_processes, run.strategy.typed(StrategyConfig).processes_per_rank()
     trainers = num_processes if own is None else own.trainers
     if trainers % together:
         start = f"--num-processes {together}" if own is None else f"--set transport.{own.option}={together}"

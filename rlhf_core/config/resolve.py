@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError, PluginError
-from ..plugins.discovery import PluginRef, discover, find
+from ..plugins.discovery import PluginRef, discover
 from ..plugins.requirements import not_installed
 from ..plugins.selected import load
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust
-from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
+from ..util.redact import hidden_parts, learn, learn_environment
 from .fitting import adapt_sections, check_sections
 from .load import PLUGIN_SECTIONS, LoadedRun, expand
 from .problems import Problems
@@ -58,8 +58,7 @@ def resolve(
     learn(given)
     problems = Problems(run.overrides if isinstance(run, LoadedRun) else None) if problems is None else problems
     for path in hidden_parts(given):
-        hint = f"--set {path}={ENVIRONMENT}NAME gives it again, or --set {path}=VALUE"
-        problems.add(path, "was hidden when this config was written down", hint)
+        problems.add(path, "was hidden when this config was written down", f"--set {path}=VALUE gives it again")
     select = Selector(problems, trust)
     sections = _take_sections(given, select)
     # Of a section with problems it is not known: what follows from it is not reported.
@@ -131,14 +130,6 @@ def resolve_reward(entry: Mapping[str, Any], where: str) -> Configured:
     problems.raise_if_any(where)
     assert reward is not None
     return reward
-
-
-def resolve_section(name: str, data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> Configured | None:
-    """A section that a plugin brings, checked; None, and problems noted, where it is wrong.
-
-    Raises `PluginError` if no installed plugin brings it.
-    """
-    return Selector(problems, trust).section(find("sections", name), {"name": data} if isinstance(data, str) else data)
 
 
 def _take_sections(given: dict[str, Any], select: Selector) -> dict[str, Configured]:

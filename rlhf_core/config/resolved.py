@@ -57,8 +57,7 @@ class Configured(Selected):
     @classmethod
     def of(cls, selected: Selected, config: BaseModel, place: str = "") -> Self:
         """The plugin with these options."""
-        own = {each.name: getattr(selected, each.name) for each in fields(Selected)}
-        return cls(**own, config=config, place=place)
+        return cls(**vars(selected), config=config, place=place)
 
     def typed(self, model: type[OptionsT]) -> OptionsT:
         """Its options, as those of the class that all plugins of its kind have."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationInfo
 
-from ..errors import ConfigError
-from ..util.redact import ENVIRONMENT, learn_secret
+from ..util.redact import learn_secret
 from .problems import Problem
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ class Section(BaseModel):
     sampler.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     active_when_absent: ClassVar[bool] = False
     """For a section of a plugin: whether a run file without the section has it with its defaults."""
@@ -107,21 +105,6 @@ class Section(BaseModel):
     def with_selections(self, selected: Sequence[Mapping[str, Any]]) -> Self:
         """Return the section with what was found for each selection: all options, and a name with an absolute path."""
         return self
-
-
-def secret_value(secret: SecretStr, where: str) -> str:
-    """The secret in an option of type `SecretStr`: its text, or for `env:NAME` the environment variable's value.
-
-    Raises `ConfigError`, as `where`, for a variable that is not set.
-    """
-    text = secret.get_secret_value()
-    if not text.startswith(ENVIRONMENT):
-        return text
-    name = text.removeprefix(ENVIRONMENT)
-    value = os.environ.get(name)
-    if not value:
-        raise ConfigError(f"the environment variable {name} is not set", where=where, hint=f"export {name}=…")
-    return value
 
 
 def options_of(config: BaseModel) -> dict[str, Any]:

@@ -1,3 +1,2 @@
 from .interrupts import stop_signals as stop_signals
-from .launch_env import is_loopback as is_loopback
 from .launch_env import read_launch_env as read_launch_env

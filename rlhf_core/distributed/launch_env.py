@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from ..errors import UserInputError
 
@@ -56,13 +55,3 @@ def _set(environ: Mapping[str, str], key: str) -> str:
 def _wrong(message: str) -> UserInputError:
     hint = "start with `--num-processes N` or torchrun, which set them, or unset RANK and WORLD_SIZE"
     return UserInputError(message, where="environment", hint=hint)
-
-
-def is_loopback(host: str | None) -> bool:
-    """Whether an address is a loopback address, so that all processes that use it are on this machine."""
-    if host is None or host == "localhost":
-        return host is not None
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,1 +1,1 @@
-"""Entry points for commands and users: train, launching processes, inference."""
+"""Entry points for commands and users: train."""

@@ -68,11 +68,6 @@ def register_all(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> N
     register_listed(relay, resolved, run_folder)
 
 
-def option_sections(resolved: ResolvedRun) -> list[str]:
-    """The sections of the run that have options of hook plugins, besides `hooks`."""
-    return [name for name in resolved.sections if fold(name) in discover("hooks")]
-
-
 def _always_on(resolved: ResolvedRun, disabled: Collection[str]) -> Iterator[Configured]:
     for name, ref in discover("hooks").items():
         if name in disabled:

@@ -12,12 +12,13 @@ from typing import Any
 from ..config.resolve import ResolvedRun
 from ..config.section import options_of
 from ..errors import GuardStop, RlhfError
-from ..hooks.installed import option_sections
 from ..hooks.relay import HookRelay
 from ..hookspecs import Action, Moment
 from ..place import Place
+from ..plugins.discovery import discover
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.folder import RunFolder
+from ..util.did_you_mean import fold
 from ..util.redact import redact_mapping
 
 logger = logging.getLogger("rlhf")
@@ -211,7 +212,8 @@ def keys_of(who: str, resolved: ResolvedRun) -> str:
 
 
 def _options(resolved: ResolvedRun) -> dict[str, Any]:
-    found = {name: options_of(resolved.section(name)) for name in option_sections(resolved)}
+    """The sections of the run that have options of hook plugins."""
+    found = {name: options_of(resolved.section(name)) for name in resolved.sections if fold(name) in discover("hooks")}
     found["hooks"] = resolved.to_mapping()["hooks"]
     options: dict[str, Any] = redact_mapping(found)
     return options

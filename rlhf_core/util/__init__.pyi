@@ -10,7 +10,6 @@ from .redact import redact_text as redact_text
 from .rng import derive_seed as derive_seed
 from .rng import permutation as permutation
 from .tensor_files import load_tree as load_tree
-from .tensor_files import read_weights as read_weights
 from .tensor_files import save_tree as save_tree
 from .tensor_files import write_tensors as write_tensors
 from .yaml12 import parse_yaml as parse_yaml

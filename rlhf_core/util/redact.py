@@ -18,8 +18,6 @@ from urllib.parse import quote, unquote
 
 HIDDEN = "***"
 """Replaces a secret."""
-ENVIRONMENT = "env:"
-"""Prefix of `env:NAME`, which names the environment variable with the secret and is not one itself."""
 
 _WORDS = (
     r"api[_-]?key|secret|passwd|password|passphrase|pwd|credentials?|authorization|auth|bearer|cookie|signature|sig|"
@@ -48,9 +46,7 @@ def learn(value: Any, key: str = "") -> None:
 
 
 def learn_secret(secret: str) -> None:
-    """Remember a secret; for `env:NAME` the variable's value."""
-    if secret.startswith(ENVIRONMENT):
-        secret = os.environ.get(secret.removeprefix(ENVIRONMENT), "")
+    """Remember a secret."""
     if len(secret) < _LEAST_CHARS or secret == HIDDEN:
         return
     plain = {secret, unquote(secret)}
@@ -84,7 +80,7 @@ def _secrets(value: Any, key: str) -> Iterator[str]:
             yield str(value)
     elif isinstance(value, str):
         if key.endswith("_env"):
-            yield ENVIRONMENT + value
+            yield os.environ.get(value, "")
         for found in _USERINFO.finditer(value):
             yield from (part for part in found[0][:-1].split(":", 1)[-1:] if part)
         for pattern in (_QUERY, _HEADER, _BEARER):
@@ -109,7 +105,7 @@ def redact_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _redact(value: Any, key: str) -> Any:
     if names_secret(key) and value is not None and not isinstance(value, bool):
-        return value if isinstance(value, str) and value.startswith(ENVIRONMENT) else HIDDEN
+        return HIDDEN
     if isinstance(value, Mapping):
         return redact_mapping(value)
     if isinstance(value, list | tuple):

@@ -52,7 +52,7 @@ def spy(kind, target):
     return build
 
 build_algorithm = spy("algorithms", "rlhf_ppo.algorithm:build")
-build_strategy = spy("strategies", "rlhf_torch.single:build")
+build_strategy = spy("strategies", "rlhf_torch.single:SingleStrategy")
 build_engine = spy("engines", "rlhf_hf.engine:build")
 build_prompts = spy("prompts", "rlhf_data.sort_digits:build")
 

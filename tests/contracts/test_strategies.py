@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.plugins.selected import load
 from rlhf_testing.contracts import StrategyContract
-from rlhf_testing.contracts.strategy import strategy_case
-from rlhf_testing.strategy_suite import run_strategies
+from rlhf_testing.strategy_suite import StrategyCase, run_strategies
 
 SHARED_OUT = ("ddp", "fsdp", "low-level-zero", "gemini")
 
@@ -15,7 +13,7 @@ SHARED_OUT = ("ddp", "fsdp", "low-level-zero", "gemini")
 @pytest.fixture(scope="module")
 def seen_together(tmp_path_factory):
     """What every strategy for several processes did; starting the processes takes longer than the training."""
-    cases = [strategy_case(load("strategies", name), {}) for name in SHARED_OUT]
+    cases = [StrategyCase(name, name) for name in SHARED_OUT]
     return run_strategies(cases, 2, tmp_path_factory.mktemp("strategies"))
 
 

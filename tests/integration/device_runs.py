@@ -133,7 +133,7 @@ def _record(out: Path, name: str, changes: Mapping[str, Any], path: str | None =
     error = None
     try:
         with (
-            mock.patch("rlhf_torch.single.resolve_device", lambda name, local_rank=0: other_device.DEVICE),
+            mock.patch("rlhf_strategies.base.resolve_device", lambda name, local_rank=0: other_device.DEVICE),
             mock.patch("rlhf_reward_model.loading.resolve_device", lambda name, local_rank=0: other_device.DEVICE),
             mock.patch("rlhf_hf.engine.choose_path", choose),
             other_device.usable(),

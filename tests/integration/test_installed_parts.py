@@ -69,9 +69,9 @@ def graded(config, context):
 
 def ddp(config, context):
     from rlhf_colossalai.config import DdpConfig
-    from rlhf_colossalai.ddp import build
+    from rlhf_colossalai.ddp import DdpStrategy
 
-    strategy = build(DdpConfig(), context)
+    strategy = DdpStrategy(DdpConfig(), context)
     strategy.passes = "unit_plugins:ReversedPasses"
     return strategy
 """

@@ -5,7 +5,7 @@ import json
 import pytest
 from run_files import command, write_run
 
-from rlhf_testing.models import build_llama, tiny_tokenizer
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 
 TRAIN = {"episodes": 1, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
@@ -16,7 +16,7 @@ def model(tmp_path_factory):
     """A model large enough for its memory to be seen: 19 million parameters."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tiny_tokenizer("0123456789>,")
-    build_llama(tokenizer, hidden_size=512, num_layers=6, num_heads=8, seed=0).save_pretrained(folder)
+    tiny_model(tokenizer, hidden_size=512, num_layers=6, num_heads=8, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -20,7 +20,7 @@ from rlhf_passes.fast_passes import FastPasses
 from rlhf_testing.models import tiny_model
 from rlhf_testing.samples import make_item
 from rlhf_torch.config import FsdpConfig
-from rlhf_torch.fsdp import build
+from rlhf_torch.fsdp import FsdpStrategy
 
 CASES = [(tied, lean, vocabulary) for tied in (False, True) for lean in (False, True) for vocabulary in (16, 17)]
 
@@ -54,7 +54,7 @@ def passed(model: torch.nn.Module, lean: bool) -> dict[str, Tensor]:
 
 def one_rank(out: Path, rank: int) -> None:
     torch.set_num_threads(1)
-    strategy = build(FsdpConfig(tensor_parallel=2), StrategyContext(device="cpu"))
+    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=2), StrategyContext(device="cpu"))
     strategy.setup()
     seen = {}
     for index, (tied, lean, vocabulary) in enumerate(CASES):

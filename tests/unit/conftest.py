@@ -40,10 +40,10 @@ def make_setup():
     from rlhf_ppo.algorithm import PPO
     from rlhf_ppo.config import PPOConfig
     from rlhf_torch.config import SingleConfig
-    from rlhf_torch.single import build
+    from rlhf_torch.single import SingleStrategy
 
     def make(num_items=32, lr=1e-3, **options):
-        strategy = build(SingleConfig(), StrategyContext(device="cpu"))
+        strategy = SingleStrategy(SingleConfig(), StrategyContext(device="cpu"))
         algorithm = PPO(PPOConfig(kl_coef=0.0, **options))
         policy = tiny_model(seed=1)
         models = {"policy": policy, "critic": algorithm.build_critic(policy)}

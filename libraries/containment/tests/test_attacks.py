@@ -20,7 +20,6 @@ import rlhf_containment.sandbox as package
 from rlhf_containment.sandbox import Limits, SandboxError, missing, run_program
 from rlhf_containment.sandbox import run as run_module
 from rlhf_containment.sandbox.folder import remove_tree
-from rlhf_containment.sandbox.inside import system
 
 LIMITS = Limits(
     timeout_seconds=20.0,
@@ -52,15 +51,6 @@ FAILING_FORK = """
 import os
 def fail(): raise BlockingIOError(11, "Resource temporarily unavailable")
 os.fork = fail
-"""
-CORES_TO_A_PROGRAM = """
-import resource, sys; sys.path.append(sys.argv[1])
-from inside import system
-def fail(limit, *given, setrlimit=resource.setrlimit):
-    if limit == resource.RLIMIT_CORE: raise ValueError("not allowed to raise maximum limit")
-    setrlimit(limit, *given)
-resource.setrlimit = fail
-system.program_for_cores = lambda: "/bin/collect-cores"
 """
 OLD_LANDLOCK_ATTACKS = ("signal the parent", "signal the parent by other ways", "truncate outside", "write outside")
 SHORT = Limits(timeout_seconds=0.5, cpu_seconds=10)
@@ -345,29 +335,3 @@ def test_what_fails_around_a_program_is_a_failure_of_that_program_only(monkeypat
     result = run_program("import time; time.sleep(1000)")
     assert not result.succeeded and not result.stopped_for
     assert f"the process that watches the program failed: {error}" in result.error_output
-
-
-def test_crashes_that_start_a_program_of_the_machine_are_warned_of_once(monkeypatch, caplog):
-    if why := missing():
-        pytest.skip(why)
-    monkeypatch.setattr(run_module, "_BOOTSTRAP", CORES_TO_A_PROGRAM + run_module._BOOTSTRAP)
-    run_module._warn_of_core_dumps.cache_clear()
-    assert [run_program("print('ran')").output for _ in range(2)] == ["ran\n"] * 2
-    (warning,) = caplog.messages
-    assert "hard limit of core files is 0" in warning and "starts this machine's /bin/collect-cores" in warning
-
-
-@pytest.mark.parametrize(
-    ("pattern", "program"),
-    [
-        ("core", ""),
-        ("/var/cores/%e", ""),
-        ("|/usr/bin/apport -p%p", "/usr/bin/apport"),
-        ("| /bin/x", "/bin/x"),
-        ("@/run/cores", "/run/cores"),
-    ],
-)
-def test_the_program_for_cores_is_read(tmp_path, pattern, program):
-    (tmp_path / "core_pattern").write_text(pattern + "\n")
-    assert system.program_for_cores(str(tmp_path / "core_pattern")) == program
-    assert system.program_for_cores(str(tmp_path / "missing")) == ""

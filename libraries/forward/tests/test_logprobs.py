@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_forward import entropy, response_logits, response_values, token_log_probs
+from rlhf_forward import entropy, response_logits, token_log_probs
 from rlhf_passes.chunked import Chunked
 
 
@@ -25,7 +25,7 @@ def test_the_state_before_a_token_predicts_it() -> None:
     positions = torch.arange(5.0).view(1, 5)
     logits = positions.unsqueeze(-1).expand(1, 5, 4)
     expected = [prompt_length + t - 1.0 for t in range(num_actions)]
-    assert response_values(positions, num_actions).tolist() == [expected]
+    assert response_logits(positions, num_actions).tolist() == [expected]
     assert response_logits(logits, num_actions)[0, :, 0].tolist() == expected
     last = logits[:, -(num_actions + 1) :]
     assert torch.equal(response_logits(last, num_actions), response_logits(logits, num_actions))
@@ -34,7 +34,7 @@ def test_the_state_before_a_token_predicts_it() -> None:
 
 def test_a_response_without_a_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="3 positions, got 2"):
-        response_values(torch.zeros(1, 2), 2)
+        response_logits(torch.zeros(1, 2), 2)
 
 
 @given(st.data(), st.sampled_from([0.3, 1.0, 2.0]))

@@ -8,12 +8,12 @@ import torch
 from rlhf_core.algorithm import FrozenModel
 from rlhf_core.errors import UserInputError
 from rlhf_core.wiring.models import check_frozen, place_frozen
-from rlhf_testing.models import build_llama, builtin_model, tiny_tokenizer
+from rlhf_testing.models import builtin_model, tiny_model, tiny_tokenizer
 
 
 def saved(folder, characters):
     tokenizer = tiny_tokenizer(characters)
-    build_llama(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0).save_pretrained(folder)
+    tiny_model(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

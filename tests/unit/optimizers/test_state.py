@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlhf_core.components import StrategyContext
+from rlhf_core.config import StrategyConfig
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import CheckpointError, PluginError
@@ -40,7 +42,7 @@ def make(name):
         "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.1, momentum=0.9, centered=True),
         "counting": lambda params: Counting(params, 0.1),
     }
-    strategy = StrategyBase(device=torch.device("cpu"), precision="fp32", timeout_seconds=10.0)
+    strategy = StrategyBase(StrategyConfig(), StrategyContext(device="cpu"))
     trained = strategy.prepare(model, kinds[name](model.parameters()))
     return strategy, trained
 

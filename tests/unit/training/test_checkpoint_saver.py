@@ -39,9 +39,9 @@ def store(tmp_path):
 def alone():
     """A strategy of one process."""
     from rlhf_torch.config import SingleConfig
-    from rlhf_torch.single import build
+    from rlhf_torch.single import SingleStrategy
 
-    return build(SingleConfig(), StrategyContext(device="cpu"))
+    return SingleStrategy(SingleConfig(), StrategyContext(device="cpu"))
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
 from rlhf_cli.main import run as rlhf
-from rlhf_core.config import secret_value
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.section import options_of
@@ -32,7 +31,7 @@ NO_SECRETS = (
     *("token_env", "design"),
 )
 SECRET = st.text(st.characters(min_codepoint=33, max_codepoint=0x24F, exclude_characters="*"), min_size=8).filter(
-    lambda text: not text.startswith("env:") and len(set(text)) > 3
+    lambda text: len(set(text)) > 3
 )
 
 
@@ -44,7 +43,6 @@ def _own_secrets(monkeypatch):
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_that_names_a_secret(key):
     assert redact.redact_mapping({key: "x", "a": [{key: 3}]}) == {key: "***", "a": [{key: "***"}]}
-    assert redact.redact_mapping({key: "env:NAME"}) == {key: "env:NAME"}
     assert redact.redact_command(["--set", f"rewards.0.{key}=a-secret"])[1] == f"rewards.0.{key}=***"
 
 
@@ -104,15 +102,10 @@ class Options(BaseModel):
     inner: "Options | None" = None
 
 
-def test_an_option_typed_as_secret_is_hidden_whatever_its_name(monkeypatch):
-    config = Options(word=SecretStr("open sesame"), inner=Options(word=SecretStr("env:DOOR")))
-    assert options_of(config) == {"word": "open sesame", "inner": {"word": "env:DOOR", "inner": None}}
-    assert redact.redact_mapping(options_of(config))["word"] == "***"
-    assert secret_value(config.word, "here") == "open sesame"
-    with pytest.raises(ConfigError, match="DOOR is not set"):
-        secret_value(config.inner.word, "here")
-    monkeypatch.setenv("DOOR", "sesame")
-    assert secret_value(config.inner.word, "here") == "sesame"
+def test_an_option_typed_as_secret_is_hidden_whatever_its_name():
+    config = Options(word=SecretStr("open sesame"), inner=Options(word=SecretStr("at the door")))
+    assert options_of(config) == {"word": "open sesame", "inner": {"word": "at the door", "inner": None}}
+    assert redact.redact_mapping(options_of(config)) == {"word": "***", "inner": {"word": "***", "inner": None}}
 
 
 REWARD = """
@@ -154,5 +147,5 @@ def test_no_secret_is_left_in_a_run_folder_or_on_the_terminal(tmp_path, monkeypa
 def test_what_was_hidden_is_asked_for_again():
     run = tiny_run({"rewards": [{"name": "exact-match", "label": "a"}]})
     run["rewards"][0]["api_key"] = "***"
-    with pytest.raises(ConfigError, match=r"(?s)rewards\.0\.api_key: was hidden .*--set rewards\.0\.api_key=env:NAME"):
+    with pytest.raises(ConfigError, match=r"(?s)rewards\.0\.api_key: was hidden .*--set rewards\.0\.api_key=VALUE"):
         resolve(load_run(run))

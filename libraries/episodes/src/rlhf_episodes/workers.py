@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -38,18 +39,20 @@ class Workers:
         self._is_told = False
         """Whether the loop knows that something is in `_done`."""
         self._threads: list[threading.Thread] = []
-        self._watch: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._watch: asyncio.TimerHandle | None = None
         self._closed = False
 
     def submit(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run `job` on a thread; its result. It must not raise: what may go wrong is part of its result.
 
-        Raises `MemoryError` or `RuntimeError` if the system starts no thread.
+        Raises `MemoryError` or `RuntimeError` if the system starts not even one thread.
         """
+        if not self._threads:
+            self._add()
         future: asyncio.Future[Any] = self._loop.create_future()
         self._jobs.put((future, job))
         if self._watch is None:
-            self._watch = self._loop.call_soon(self._look, 1)
+            self._watch = self._loop.call_later(PATIENCE_SECONDS, self._look)
         return future
 
     def close(self) -> None:
@@ -61,28 +64,21 @@ class Workers:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _look(self, number: int) -> None:
-        """Have a first thread work, or `number` more where calls wait on, and twice as many where they still do."""
+    def _look(self) -> None:
+        """Have twice as many threads work where calls still wait."""
         self._watch = None
         if self._jobs.empty() or self._closed:
             return
-        try:
-            for _ in range(min(number, self._jobs.qsize()) if number > 1 or not self._threads else 0):
+        num_threads = len(self._threads)
+        with suppress(MemoryError, RuntimeError):  # the system starts no more: those that there are work on
+            for _ in range(min(num_threads, self._jobs.qsize(), self._size - num_threads)):
                 self._add()
-        except (MemoryError, RuntimeError) as error:  # the system starts no thread
-            while not (self._threads or self._jobs.empty()):
-                self._fail(error)
-        self._watch = self._loop.call_later(PATIENCE_SECONDS, self._look, 2 * number)
+        self._watch = self._loop.call_later(PATIENCE_SECONDS, self._look)
 
     def _add(self) -> None:
-        if len(self._threads) < self._size:
-            thread = BoundedThread(self._work, f"{self._name}-{len(self._threads)}")
-            thread.start()
-            self._threads.append(thread)
-
-    def _fail(self, error: Exception) -> None:
-        if (waiting := self._jobs.get()) is not None:
-            waiting[0].set_exception(error)
+        thread = BoundedThread(self._work, f"{self._name}-{len(self._threads)}")
+        thread.start()
+        self._threads.append(thread)
 
     def _work(self) -> None:
         while (waiting := self._jobs.get()) is not None and not self._closed:

@@ -5,7 +5,6 @@ from .forward import token_logits as token_logits
 from .forward import value_forward as value_forward
 from .logprobs import entropy as entropy
 from .logprobs import response_logits as response_logits
-from .logprobs import response_values as response_values
 from .logprobs import token_log_probs as token_log_probs
 from .masking import Aggregation as Aggregation
 from .masking import aggregate_count as aggregate_count

@@ -13,29 +13,17 @@ LEAST_LOGIT = -1e30
 """Replaces a logit of -inf in the entropy, where 0 * -inf would be NaN."""
 
 
-def _before_response(per_position: Tensor, num_actions: int) -> Tensor:
-    """[B, S or A+1, ...] -> [B, A, ...]: position P + t - 1 for response token t.
-
-    All such slicing goes through here. Counted from the end, the slice is the same for a whole sequence and for its
-    last A + 1 positions.
-    """
-    positions = per_position.shape[1]
-    if positions < num_actions + 1:
-        raise ValueError(f"{num_actions} response tokens need {num_actions + 1} positions, got {positions}")
-    return per_position[:, positions - num_actions - 1 : positions - 1]
-
-
 def response_logits(logits: Tensor, num_actions: int) -> Tensor:
     """[B, S, V], or [B, A+1, V] from a model run with `logits_to_keep = A + 1` -> [B, A, V].
 
-    Row t predicts response token t: it is read at the state before that token.
+    Row t predicts response token t: it is read at the state before that token, position P + t - 1. Counted from the
+    end, the slice is the same for a whole sequence and for its last A + 1 positions. Values per position, [B, S], are
+    read in the same way.
     """
-    return _before_response(logits, num_actions)
-
-
-def response_values(values: Tensor, num_actions: int) -> Tensor:
-    """[B, S] (or [B, A+1]) -> [B, A]: the value of the state before each response token."""
-    return _before_response(values, num_actions)
+    positions = logits.shape[1]
+    if positions < num_actions + 1:
+        raise ValueError(f"{num_actions} response tokens need {num_actions + 1} positions, got {positions}")
+    return logits[:, positions - num_actions - 1 : positions - 1]
 
 
 Temperature = float | Tensor

@@ -9,9 +9,11 @@ from .causal_lm import load_tokenizer as load_tokenizer
 from .files import check_answer as check_answer
 from .files import check_hub as check_hub
 from .folders import quiet_progress as quiet_progress
+from .folders import read_weights as read_weights
 from .folders import replacing_folder as replacing_folder
 from .folders import stored_dtype as stored_dtype
 from .folders import write_model_config as write_model_config
 from .folders import write_transformers_folder as write_transformers_folder
+from .inference import open_engine as open_engine
 from .limits import answer_limit as answer_limit
 from .noise import disable_dropout as disable_dropout

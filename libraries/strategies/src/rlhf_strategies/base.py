@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,35 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from rlhf_core.components import StrategyContext
+from rlhf_core.config import StrategyConfig
 from rlhf_core.errors import CheckpointError
-from rlhf_core.place import ReduceOp
+from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.util.tensor_files import load_tree, load_weights, save_tree
+from rlhf_core.util.tensor_files import load_tree, save_tree
 
 from .master_adamw import MASTER, MasterAdamW
 from .parts import (
     LossScale,
     ResolvedPrecision,
+    check_offload,
     load_scheduler,
     make_adamw,
+    resolve_precision,
     save_scheduler,
     torch_dtype,
     torch_step,
 )
 from .process_group import ProcessGroup
-from .shards import DEFAULT_SHARD_BYTES, group_into_shards, part_of, save_weights, state_dict_shards_of, whole_tensor
+from .shards import (
+    DEFAULT_SHARD_BYTES,
+    group_into_shards,
+    load_weights,
+    part_of,
+    save_weights,
+    state_dict_shards_of,
+    whole_tensor,
+)
 from .stored_weights import StoredParameter
 
 
@@ -42,6 +55,8 @@ class GroupStrategy(Strategy):
     """Rank, device and collective calls. Subclasses prepare the models."""
 
     passes = "rlhf_passes.fast_passes:FastPasses"
+    _adamw: Callable[..., Optimizer] = staticmethod(make_adamw)
+    """torch's, fused, unless the strategy requires another."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -88,8 +103,7 @@ class GroupStrategy(Strategy):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> Optimizer:
-        """torch's AdamW, fused."""
-        return make_adamw(params, lr, betas, eps, weight_decay)
+        return self._adamw(params, lr, betas, eps, weight_decay)
 
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
         self.run_on_main(lambda: save_scheduler(scheduler, path))
@@ -100,6 +114,8 @@ class GroupStrategy(Strategy):
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 _GATHERED_BYTES = 64 * 1024**2
+_TIMEOUT_SECONDS = 600.0
+"""Of a strategy that has no option for it."""
 
 
 @dataclass(eq=False)
@@ -116,11 +132,23 @@ class Prepared:
 
 
 class StrategyBase(GroupStrategy):
-    """Weights and optimizer files, and the step of a torch optimizer. Subclasses wrap and gather."""
+    """Weights and optimizer files, and the step of a torch optimizer. Subclasses wrap and gather.
 
-    def __init__(self, *, device: torch.device, precision: ResolvedPrecision, timeout_seconds: float) -> None:
-        super().__init__(ProcessGroup(device, timeout_seconds))
-        self.precision = precision
+    A component names the class itself as its `build`.
+    """
+
+    precision_on_cpu: ResolvedPrecision = "fp32"
+    """What `precision: auto` is without a GPU."""
+    offload_options: tuple[str, ...] = ()
+    """Options that move data between a GPU and host memory: a `ConfigError` where there is no GPU."""
+
+    def __init__(self, config: StrategyConfig, context: StrategyContext) -> None:
+        """Of `config`, the options `precision` and `timeout_seconds` are read, if there are such."""
+        device = resolve_device(context.device)
+        super().__init__(ProcessGroup(device, getattr(config, "timeout_seconds", _TIMEOUT_SECONDS)))
+        self.precision = resolve_precision(getattr(config, "precision", "fp32"), device, self.precision_on_cpu)
+        check_offload(device, {name: bool(getattr(config, name)) for name in self.offload_options})
+        self._config = config
         self._prepared: list[Prepared] = []
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -180,20 +208,19 @@ class StrategyBase(GroupStrategy):
             tensors = ((name, tensor) for shard in shards for name, tensor in shard.items())
             shards = group_into_shards(tensors, DEFAULT_SHARD_BYTES)
 
-        def write() -> None:
-            try:
-                save_weights(path, shards, write=self.is_main)
-            except (OSError, CheckpointError):
-                for _ in shards:  # the others still gather them
-                    pass
-                raise
-
-        self._on_main_after(write)
+        error: OSError | CheckpointError | None = None
+        try:
+            save_weights(path, shards, write=self.is_main)
+        except (OSError, CheckpointError) as caught:
+            error = caught
+            for _ in shards:  # the others still gather them
+                pass
+        for failed in self.group.all_gather_objects(error):
+            if failed is not None:
+                raise failed
 
     def load_model(self, model: nn.Module, path: Path) -> None:
-        prepared, inner = self._prepared_model(model), self.unwrap(model)
-        state = inner.state_dict()
-        load_weights(inner, path, lambda name, tensor: self._put(prepared, name, state[name], tensor))
+        load_weights(self.unwrap(model), path, partial(self._put, self._prepared_model(model)))
 
     def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
         prepared = self.prepared_of(optimizer)
@@ -207,7 +234,7 @@ class StrategyBase(GroupStrategy):
             for names, group in zip(prepared.names, optimizer.param_groups, strict=True)
         ]
         tree = {"groups": groups, "state": entries, "loss_scale": prepared.loss_scale.scale}
-        self._on_main_after(lambda: save_tree(Path(path) / OPTIMIZER_FILE, tree) if self.is_main else None)
+        self.run_on_main(lambda: save_tree(Path(path) / OPTIMIZER_FILE, tree))
 
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
         """Call it after `load_model`: master weights of 16-bit parameters are finer than the weights read there."""
@@ -262,17 +289,6 @@ class StrategyBase(GroupStrategy):
             for name, tensor in tensors.items():
                 if any(other[name] != sums[name] for other, _ in all_sums):
                     dist.broadcast(tensor, src=0)
-
-    def _on_main_after(self, action: Callable[[], None]) -> None:
-        """Run `action` on every rank (it may gather); a failed write on any rank is raised on all."""
-        error: OSError | CheckpointError | None = None
-        try:
-            action()
-        except (OSError, CheckpointError) as caught:
-            error = caught
-        for failed in self.group.all_gather_objects(error):
-            if failed is not None:
-                raise failed
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None

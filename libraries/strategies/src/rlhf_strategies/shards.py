@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rlhf_core.errors import CheckpointError
 from rlhf_core.util import write_tensors
 from rlhf_core.util.tensor_files import untied_names
+from rlhf_models import read_weights
 
 DEFAULT_SHARD_BYTES = 2 * 1024**3
 _INDEX = "model.safetensors.index.json"
@@ -103,3 +105,26 @@ def save_weights(folder: Path, shards: Iterable[Mapping[str, Tensor]], *, write:
         files = {name: names[index] for name, index in weight_map.items()}
         body = {"metadata": {"total_size": total_bytes}, "weight_map": files}
         (folder / _INDEX).write_text(json.dumps(body, indent=2) + "\n")
+
+
+def load_weights(model: nn.Module, folder: Path, put: Callable[[str, Tensor, Tensor], object]) -> None:
+    """Give each of a folder's tensors to `put(name, the model's own, tensor)`; names and shapes must match exactly.
+
+    Raises `CheckpointError` naming missing, unknown or differently shaped tensors.
+    """
+    owners = untied_names(model)
+    state = model.state_dict()
+    seen: set[str] = set()
+    for name, tensor in read_weights(folder):
+        if name not in owners:
+            raise CheckpointError(f"the model has no {name!r}", where=str(folder), hint="is it another model's folder?")
+        target = state[name]
+        if tuple(target.shape) != tuple(tensor.shape):
+            raise CheckpointError(
+                f"{name} has shape {tuple(tensor.shape)}, the model's is {tuple(target.shape)}", where=str(folder)
+            )
+        seen.add(owners[name])
+        put(name, target, tensor)
+    missing = sorted(set(owners.values()) - seen)
+    if missing:
+        raise CheckpointError(f"lacks {len(missing)} tensors of the model: {', '.join(missing[:5])}", where=str(folder))

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlhf_core.errors import CheckpointError
-from rlhf_core.util.tensor_files import weight_files
 from rlhf_models.causal_lm import loaded_by
+from rlhf_models.folders import weight_files
 
 from .shards import part_of
 

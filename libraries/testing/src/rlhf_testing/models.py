@@ -40,38 +40,48 @@ def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerBase:
     )
 
 
-def build_llama(
-    tokenizer: PreTrainedTokenizerBase, *, hidden_size: int, num_layers: int, num_heads: int, seed: int
+def tiny_model(
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    seed: int = 0,
+    hidden_size: int = 16,
+    num_layers: int = 2,
+    num_heads: int = 2,
 ) -> PreTrainedModel:
-    """A randomly initialised Llama in float32, the same for the same seed."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """A Llama for a tokenizer (None: `tiny_tokenizer()`) in float32, the same for the same seed; of 512 positions."""
+    from transformers import LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
+    tokenizer = tiny_tokenizer() if tokenizer is None else tokenizer
+    model: PreTrainedModel = _llama(
+        LlamaForCausalLM,
+        seed,
         hidden_size=hidden_size,
-        intermediate_size=hidden_size * 8 // 3 // 32 * 32,
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
-        max_position_embeddings=512,
+        vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
+    )
+    return model
+
+
+def _llama(kind: type[Any], seed: int, *, hidden_size: int, **options: Any) -> Any:
+    import torch
+    from transformers import LlamaConfig
+
+    width = hidden_size * 8 // 3 // 32 * 32
+    config = LlamaConfig(
+        hidden_size=hidden_size,
+        intermediate_size=width,
+        max_position_embeddings=512,
         tie_word_embeddings=False,
+        **options,
     )
     # Initialisation draws from torch's global generator; the fork keeps it as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
-
-
-def tiny_model(
-    *, seed: int = 0, hidden_size: int = 16, num_layers: int = 2, characters: str = CHARACTERS
-) -> PreTrainedModel:
-    """A Llama of some thousand parameters in float32, the same for the same seed; it knows 512 positions."""
-    tokenizer = tiny_tokenizer(characters)
-    return build_llama(tokenizer, hidden_size=hidden_size, num_layers=num_layers, num_heads=2, seed=seed)
+        return kind(config)
 
 
 def builtin_model(path: str = POLICY_PATH, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -87,22 +97,11 @@ def tiny_classifier() -> LlamaForSequenceClassification:
 
     transformers' own pooling gets this case wrong.
     """
-    import torch
-    from transformers import LlamaConfig, LlamaForSequenceClassification
+    from transformers import LlamaForSequenceClassification
 
-    config: Any = LlamaConfig(  # type: ignore[call-arg]  # its fields come from a decorator that mypy cannot read
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_labels=1,
-        pad_token_id=2,
-        eos_token_id=2,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model: LlamaForSequenceClassification = LlamaForSequenceClassification(config).eval()
+    sizes = {"vocab_size": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    options = {"pad_token_id": 2, "eos_token_id": 2, "num_labels": 1}
+    model: LlamaForSequenceClassification = _llama(LlamaForSequenceClassification, 0, **sizes, **options).eval()
     return model
 
 

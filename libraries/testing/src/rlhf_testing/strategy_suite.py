@@ -8,7 +8,6 @@ strategy, number of processes and micro-batch size must agree.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import os
@@ -22,6 +21,7 @@ from typing import Any
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import DivergenceError
 from rlhf_core.place import resolve_device
+from rlhf_core.plugins.selected import load
 from rlhf_core.strategy import Strategy
 from rlhf_core.util.tensor_files import load_tree, save_tree
 
@@ -32,28 +32,22 @@ _START_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class StrategyCase:
-    """One strategy with its options, importable by name from a fresh process."""
+    """An installed strategy with its options."""
 
     name: str
-    build: str
-    """`module:attr` of `build(config, context)`."""
-    config: str
-    """`module:attr` of the pydantic model."""
+    """What the case is called."""
+    plugin: str
+    """The strategy's name."""
     options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
 
     def make(self) -> Strategy:
         """The strategy, in this process."""
-        strategy = _load(self.build)(
-            _load(self.config)(**self.options), StrategyContext(str(resolve_device(self.device)))
-        )
+        selected = load("strategies", self.plugin)
+        config = selected.component.config.model_validate(dict(self.options))
+        strategy = selected.build(config, StrategyContext(str(resolve_device(self.device))))
         assert isinstance(strategy, Strategy)
         return strategy
-
-
-def _load(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def observe(strategy: Strategy, folder: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def contract_policy(*, seed: int = 0, hidden_size: int = 32) -> PreTrainedModel:
     """A Llama of two small layers, two heads and large weights, so that its distributions are far from uniform."""
     import torch
 
-    model = tiny_model(seed=seed, hidden_size=hidden_size, characters=CHARACTERS)
+    model = tiny_model(contract_tokenizer(), seed=seed, hidden_size=hidden_size)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

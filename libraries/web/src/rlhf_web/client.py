@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 
 import httpx2 as httpx
 
-from rlhf_core.distributed import is_loopback
 from rlhf_core.util import printable
 
-from .servers import ClientOptions
+from .servers import ClientOptions, is_loopback
 
 _JSON = "application/json"
 _SHOWN_CHARS = 500

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import ConfigDict, Field
@@ -125,3 +126,13 @@ def address_parts(
         instead = "" if key_option is None else f": name a variable in {key_option} instead"
         raise ValueError(f"holds credentials, which would be written down{instead}")
     return parts
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether an address is a loopback address, so that all processes that use it are on this machine."""
+    if host is None or host == "localhost":
+        return host is not None
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from rlhf_core.types import Rollout
 from rlhf_ppo import Critic, PPOTrainer
-from rlhf_testing.models import build_llama, tiny_tokenizer
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -43,7 +43,7 @@ def main(rank: int, world_size: int, store: str, output: Path) -> None:
         timeout=timedelta(seconds=600),
     )
     tokenizer = tiny_tokenizer("0123456789>,")
-    actor = build_llama(tokenizer, hidden_size=32, num_layers=1, num_heads=2, seed=0)
+    actor = tiny_model(tokenizer, hidden_size=32, num_layers=1, num_heads=2, seed=0)
     critic, reference = Critic.from_pretrained(actor), copy.deepcopy(actor)
     boosters, prepared = [], []
     for model in (actor, critic):

@@ -19,7 +19,7 @@ from rlhf_core.plugins.selected import load
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem, Rollout
 from rlhf_ppo import Critic, PPOTrainer
-from rlhf_testing.models import build_llama, tiny_tokenizer
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 MakeTrainer = Callable[..., PPOTrainer]
 
@@ -37,7 +37,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture
 def make_actor(tokenizer: PreTrainedTokenizerBase) -> Callable[..., Any]:
     def make(seed: int = 0, hidden_size: int = 32) -> Any:
-        return build_llama(tokenizer, hidden_size=hidden_size, num_layers=1, num_heads=2, seed=seed)
+        return tiny_model(tokenizer, hidden_size=hidden_size, num_layers=1, num_heads=2, seed=seed)
 
     return make
 

@@ -15,11 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.strategy import Strategy
-from rlhf_core.util.tensor_files import load_weights
 from rlhf_models import CausalLM
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.seed_trainer.booster import is_booster
-from rlhf_strategies.shards import save_weights, state_dict_shards_of
+from rlhf_strategies.shards import load_weights, save_weights, state_dict_shards_of
 
 
 def lines(folder: str) -> list[dict[str, Any]]:
@@ -155,7 +154,7 @@ class PlainBooster:
         save_weights(Path(checkpoint), state_dict_shards_of(model, 1 << 20))
 
     def load_model(self, model: Any, checkpoint: str) -> None:
-        load_weights(model, Path(checkpoint))
+        load_weights(model, Path(checkpoint), lambda name, own, read: own.copy_(read))
 
     def save_optimizer(self, optimizer: Any, checkpoint: str, shard: bool = False) -> None:
         Path(checkpoint).mkdir(parents=True)

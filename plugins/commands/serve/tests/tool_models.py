@@ -29,7 +29,7 @@ def save_tool_model(folder, *, tools, messages):
     """A model folder; the model answers `messages`, with `tools`, by `CALL`."""
     tokenizer = tiny_tokenizer(CHARACTERS)
     tokenizer.chat_template = TEMPLATE
-    model = tiny_model(hidden_size=32, characters=CHARACTERS)
+    model = tiny_model(tokenizer, hidden_size=32)
     prompt = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     reply = [*tokenizer(CALL, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]

@@ -77,6 +77,14 @@ def engine() -> Callable[..., HfEngine]:
     return make
 
 
+@pytest.fixture(params=[True, False], ids=["packed", "as they are"])
+def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the tiny models' linear weights are packed, too: alone they are too small to gain by it."""
+    if request.param:
+        monkeypatch.setattr("rlhf_hf.prepack.MIN_MULTIPLICATIONS", 0)
+    return bool(request.param)
+
+
 @pytest.fixture
 def requests() -> Callable[..., list[GenerationRequest]]:
     """`requests(count, same=1)`: prompts of 3 to 11 tokens, each given `same` times."""

@@ -16,7 +16,7 @@ from rlhf_core.types import Prompt
 from rlhf_episodes import Outcome
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import build
-from rlhf_testing.models import build_llama
+from rlhf_testing.models import tiny_model
 
 FAMILIES = ["chatml", "qwen2", "qwen3", "qwen3-no-thinking", "llama3", "gemma"]
 EMPTY = Prompt(position=0, text="", prompt_ids=())
@@ -26,7 +26,7 @@ EMPTY = Prompt(position=0, text="", prompt_ids=())
 def policy(family):
     """A Llama over the family's tokenizer, with large weights, and the engine over it."""
     tokenizer = chat_tokenizer(family)
-    module = build_llama(tokenizer, hidden_size=32, num_layers=2, num_heads=2, seed=3).eval()
+    module = tiny_model(tokenizer, hidden_size=32, num_layers=2, num_heads=2, seed=3).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -87,11 +87,10 @@ def test_a_longer_one_than_the_cache_can_grow_to_waits_for_the_others(flight, re
     assert tokens(found) == tokens({**collect(plain, asked[:4], SAMPLING), **collect(plain, asked[4:], longer)})
 
 
-@pytest.mark.parametrize("prepack", ["on", "off"])
-def test_answers_go_on_from_their_own_keys_and_values(prepack, flight, model, requests):
+def test_answers_go_on_from_their_own_keys_and_values(packs, flight, model, requests):
     """After the change, a log-prob is of the new weights over what the old ones had computed of the text before."""
     asked = requests(6, same=3)
-    script = flight(prepack=prepack)
+    script = flight()
     old, new = copy.deepcopy(script._module).eval(), model("llama").eval()
     weights = changed(old)
     new.load_state_dict(weights)
@@ -134,8 +133,8 @@ def test_answers_that_begin_after_a_change_owe_nothing_to_the_old_weights(
     assert tokens(later) == {key: expected[key].token_ids for key in later}
 
 
-def test_the_module_is_as_it_was_between_two_steps(flight, requests):
-    script = flight(prepack="on")
+def test_the_module_is_as_it_was_between_two_steps(packs, flight, requests):
+    script = flight()
     script._module.train()
     seen = []
 

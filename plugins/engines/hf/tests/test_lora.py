@@ -9,15 +9,14 @@ from peft import LoraConfig, get_peft_model
 from rlhf_core.types import SamplingParams
 
 
-@pytest.mark.parametrize("prepack", ["on", "off"])
-def test_log_probs_are_those_of_the_adapted_policy(prepack, model, engine, requests, collect):
+def test_log_probs_are_those_of_the_adapted_policy(packs, model, engine, requests, collect):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = get_peft_model(model("llama"), LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
         for name, parameter in module.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.3)
-    made, asked = engine(module, prepack=prepack), requests(10)
+    made, asked = engine(module), requests(10)
     answers = collect(made, asked, SamplingParams(max_new_tokens=12))
     assert made.path.name == "slots"
     module.eval()

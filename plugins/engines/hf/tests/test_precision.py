@@ -16,11 +16,10 @@ from rlhf_testing.models import tiny_tokenizer
 SAMPLING = SamplingParams(max_new_tokens=16)
 
 
-@pytest.mark.parametrize("prepack", ["on", "off"])
 @pytest.mark.parametrize("family", ["llama", "llama-eager", "gpt2", "mistral-window", "mamba"])
-def test_log_probs_are_those_of_an_autocast_forward(family, prepack, model, engine, requests, collect):
+def test_log_probs_are_those_of_an_autocast_forward(family, packs, model, engine, requests, collect):
     module, asked = model(family), requests(10, same=2)
-    answers = collect(engine(module, precision="bf16", prepack=prepack), asked, SAMPLING)
+    answers = collect(engine(module, precision="bf16"), asked, SAMPLING)
     assert all(parameter.dtype is torch.float32 for parameter in module.parameters())
     module.eval()
     mixed_gaps, exact_gaps = [], []
@@ -65,13 +64,12 @@ def test_half_precision_weights_generate(dtype, model, engine, requests, collect
     assert all(len(answer.token_ids) == len(answer.logprobs) > 0 for answer in answers.values())
 
 
-@pytest.mark.parametrize("mode", ["on", "off"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_linears_of_another_type(dtype, mode):
+def test_linears_of_another_type(dtype, packs):
     torch.manual_seed(0)
     linear = nn.Linear(96, 200)
     inputs = torch.randn(40, 1, 96)
-    packed = PackedLinears(linear, num_rows=40, mode=mode, dtype=dtype)
+    packed = PackedLinears(linear, num_rows=40, dtype=dtype)
     with torch.no_grad():
         expected = nn.functional.linear(inputs.to(dtype), linear.weight.to(dtype), linear.bias.to(dtype))
         with packed.applied():

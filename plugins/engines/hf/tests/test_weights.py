@@ -31,10 +31,9 @@ def test_it_is_a_rollout_engine(model, engine):
     assert made.policy_version == 0
 
 
-@pytest.mark.parametrize("prepack", ["on", "off"])
-def test_received_weights_change_the_answers(prepack, model, engine, requests, collect):
+def test_received_weights_change_the_answers(packs, model, engine, requests, collect):
     module, asked = model("llama").requires_grad_(False), requests(8)
-    made = engine(module, prepack=prepack)
+    made = engine(module)
     before = collect(made, asked, SAMPLING)
     weights = new_weights(module)
     replace_weights(module, weights, 1)
@@ -44,16 +43,16 @@ def test_received_weights_change_the_answers(prepack, model, engine, requests, c
     assert {answer.policy_version for answer in after.values()} == {1}
     twin = model("llama")
     twin.load_state_dict(weights)
-    fresh = collect(engine(twin, prepack=prepack), asked, SAMPLING)
+    fresh = collect(engine(twin), asked, SAMPLING)
     assert {key: answer.token_ids for key, answer in after.items()} == {
         key: answer.token_ids for key, answer in fresh.items()
     }
     assert {key: a.token_ids for key, a in after.items()} != {key: a.token_ids for key, a in before.items()}
 
 
-def test_shared_weights_changed_in_place_count_after_the_update(model, engine, requests, collect):
+def test_shared_weights_changed_in_place_count_after_the_update(packs, model, engine, requests, collect):
     module, asked = model("llama"), requests(8)
-    made = engine(module, prepack="on")
+    made = engine(module)
     before = collect(made, asked, SAMPLING)
     module.load_state_dict(new_weights(module))
     made.weights_updated(3)
@@ -71,14 +70,13 @@ def test_weights_that_arrive_in_the_middle_are_refused(model, engine, requests):
         list(answers)
 
 
-@pytest.mark.parametrize("prepack", ["on", "off"])
-def test_the_caller_sees_the_module_as_it_left_it(prepack, model, engine, requests):
+def test_the_caller_sees_the_module_as_it_left_it(packs, model, engine, requests):
     """Between two completions too: flags, gradients and forwards are the trainer's."""
     module = model("llama")
     module.model.layers[0].eval()
     flags = {name: part.training for name, part in module.named_modules()}
     weights = copy.deepcopy(module.state_dict())
-    answers = engine(module, prepack=prepack, max_batch_size=3).generate(requests(9), SAMPLING)
+    answers = engine(module, max_batch_size=3).generate(requests(9), SAMPLING)
     for _ in answers:
         assert {name: part.training for name, part in module.named_modules()} == flags
         assert not any("forward" in vars(part) for part in module.modules())
@@ -99,31 +97,32 @@ def test_flags_come_back_after_an_error(model, engine, requests):
     assert not any("forward" in vars(part) for part in module.modules())
 
 
-def test_packed_linears_compute_the_same(model):
+def test_packed_linears_compute_the_same(model, monkeypatch):
+    monkeypatch.setattr("rlhf_hf.prepack.MIN_MULTIPLICATIONS", 0)
     module = model("llama").eval()
     ids = torch.arange(4, 40).view(4, 9)
     with torch.no_grad():
         plain = module(ids).logits
-        packed = PackedLinears(module, num_rows=64, mode="on")
+        packed = PackedLinears(module, num_rows=64)
         with packed.applied():
             assert torch.allclose(module(ids).logits, plain, atol=1e-5)
         assert torch.equal(module(ids).logits, plain)
     assert len(packed) == 15
 
 
-def test_small_linears_stay_unpacked_unless_asked(model):
-    module = model("llama")
-    assert len(PackedLinears(module, num_rows=64, mode="auto")) == 0
-    assert len(PackedLinears(module, num_rows=64, mode="off")) == 0
-    assert len(PackedLinears(nn.Linear(512, 512), num_rows=16, mode="auto")) == 1
-    assert len(PackedLinears(nn.Linear(512, 512).double(), num_rows=8, mode="on")) == 0
+def test_small_linears_stay_unpacked(model, monkeypatch):
+    assert len(PackedLinears(model("llama"), num_rows=64)) == 0
+    assert len(PackedLinears(nn.Linear(512, 512), num_rows=16)) == 1
+    monkeypatch.setattr("rlhf_hf.prepack.MIN_MULTIPLICATIONS", 0)
+    assert len(PackedLinears(nn.Linear(512, 512).double(), num_rows=8)) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_with_a_bias_in_both_dtypes(dtype):
+def test_packed_with_a_bias_in_both_dtypes(dtype, monkeypatch):
+    monkeypatch.setattr("rlhf_hf.prepack.MIN_MULTIPLICATIONS", 0)
     linear = nn.Linear(96, 200).to(dtype)
     inputs = torch.randn(40, 1, 96).to(dtype)
-    packed = PackedLinears(linear, num_rows=40, mode="on")
+    packed = PackedLinears(linear, num_rows=40)
     with torch.no_grad():
         plain = linear(inputs)
         with packed.applied():
@@ -134,7 +133,6 @@ def test_a_head_is_not_copied_where_onednn_multiplies_by_it_as_it_is(monkeypatch
     torch.manual_seed(0)
     head, block = nn.Linear(64, 4096, bias=False), nn.Linear(64, 128)
     for place in ("rlhf_hf.prepack", "rlhf_passes.fast_linear"):
-        monkeypatch.setattr(f"{place}.IS_FASTER_HERE", True)
         monkeypatch.setattr(f"{place}.MIN_MULTIPLICATIONS", 0)
     copied = []
     reorder = torch.ops.mkldnn._reorder_linear_weight
@@ -145,9 +143,11 @@ def test_a_head_is_not_copied_where_onednn_multiplies_by_it_as_it_is(monkeypatch
     )
     inputs = torch.randn(5, 1, 64)
     with torch.no_grad():
-        for mode, copies in (("auto", [(128, 64)]), ("on", [(4096, 64), (128, 64)])):
+        for faster, copies in ((True, [(128, 64)]), (False, [(4096, 64), (128, 64)])):
+            for place in ("rlhf_hf.prepack", "rlhf_passes.fast_linear"):
+                monkeypatch.setattr(f"{place}.IS_FASTER_HERE", faster)
             copied.clear()
-            packed = PackedLinears(nn.Sequential(head, block), num_rows=64, mode=mode)
+            packed = PackedLinears(nn.Sequential(head, block), num_rows=64)
             assert copied == copies
             plain = head(inputs)
             with packed.applied():
@@ -156,7 +156,3 @@ def test_a_head_is_not_copied_where_onednn_multiplies_by_it_as_it_is(monkeypatch
                     torch.equal(head(row[None]), expected[None]) for row, expected in zip(inputs, logits, strict=True)
                 )
             torch.testing.assert_close(logits, plain, rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr("rlhf_hf.prepack.IS_FASTER_HERE", False)
-    copied.clear()
-    PackedLinears(head, num_rows=64, mode="auto")
-    assert copied == [(4096, 64)]

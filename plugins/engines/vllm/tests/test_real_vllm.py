@@ -15,7 +15,7 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.rollout import named_weights, replace_weights
 from rlhf_core.types import SamplingParams
 from rlhf_testing.contracts.engine import make_requests
-from rlhf_testing.models import build_llama, tiny_tokenizer
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 from rlhf_testing.tiny import contract_policy, perturb
 
@@ -127,7 +127,7 @@ def test_an_adapter_is_followed_and_does_not_pile_up(engine, collect):
 def test_ppo_trains_with_it(lora, tmp_path):
     """Three episodes of a whole run; the trainer's log-probs agree with vLLM's at each."""
     folder = tmp_path / "model"
-    build_llama(tiny_tokenizer(), hidden_size=64, num_layers=2, num_heads=2, seed=0).save_pretrained(folder)
+    tiny_model(tiny_tokenizer(), hidden_size=64, num_layers=2, num_heads=2, seed=0).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     options = {"kv_cache_bytes": 64 * 1024**2, "max_new_tokens": 6}
     run = tiny_run(
@@ -147,7 +147,7 @@ def test_episodes_of_several_turns_and_branches(tmp_path):
     """A run in an environment: the trainer's log-probs agree with vLLM's, and the same seeds give the same episodes."""
     (tmp_path / "game.py").write_text(GAME)
     folder = tmp_path / "model"
-    build_llama(tiny_tokenizer(), hidden_size=64, num_layers=2, num_heads=2, seed=0).save_pretrained(folder)
+    tiny_model(tiny_tokenizer(), hidden_size=64, num_layers=2, num_heads=2, seed=0).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     run = tiny_run(
         {

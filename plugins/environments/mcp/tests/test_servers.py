@@ -20,7 +20,7 @@ from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.episodes import episode_tokenizer, prompt_stream
-from rlhf_testing.models import build_llama
+from rlhf_testing.models import tiny_model
 from rlhf_testing.runs import tiny_run
 
 pytest.importorskip("mcp", reason="needs the MCP library: make setup-mcp")
@@ -223,7 +223,7 @@ def chat_model(tmp_path):
     """A model of random weights with a chat template, of whose tokens a third are calls."""
     tokenizer = episode_tokenizer(chat=True)
     tokenizer.add_tokens([call("add", number=number) for number in range(50)])
-    model = build_llama(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0)
+    model = tiny_model(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0)
     model.config.max_position_embeddings = 4096
     for saved in (tokenizer, model):
         saved.save_pretrained(tmp_path / "model")

@@ -13,7 +13,7 @@ from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_env_verifiers.config import VerifiersConfig
 from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.episodes import episode_tokenizer
-from rlhf_testing.models import build_llama
+from rlhf_testing.models import tiny_model
 from rlhf_testing.runs import tiny_run
 
 pytest.importorskip("verifiers", reason="needs verifiers: make env-verifiers")
@@ -158,7 +158,7 @@ def test_a_model_without_a_chat_template_is_told():
 def chat_model(tmp_path):
     """A model of random weights with a chat template."""
     tokenizer = episode_tokenizer(chat=True)
-    model = build_llama(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0)
+    model = tiny_model(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0)
     model.config.max_position_embeddings = 1024
     for saved in (tokenizer, model):
         saved.save_pretrained(tmp_path / "model")

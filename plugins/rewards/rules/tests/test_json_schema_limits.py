@@ -72,13 +72,13 @@ def test_processor_time_is_limited_in_the_main_thread_only():
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"$ref": "#"}, "reference '#' leads back to itself"),
+        ({"$ref": "#"}, "leads back to itself"),
         (
             {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
             "leads",
         ),
-        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}}, "'#/\\$defs/a' leads back"),
-        ({"$dynamicRef": "#me", "$dynamicAnchor": "me"}, "'#me' leads back"),
+        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}}, "leads back"),
+        ({"$dynamicRef": "#me", "$dynamicAnchor": "me"}, "leads back"),
         ({"properties": {"x": {"$ref": "#/$defs/missing"}}}, "'#/\\$defs/missing' leads nowhere"),
         ({"$ref": "https://example.com/schema"}, "leads nowhere"),
         ({"pattern": "("}, "is not a 'regex'"),

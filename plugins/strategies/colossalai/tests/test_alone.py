@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,15 +9,15 @@ import torch.distributed as dist
 from rlhf_colossalai.config import DdpConfig, GeminiConfig, LowLevelZeroConfig
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import ConfigError
+from rlhf_core.plugins import load
 from rlhf_testing.strategy_suite import StrategyCase
 from rlhf_testing.tiny_training import Training, largest_difference, tiny_model, train_alone
 
-NAMES = {"ddp": "DdpConfig", "low_level_zero": "LowLevelZeroConfig", "gemini": "GeminiConfig"}
+NAMES = ("ddp", "low-level-zero", "gemini")
 
 
-def made_of(module, **options):
-    build, config = f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{NAMES[module]}"
-    return StrategyCase(module, build, config, options).make()
+def made_of(name, **options):
+    return StrategyCase(name, name, options).make()
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +26,7 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(key, raising=False)
 
 
-@pytest.fixture(params=list(NAMES))
+@pytest.fixture(params=NAMES)
 def strategy(request):
     made = made_of(request.param)
     made.setup()
@@ -47,9 +45,9 @@ def test_trains_alone(strategy):
         assert largest_difference(training.weights(), alone["weights"]) < 1e-6
 
 
-@pytest.mark.parametrize("module", ["low_level_zero", "gemini"])
-def test_fp16_scales_its_loss_and_trains(module):
-    strategy = made_of(module, precision="fp16")
+@pytest.mark.parametrize("name", ["low-level-zero", "gemini"])
+def test_fp16_scales_its_loss_and_trains(name):
+    strategy = made_of(name, precision="fp16")
     strategy.setup()
     try:
         training, alone = Training(strategy), train_alone(updates=2)
@@ -105,27 +103,27 @@ def test_an_optimizer_that_was_not_prepared_is_a_bug(strategy):
 
 
 @pytest.mark.parametrize(
-    ("module", "config", "expected"),
+    ("name", "config", "expected"),
     [
         ("ddp", DdpConfig(), (4, 4, 8, 4)),
-        ("low_level_zero", LowLevelZeroConfig(), (4, 4, 2, 4)),
-        ("low_level_zero", LowLevelZeroConfig(stage=2, precision="bf16"), (2, 0.5, 3, 2)),
+        ("low-level-zero", LowLevelZeroConfig(), (4, 4, 2, 4)),
+        ("low-level-zero", LowLevelZeroConfig(stage=2, precision="bf16"), (2, 0.5, 3, 2)),
         ("gemini", GeminiConfig(), (0.5, 0.5, 3, 2)),
         ("gemini", GeminiConfig(shard_param_frac=0.5), (1.25, 0.5, 3, 2)),
     ],
 )
-def test_what_one_of_four_processes_holds(module, config, expected):
-    strategy = import_module(f"rlhf_colossalai.{module}").build(config, StrategyContext(device="cpu"))
+def test_what_one_of_four_processes_holds(name, config, expected):
+    strategy = load("strategies", name).build(config, StrategyContext(device="cpu"))
     assert strategy.state_bytes(4, torch.float32) == (*expected, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("module", "config", "key"),
+    ("name", "config", "key"),
     [
         ("gemini", GeminiConfig(offload_optim_frac=0.5), "offload_optim_frac"),
-        ("low_level_zero", LowLevelZeroConfig(cpu_offload=True), "cpu_offload"),
+        ("low-level-zero", LowLevelZeroConfig(cpu_offload=True), "cpu_offload"),
     ],
 )
-def test_offload_without_a_gpu_is_explained(module, config, key):
+def test_offload_without_a_gpu_is_explained(name, config, key):
     with pytest.raises(ConfigError, match=rf"strategy.{key}.*no GPU"):
-        import_module(f"rlhf_colossalai.{module}").build(config, StrategyContext(device="cpu"))
+        load("strategies", name).build(config, StrategyContext(device="cpu"))

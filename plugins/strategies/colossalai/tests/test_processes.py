@@ -17,18 +17,13 @@ from rlhf_testing.tiny_training import (
     train_alone,
 )
 
-
-def case(name, module, config, **options):
-    return StrategyCase(name, f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{config}", options)
-
-
 CASES = [
-    case("ddp", "ddp", "DdpConfig"),
-    case("zero1", "low_level_zero", "LowLevelZeroConfig"),
-    case("zero2", "low_level_zero", "LowLevelZeroConfig", stage=2),
-    case("zero1-bf16", "low_level_zero", "LowLevelZeroConfig", precision="bf16"),
-    case("gemini", "gemini", "GeminiConfig"),
-    case("gemini-half-sharded", "gemini", "GeminiConfig", shard_param_frac=0.5),
+    StrategyCase("ddp", "ddp"),
+    StrategyCase("zero1", "low-level-zero"),
+    StrategyCase("zero2", "low-level-zero", {"stage": 2}),
+    StrategyCase("zero1-bf16", "low-level-zero", {"precision": "bf16"}),
+    StrategyCase("gemini", "gemini"),
+    StrategyCase("gemini-half-sharded", "gemini", {"shard_param_frac": 0.5}),
 ]
 EXACT = ["ddp", "zero1", "zero2"]
 ROUNDED = ["zero1-bf16", "gemini", "gemini-half-sharded"]

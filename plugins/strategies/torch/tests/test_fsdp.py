@@ -18,10 +18,10 @@ from rlhf_testing.tiny_training import (
     train_alone,
 )
 
-FSDP = StrategyCase("fsdp", "rlhf_torch.fsdp:build", "rlhf_torch.config:FsdpConfig")
-KEEP = StrategyCase("keep", FSDP.build, FSDP.config, {"reshard_after_forward": False})
-TENSOR = StrategyCase("tensor", FSDP.build, FSDP.config, {"tensor_parallel": 2, "sequence_parallel": True})
-SINGLE = StrategyCase("single", "rlhf_torch.single:build", "rlhf_torch.config:SingleConfig")
+FSDP = StrategyCase("fsdp", "fsdp")
+KEEP = StrategyCase("keep", "fsdp", {"reshard_after_forward": False})
+TENSOR = StrategyCase("tensor", "fsdp", {"tensor_parallel": 2, "sequence_parallel": True})
+SINGLE = StrategyCase("single", "single")
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +128,10 @@ def test_single_continues_what_fsdp_saved(seen):
 
 def test_offload_without_a_gpu_is_explained():
     from rlhf_torch.config import FsdpConfig
-    from rlhf_torch.fsdp import build
+    from rlhf_torch.fsdp import FsdpStrategy
 
     with pytest.raises(ConfigError, match=r"strategy.offload.*no GPU"):
-        build(FsdpConfig(offload=True), StrategyContext(device="cpu"))
+        FsdpStrategy(FsdpConfig(offload=True), StrategyContext(device="cpu"))
 
 
 def test_blocks_are_the_layers_not_what_is_inside_them():

@@ -12,20 +12,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize(
-    ("module", "config", "options"),
+    ("name", "options"),
     [
-        ("single", "SingleConfig", {"precision": "fp32"}),
-        ("single", "SingleConfig", {}),
-        ("fsdp", "FsdpConfig", {"precision": "fp32"}),
-        ("fsdp", "FsdpConfig", {}),
-        ("fsdp", "FsdpConfig", {"offload": True}),
+        ("single", {"precision": "fp32"}),
+        ("single", {}),
+        ("fsdp", {"precision": "fp32"}),
+        ("fsdp", {}),
+        ("fsdp", {"offload": True}),
     ],
 )
-def test_trains_and_resumes_on_a_gpu(module, config, options, tmp_path, monkeypatch):
+def test_trains_and_resumes_on_a_gpu(name, options, tmp_path, monkeypatch):
     for key in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(key, raising=False)
-    case = StrategyCase(module, f"rlhf_torch.{module}:build", f"rlhf_torch.config:{config}", options, device="cuda")
-    strategy = case.make()
+    strategy = StrategyCase(name, name, options, device="cuda").make()
     strategy.setup()
     try:
         seen = observe(strategy, tmp_path)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_models import load_policy
 from rlhf_strategies import stored_parameters
@@ -39,7 +40,7 @@ def last_of_six():
 
 @pytest.mark.parametrize(("tensor_parallel", "lora"), [(1, None), (2, None), (2, LoraConfig(r=3))])
 def test_a_process_reads_its_part(folder, last_of_six, tensor_parallel, lora):
-    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=tensor_parallel), torch.device("cpu"))
+    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=tensor_parallel), StrategyContext(device="cpu"))
     strategy.setup()
     config = ModelConfig(path=folder, lora=lora)
     whole = dict(load_policy(config, dtype=torch.float32, seed=0).named_parameters())

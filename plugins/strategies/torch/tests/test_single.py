@@ -15,9 +15,9 @@ from rlhf_strategies.parts import make_adamw
 from rlhf_testing.strategy_suite import StrategyCase, observe
 from rlhf_testing.tiny_training import TINY_RATE, Training, largest_difference, moved_fraction, tiny_model, train_alone
 from rlhf_torch.config import SingleConfig
-from rlhf_torch.single import build
+from rlhf_torch.single import SingleStrategy
 
-SINGLE = StrategyCase("single", "rlhf_torch.single:build", "rlhf_torch.config:SingleConfig")
+SINGLE = StrategyCase("single", "single")
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_collectives_of_one(strategy):
 
 
 def test_bf16_is_autocast_over_fp32_weights():
-    case = StrategyCase("single", SINGLE.build, SINGLE.config, {"precision": "bf16"})
+    case = StrategyCase("single", "single", {"precision": "bf16"})
     strategy = case.make()
     training = Training(strategy)
     with strategy.autocast():
@@ -156,7 +156,7 @@ def test_bf16_is_autocast_over_fp32_weights():
 
 
 def test_fp16_lowers_the_scale_until_gradients_are_finite():
-    case = StrategyCase("single", SINGLE.build, SINGLE.config, {"precision": "fp16"})
+    case = StrategyCase("single", "single", {"precision": "fp16"})
     strategy = case.make()
     training = Training(strategy)
     scale = strategy.prepared_of(training.trained.optimizer).loss_scale
@@ -179,13 +179,13 @@ def test_several_processes_are_refused_with_the_word_to_change(monkeypatch):
     }.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(UserInputError, match=r"--strategy ddp"):
-        build(SingleConfig(), StrategyContext(device="cpu"))
+        SingleStrategy(SingleConfig(), StrategyContext(device="cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(strategy):
     with pytest.raises(UserInputError, match="no GPU"):
-        build(SingleConfig(), StrategyContext(device="cuda"))
+        SingleStrategy(SingleConfig(), StrategyContext(device="cuda"))
 
 
 def test_unknown_options_and_precisions_are_errors():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
+from rlhf_core.components import StrategyContext
 from rlhf_core.config import processes
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, UserInputError
@@ -15,7 +16,7 @@ from rlhf_testing.runs import tiny_run
 from rlhf_testing.strategy_suite import StrategyCase, run_strategies
 from rlhf_testing.tiny_training import largest_difference, tiny_model, train_alone
 from rlhf_torch.config import FsdpConfig
-from rlhf_torch.fsdp import FsdpStrategy, check_processes
+from rlhf_torch.fsdp import FsdpStrategy
 from rlhf_torch.tensor_parallel_plan import plan_of
 
 SMALL = {"vocab_size": 16, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -72,12 +73,6 @@ def test_what_cannot_be_split_is_refused_by_name():
         plan_of(model, 2)
 
 
-def test_processes_form_whole_groups():
-    check_processes(4, 2)
-    with pytest.raises(UserInputError, match=r"3 processes do not form groups of 2.*\n.*a multiple of 2"):
-        check_processes(3, 2)
-
-
 def test_a_run_of_part_of_a_group_is_refused_before_anything_starts():
     run = resolve(tiny_run({"strategy": {"name": "fsdp", "tensor_parallel": 2}}))
     processes.check_processes(run, 4)
@@ -98,7 +93,7 @@ class Group:
 
 
 def test_processes_of_a_group_are_one_rank():
-    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=2), torch.device("cpu"))
+    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=2), StrategyContext(device="cpu"))
     strategy.group, strategy._mesh = Group(), object()
     assert (strategy.rank, strategy.world_size, strategy.num_processes) == (1, 2, 4)
     assert not strategy.is_main
@@ -110,7 +105,7 @@ def test_processes_of_a_group_are_one_rank():
 @pytest.mark.parametrize(("sequence_parallel", "activations"), [(False, (10 + 24 / 4) / 34), (True, 1 / 4)])
 def test_a_plan_knows_what_a_process_holds(sequence_parallel, activations):
     config = FsdpConfig(tensor_parallel=4, sequence_parallel=sequence_parallel)
-    held = FsdpStrategy(config, torch.device("cpu")).state_bytes(8, torch.float32)
+    held = FsdpStrategy(config, StrategyContext(device="cpu")).state_bytes(8, torch.float32)
     assert held == StateBytes(weights=0.5, gradients=0.5, optimizer=1.0, reference=0.5, activations=activations)
 
 
@@ -127,7 +122,7 @@ def test_what_is_gathered_is_two_blocks_and_what_lies_outside(size, vocabulary, 
     model = llama(4, 2, num_hidden_layers=3, vocab_size=vocabulary)
     block = sum(parameter.numel() for parameter in model.model.layers[0].parameters()) / size
     outside = 2 * model.lm_head.weight.numel() / share + model.model.norm.weight.numel()
-    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=size), torch.device("cpu"))
+    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=size), StrategyContext(device="cpu"))
     assert strategy.gathered_bytes(model) == round(4 * (2 * block + outside + 2 * max(block, outside)))
     assert strategy.gathered_bytes(model.requires_grad_(False)) == round(4 * (2 * block + outside))
 
@@ -137,9 +132,8 @@ def test_sequence_parallel_needs_tensor_parallel():
         FsdpConfig(sequence_parallel=True)
 
 
-BUILD, CONFIG = "rlhf_torch.fsdp:build", "rlhf_torch.config:FsdpConfig"
-TENSOR = StrategyCase("tensor", BUILD, CONFIG, {"tensor_parallel": 2})
-SEQUENCE = StrategyCase("sequence", BUILD, CONFIG, {"tensor_parallel": 2, "sequence_parallel": True})
+TENSOR = StrategyCase("tensor", "fsdp", {"tensor_parallel": 2})
+SEQUENCE = StrategyCase("sequence", "fsdp", {"tensor_parallel": 2, "sequence_parallel": True})
 
 
 @pytest.mark.slow

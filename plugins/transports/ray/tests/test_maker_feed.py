@@ -16,7 +16,7 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.types import BufferItem, PhaseTimes, Prompt, RolloutGroup
 from rlhf_ray.calls import NamedActors
 from rlhf_ray.maker_feed import MakerFeed
-from rlhf_ray.messages import Made
+from rlhf_ray.sample_store import StoredGroup
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 class Taker:
     """Stands where a handle does; answers at once, or never."""
 
-    answers: Callable[[list[Made]], Any]
-    taken: list[tuple[str, int, list[Made]]] = field(default_factory=list)
+    answers: Callable[[list[StoredGroup]], Any]
+    taken: list[tuple[str, int, list[StoredGroup]]] = field(default_factory=list)
 
     @property
     def submit(self) -> Taker:
         return self
 
-    def remote(self, maker: str, era: int, made: list[Made], times: PhaseTimes) -> Any:
+    def remote(self, maker: str, era: int, made: list[StoredGroup], times: PhaseTimes) -> Any:
         self.taken.append((maker, era, made))
         return self.answers(made)
 
@@ -61,7 +61,7 @@ def group(position: int, num_samples: int = 1) -> RolloutGroup:
     return RolloutGroup(position=position, rollouts=(), items=(item,) * num_samples)
 
 
-def all_of(made: list[Made]) -> Any:
+def all_of(made: list[StoredGroup]) -> Any:
     return ray.put(len(made))
 
 
@@ -71,7 +71,7 @@ def test_groups_go_to_the_takers_in_turn_over_all_sends() -> None:
     for era, positions in enumerate([(0, 1, 2), (3,), (4, 5)]):
         feed.send(era, [group(position) for position in positions], PhaseTimes(response_tokens=len(positions)))
     feed.flush()
-    sent = [[[each.group.position for each in made] for _, _, made in taker.taken] for taker in takers]
+    sent = [[[each.position for each in made] for _, _, made in taker.taken] for taker in takers]
     assert sent == [[[0, 2], [4]], [[1], [3], [5]]]
     assert [(maker, era) for maker, era, _ in takers[0].taken] == [("maker_0", 0), ("maker_0", 2)]
     assert (feed.num_samples, feed.times.response_tokens) == (6, 6)

@@ -130,7 +130,7 @@ def test_after_twenty_adapter_syncs_the_makers_policy_is_the_trainers(
 ) -> None:
     from safetensors.torch import load_file
 
-    from rlhf_core.util.tensor_files import read_weights
+    from rlhf_models import read_weights
 
     faults("maker-saves")
     sizes = {"episodes": 20, "prompts_per_episode": 4, "train_batch_size": 8}

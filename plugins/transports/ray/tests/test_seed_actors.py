@@ -126,7 +126,7 @@ def test_a_shortfall_ends_the_fit_with_what_the_makers_said(start: Callable[...,
     trainer = start(MyTrainer, "trainer_0", ["maker_0", "maker_1"], train_batch_size=4)
     fit = trainer.fit.remote(total_steps=5, update_steps=5)
     for maker in ("maker_0", "maker_1"):
-        get(trainer.maker_started.remote(maker, 1.0))
+        get(trainer.maker_started.remote(maker))
     get(trainer.buffer_extend.remote([item(n) for n in range(10)]))
     get(trainer.maker_done.remote("maker_0"))
     get(trainer.maker_done.remote("maker_1", "RewardError: no score"))
@@ -145,7 +145,7 @@ def test_a_maker_that_dies_ends_the_fit(start: Callable[..., Any]) -> None:
     get(maker.pid.remote())
     trainer = start(MyTrainer, "trainer_0", ["maker_0"], train_batch_size=4)
     fit = trainer.fit.remote(total_steps=1, update_steps=1)
-    get(trainer.maker_started.remote("maker_0", 1.0))
+    get(trainer.maker_started.remote("maker_0"))
     ray.kill(maker)
     assert wait_until(lambda: get_named_actor("maker_0") is None, WAIT)
     with pytest.raises(Exception, match="after 0 of 1 batches: maker_0 failed: its actor is gone"):
@@ -163,7 +163,7 @@ def test_a_maker_that_is_frozen_ends_the_fit(start: Callable[..., Any]) -> None:
     start(Maker, "maker_0")
     trainer = start(MyTrainer, "trainer_0", ["maker_0"], train_batch_size=4)
     get(trainer.__ray_call__.remote(be_impatient))
-    get(trainer.maker_started.remote("maker_0", 1.0))
+    get(trainer.maker_started.remote("maker_0"))
     get(trainer.maker_alive.remote("maker_0"))
     with pytest.raises(Exception, match="after 0 of 1 batches: maker_0 failed: it gave no sign of life for"):
         get(trainer.fit.remote(total_steps=1, update_steps=1))
@@ -197,9 +197,9 @@ def my_strategy() -> Any:
 
 
 def my_actor() -> Any:
-    from rlhf_testing.models import build_llama, tiny_tokenizer
+    from rlhf_testing.models import tiny_model, tiny_tokenizer
 
-    return build_llama(tiny_tokenizer("0123456789>,"), hidden_size=32, num_layers=1, num_heads=2, seed=0)
+    return tiny_model(tiny_tokenizer("0123456789>,"), hidden_size=32, num_layers=1, num_heads=2, seed=0)
 
 
 def length(rollouts: Any) -> list[float]:
@@ -280,6 +280,7 @@ def test_samples_reach_all_trainers_in_turn(start: Callable[..., Any], maker: An
         assert each.kl_coef is not None and each.kl_coef.tolist() == [0.25]
         assert each.rewards["reward"].tolist() == [float(each.num_actions)]
         assert each.reference_log_probs is not None
+        assert each.columns["temperature"][each.action_mask].unique().tolist() == [0.5]
         # The actor is its own reference here, on the same distribution: the KL is 0.
         assert torch.allclose(each.reference_log_probs, each.action_log_probs, atol=1e-4)
 

@@ -1,6 +1,8 @@
 """The parts of the seed's classes that need no Ray."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +11,12 @@ from hypothesis import strategies as st
 from running import PATIENCE_SECONDS
 from torch import nn
 
-from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
+from rlhf_core.errors import DataError, RlhfError, SyncError
 from rlhf_core.types import Experience
-from rlhf_ray.detached_source import BufferSource, FitPlan, MakerPresence
+from rlhf_ray.detached_trainer import DetachedTrainer, FitPlan
 from rlhf_ray.maker_feed import deal, maker_number, sample_id
 from rlhf_ray.maker_parts import trained_names
+from rlhf_ray.maker_presence import MakerPresence
 from rlhf_ray.wire import num_bytes, pack, unpack
 
 
@@ -90,22 +93,37 @@ def experience(number: int) -> Experience:
     )
 
 
-class TestSource:
+class Fit(DetachedTrainer):
+    """Of `plan`, with batches from `draw`."""
+
+    def __init__(self, plan: FitPlan, draw: Callable[[], Experience | str]) -> None:
+        super().__init__([])
+        self._plan = plan
+        self._draw = draw  # type: ignore[method-assign]
+
+    def training_step(self, experience: Experience) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+
+class TestFit:
     def test_later_passes_shuffle_the_same_batches(self) -> None:
         numbers = iter(range(100))
-        source = BufferSource(FitPlan(10, 4, 3), lambda: experience(next(numbers)), seed=0)
+        trainer = Fit(FitPlan(10, 4, 3), lambda: experience(next(numbers)))
         seen = []
         for index in range(3):
-            passes = [[int(b.sample_ids) for b in batches] for batches in source.episode(index).epochs]
+            passes = [[int(b.sample_ids) for b in batches] for batches in trainer.batches(index).epochs]
             assert [sorted(batches) for batches in passes] == [passes[0]] * 3
             seen += passes[0]
         assert seen == list(range(10))
 
     def test_a_shortfall_says_how_far_it_came_and_why(self) -> None:
         outcomes = iter([experience(0), "maker_0 is done"])
-        source = BufferSource(FitPlan(4, 4, 1), lambda: next(outcomes), seed=0)
+        trainer = Fit(FitPlan(4, 4, 1), lambda: next(outcomes))
         with pytest.raises(RlhfError, match="after 1 of 4 batches: maker_0 is done"):
-            [list(batches) for batches in source.episode(0).epochs]
+            [list(batches) for batches in trainer.batches(0).epochs]
 
     @pytest.mark.parametrize("wrong", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
     def test_a_fit_has_steps(self, wrong: tuple[int, int, int]) -> None:
@@ -136,7 +154,7 @@ class TestPresence:
     def test_one_whose_actor_is_gone_is_done(self) -> None:
         alive = {"a"}
         presence = MakerPresence(["a"], alive.__contains__)
-        presence.started("a", 1.0)
+        presence.started("a")
         assert presence.reason_for_none() is None
         alive.clear()
         assert "gone" in self.wait_for_reason(presence)
@@ -146,7 +164,7 @@ class TestPresence:
         now = [0.0]
         presence = MakerPresence(["a", "b"], lambda name: True, heartbeat_seconds=60, clock=lambda: now[0])
         for name in ("a", "b"):
-            presence.started(name, 1.0)
+            presence.started(name)
         presence.seen("a")
         now[0] = 61
         presence.done("b", None)
@@ -156,24 +174,15 @@ class TestPresence:
         now = [0.0]
         presence = MakerPresence(["a"], lambda name: True, heartbeat_seconds=60, clock=lambda: now[0])
         for name in ("a", "b"):
-            presence.started(name, 1.0)
+            presence.started(name)
             presence.seen(name)
         now[0] = 59
         presence.seen("a")
         now[0] = 61
-        presence.started("b", 1.0)  # another actor of its name
+        presence.started("b")  # another actor of its name
         assert presence.reason_for_none() is None
         now[0] = 118
         assert presence.reason_for_none() is None
-
-    def test_temperatures_must_agree(self) -> None:
-        presence = MakerPresence([], lambda name: True)
-        assert presence.temperature is None
-        presence.started("a", 0.7)
-        assert presence.temperature == 0.7
-        presence.started("b", 1.0)
-        with pytest.raises(UserInputError, match="temperatures"):
-            _ = presence.temperature
 
 
 def test_lora_layers_of_another_scale_are_refused() -> None:

@@ -18,7 +18,7 @@ from rlhf_ray.cluster import cluster_address
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.driver_files import read_status
-from rlhf_ray.messages import LogLine, Made, RolloutWork, RunOver
+from rlhf_ray.messages import LogLine, RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredGroup
 
 
@@ -31,8 +31,8 @@ def run(scenario: Callable[[Coordinator], Any], *, num_makers: int = 1, **change
     asyncio.run(play())
 
 
-def made(position: int, owner: str = "m") -> Made:
-    stored = StoredGroup(
+def made(position: int, owner: str = "m") -> StoredGroup:
+    return StoredGroup(
         position=position,
         is_empty=False,
         owner=owner,
@@ -41,8 +41,8 @@ def made(position: int, owner: str = "m") -> Made:
         texts=(),
         token_bytes=100,
         text_bytes=10,
+        keep=True,
     )
-    return Made(stored, True)
 
 
 class TestCoordinator:
@@ -123,7 +123,7 @@ class TestCoordinator:
     def test_it_says_what_everybody_does_and_why_not(self) -> None:
         async def scenario(coordinator: Coordinator) -> None:
             await coordinator.register("m", 1, "n", 0)
-            await coordinator.alive("trainer-0")
+            await coordinator.alive("trainer-0", 1, "n")
             await coordinator.next_work("m", 0)
             assert (await coordinator.overview(0)).makers[0].doing == "waits: no weights were published yet"
             await coordinator.publish(0)
@@ -259,10 +259,10 @@ class TestCoordinator:
 
     def test_a_silent_trainer_is_noticed(self) -> None:
         async def scenario(coordinator: Coordinator) -> None:
-            await coordinator.alive("trainer-0")
+            await coordinator.alive("trainer-0", 1, "n")
             assert not (await coordinator.overview(0)).silent
             await asyncio.sleep(0.05)
-            await coordinator.alive("trainer-1")
+            await coordinator.alive("trainer-1", 1, "n")
             assert list((await coordinator.overview(0)).silent) == ["trainer-0"]
 
         run(scenario, heartbeat_seconds=0.04)

@@ -17,7 +17,8 @@ Two modes. `namespaces` (Linux 5.12 or newer with user namespaces, `/proc` inclu
 - resources: wall-clock time, processor time and memory (over all its processes, each socket of a pair counted as its
   full buffer), processes, file size, output. It leaves no core file, and a crash starts no program of `core_pattern`,
   unless the hard limit of core files (`ulimit -Hc`) is 0 for an ordinary user: the limit that prevents it is 1, and
-  cannot be set then, which a warning says. (`PR_SET_DUMPABLE` does not prevent it: `execve` sets it back.)
+  cannot be set then: start the run with a hard limit of 1 or more. (`PR_SET_DUMPABLE` does not prevent it: `execve`
+  sets it back.)
 
 Not kept out: what a hole in the kernel gives; how fast the machine is, its kernel's version and its processors; timing
 side channels; the processor, up to its limit, and, for 50 ms between two looks, memory up to `memory_bytes` in each

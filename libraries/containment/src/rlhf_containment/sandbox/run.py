@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import selectors
 import signal
@@ -20,7 +19,6 @@ from .folder import private_folder
 
 Mode = Literal["namespaces", "landlock"]
 """Isolation of a program: by separate namespaces, or, weaker, by Landlock."""
-logger = logging.getLogger("rlhf.sandbox")
 _START_SECONDS = 60.0
 """Deadline for the child to isolate itself."""
 _END_SECONDS = 10.0
@@ -180,8 +178,6 @@ def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limi
     if not is_ready:
         words = bytes(said["error_output"][-500:]).decode(errors="replace")
         raise SandboxError(f"the sandbox did not start (exit code {process.poll()}): {words}")
-    if status.get("crashes_start"):
-        _warn_of_core_dumps(status["crashes_start"])
     output, error_output = (
         bytes(said[name][: limits.max_output_bytes]).decode(errors="replace") for name in ("output", "error_output")
     )
@@ -192,14 +188,4 @@ def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limi
         output=output,
         error_output=error_output,
         stopped_for="output" if too_long else status.get("stopped_for", "time" if timed_out else ""),
-    )
-
-
-@lru_cache
-def _warn_of_core_dumps(program: str) -> None:
-    """Once."""
-    logger.warning(
-        "the hard limit of core files is 0, so a program that crashes in the sandbox starts this machine's %s with a "
-        "copy of its memory; to prevent it, start the run with a hard limit of 1 or more (ulimit -Hc)",
-        program,
     )

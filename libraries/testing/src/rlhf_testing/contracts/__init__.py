@@ -7,38 +7,9 @@
         options = {"target_tokens": 8}
 
 Plugins are loaded as in a run: the entry point's name, the component, its options, `build`. Run with pytest;
-`--rlhf-device cuda` puts models on a GPU. Importing this needs pytest and nothing heavier.
+`--rlhf-device cuda` puts models on a GPU. A suite is imported when it is used.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from .advantage import AdvantageContract
-from .algorithm import AlgorithmContract
-from .base import ComponentContract, contracts_for
-from .dataset_algorithm import DatasetAlgorithmContract
-from .engine import EngineContract
-from .environment import EnvironmentContract
-from .hooks import HooksContract
-from .logger import LoggerContract
-from .policy_loss import PolicyLossContract
-from .prompts import PromptsContract
-from .reward import RewardContract
-from .strategy import StrategyContract
-from .transport import TransportContract
-
-__all__ = [
-    "AdvantageContract",
-    "AlgorithmContract",
-    "ComponentContract",
-    "DatasetAlgorithmContract",
-    "EngineContract",
-    "EnvironmentContract",
-    "HooksContract",
-    "LoggerContract",
-    "PolicyLossContract",
-    "PromptsContract",
-    "RewardContract",
-    "StrategyContract",
-    "TransportContract",
-    "contracts_for",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

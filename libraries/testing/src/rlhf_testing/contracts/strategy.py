@@ -19,13 +19,6 @@ _SPLITS = ("whole", "accumulated", "ragged", "two_forwards", "checkpointing")
 _SAME_DIRECTION = 0.95
 
 
-def strategy_case(selected: Selected, options: Mapping[str, Any], device: str = "cpu") -> StrategyCase:
-    """A case for `strategy_suite` from an installed plugin."""
-    component = selected.component
-    config = f"{component.config.__module__}:{component.config.__qualname__}"
-    return StrategyCase(selected.name, component.build, config, dict(options), device)
-
-
 class StrategyContract(ComponentContract):
     """A small training in one or several processes, compared with AdamW in plain torch."""
 
@@ -39,7 +32,7 @@ class StrategyContract(ComponentContract):
     @classmethod
     def seen(cls, selected: Selected, given: dict[str, Any], rlhf_device: str, folder: Path) -> dict[str, Any]:
         """The observed results (see `strategy_suite.observe`)."""
-        case = strategy_case(selected, given, rlhf_device)
+        case = StrategyCase("it", cls.plugin, given, rlhf_device)
         if cls.num_processes > 1:
             return run_strategies([case], cls.num_processes, folder)[case.name]
         strategy = case.make()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -107,12 +108,7 @@ class Distill(RolloutAlgorithm):
         assert batch.advantages is not None
         mask, terms, eps = batch.action_mask, self.terms, self._config.clip_eps
         ids = batch.columns[IDS][mask].long() if IDS in batch.columns else None
-
-        def of_teachers_tokens(logits: Tensor) -> Tensor:
-            assert ids is not None
-            return with_rest(logits, ids)
-
-        read = None if ids is None else of_teachers_tokens
+        read = None if ids is None else partial(with_rest, ids=ids)
         output = policy_forward(
             models["policy"], batch, self._temperature, with_entropy=True, entropy_grad=False, read=read
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rlhf_core import Component
 
 from .config import (
@@ -14,45 +16,36 @@ from .config import (
     SimPOConfig,
 )
 
-sft = Component(
-    summary="Supervised fine-tuning: cross-entropy on the answers of a dataset.",
-    config=SFTConfig,
-    build="rlhf_offline.sft:SFT",
-    feeds="dataset",
+dataset_algorithm = partial(Component, feeds="dataset")
+
+sft = dataset_algorithm(
+    "Supervised fine-tuning: cross-entropy on the answers of a dataset.", SFTConfig, "rlhf_offline.sft:SFT"
 )
-dpo = Component(
-    summary="DPO: learns from preference pairs directly, without a reward model.",
-    config=DPOConfig,
-    build="rlhf_offline.dpo:DPO",
-    feeds="dataset",
+dpo = dataset_algorithm(
+    "DPO: learns from preference pairs directly, without a reward model.", DPOConfig, "rlhf_offline.dpo:DPO"
 )
-kto = Component(
-    summary="KTO: learns from answers that are good or bad each, without pairs or a reward model.",
-    config=KTOConfig,
-    build="rlhf_offline.kto:KTO",
-    feeds="dataset",
+kto = dataset_algorithm(
+    "KTO: learns from answers that are good or bad each, without pairs or a reward model.",
+    KTOConfig,
+    "rlhf_offline.kto:KTO",
 )
-orpo = Component(
-    summary="ORPO: supervised learning and preference in one loss on pairs, without a reference model.",
-    config=ORPOConfig,
-    build="rlhf_offline.orpo:ORPO",
-    feeds="dataset",
+orpo = dataset_algorithm(
+    "ORPO: supervised learning and preference in one loss on pairs, without a reference model.",
+    ORPOConfig,
+    "rlhf_offline.orpo:ORPO",
 )
-simpo = Component(
-    summary="SimPO: learns from pairs by mean log-prob per token and a margin, without a reference model.",
-    config=SimPOConfig,
-    build="rlhf_offline.simpo:SimPO",
-    feeds="dataset",
+simpo = dataset_algorithm(
+    "SimPO: learns from pairs by mean log-prob per token and a margin, without a reference model.",
+    SimPOConfig,
+    "rlhf_offline.simpo:SimPO",
 )
-reward_model = Component(
-    summary="Reward model: a sequence classifier that scores answers, from preference pairs.",
-    config=RewardModelConfig,
-    build="rlhf_offline.reward_model:RewardModel",
-    feeds="dataset",
+reward_model = dataset_algorithm(
+    "Reward model: a sequence classifier that scores answers, from preference pairs.",
+    RewardModelConfig,
+    "rlhf_offline.reward_model:RewardModel",
 )
-process_reward_model = Component(
-    summary="Process reward model: scores each step of an answer, from steps that are right or wrong.",
-    config=ProcessRewardModelConfig,
-    build="rlhf_offline.process_reward_model:ProcessRewardModel",
-    feeds="dataset",
+process_reward_model = dataset_algorithm(
+    "Process reward model: scores each step of an answer, from steps that are right or wrong.",
+    ProcessRewardModelConfig,
+    "rlhf_offline.process_reward_model:ProcessRewardModel",
 )

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_core.algorithm import DatasetAlgorithm, LossTerm
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.types import Role
 
-ItemT = TypeVar("ItemT", bound="MaskableItem")
+if TYPE_CHECKING:
+    from .answers import Answers
+    from .examples import Example
+
+ItemT = TypeVar("ItemT", "Example", "Answers")
 BatchT = TypeVar("BatchT", bound=Sized)
-
-
-class MaskableItem(Protocol):
-    """An item with a masked copy that does not count."""
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    def masked(self) -> Self: ...
 
 
 class PolicyOnly(DatasetAlgorithm[ItemT, BatchT]):

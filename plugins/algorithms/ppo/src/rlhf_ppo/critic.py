@@ -30,7 +30,7 @@ class Critic(nn.Module):
     """Value of the state after each token: forward gives [B, S] float32.
 
     The value of the state *before* response token t is read at position P + t - 1, with the same helper that slices
-    log-probs (`rlhf_forward.logprobs.response_values`). The head starts at zero, so a new critic predicts 0
+    log-probs (`rlhf_forward.response_logits`). The head starts at zero, so a new critic predicts 0
     everywhere, independent of the seed.
     """
 

@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import hmac
 import json
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from rlhf_core.runfolder import RunFolder
 from rlhf_pages import known_line, known_sample, sample_card_script
 from rlhf_web import Guard, Refused
 
 from .runs import Runs
-from .tail import Gained, gained
+from .tail import gained
 
-_FILES = {
-    "": ("index.html", "text/html"),
-    "style.css": ("style.css", "text/css"),
-    "charts.js": ("charts.js", "text/javascript"),
-    "panels.js": ("panels.js", "text/javascript"),
-    "dashboard.js": ("dashboard.js", "text/javascript"),
-}
 _NEWEST_SAMPLES = 60
 _SAMPLE_BYTES = 512 * 2**10
 _HEADERS = {
@@ -61,34 +56,32 @@ def make_app(runs: Runs, *, key: str, host: str) -> Guard:
 
     def metrics(request: Request) -> Response:
         folder = _folder(runs, request)
-        return _lines(gained(folder.metrics, request.query_params.get("mark"), known_line))
+        return _Json(asdict(gained(folder.metrics, request.query_params.get("mark"), known_line)))
 
     def samples(request: Request) -> Response:
         folder = _folder(runs, request)
         mark = request.query_params.get("mark")
         found = gained(folder.samples, mark, known_sample, newest_bytes=_SAMPLE_BYTES)
-        return _lines(Gained(found.lines[-_NEWEST_SAMPLES:], found.mark, found.anew, found.more))
+        return _Json({**asdict(found), "lines": found.lines[-_NEWEST_SAMPLES:]})
 
-    pages = [Route("/" if not name else f"/static/{name}", _page(*file)) for name, file in _FILES.items()]
-    script = Route("/static/sample_card.js", _text(sample_card_script(), "text/javascript"))
+    page = (files(__package__) / "static" / "index.html").read_text(encoding="utf-8")
     routes = [
+        Route("/", _text(page, "text/html")),
+        Route("/static/sample_card.js", _text(sample_card_script(), "text/javascript")),
+        Mount("/static", StaticFiles(packages=[("rlhf_dashboard", "static")])),
         Route("/api/runs", listed),
         Route("/api/runs/{run}", details),
         Route("/api/runs/{run}/metrics", metrics),
         Route("/api/runs/{run}/samples", samples),
     ]
     return Guard(
-        [*pages, script, *routes],
+        routes,
         refusal=lambda refused: PlainTextResponse(str(refused), refused.status),
         knows=lambda given: hmac.compare_digest(given.encode(), key.encode()),
         needs_key=lambda path: path.startswith("/api/"),
         host=host,
         headers=_HEADERS,
     )
-
-
-def _page(name: str, media_type: str) -> Any:
-    return _text((files(__package__) / "static" / name).read_text(encoding="utf-8"), media_type)
 
 
 def _text(text: str, media_type: str) -> Any:
@@ -104,7 +97,3 @@ def _folder(runs: Runs, request: Request) -> RunFolder:
     if folder is None:
         raise Refused(404, "not_found", "there is no such run")
     return folder
-
-
-def _lines(found: Gained) -> Response:
-    return _Json({"lines": list(found.lines), "mark": found.mark, "anew": found.anew, "more": found.more})

@@ -15,12 +15,12 @@ from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.models import kind_of
 from rlhf_core.rollout import named_weights
 from rlhf_core.runfolder import whole_checkpoint
-from rlhf_core.util import read_weights
 from rlhf_models import (
     is_lora,
     load_policy,
     load_tokenizer,
     merged_weights,
+    read_weights,
     replacing_folder,
     save_adapter,
     stored_dtype,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_core.config import ModelConfig
-from rlhf_core.entry.inference import open_engine
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.protocols import Asked, InFlightEngine, RolloutEngine
@@ -20,6 +19,7 @@ from rlhf_core.runfolder import RunFolder
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, reply_message, template_messages
+from rlhf_models import open_engine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,6 +18,7 @@ class HfEngineConfig(EngineConfig):
     }
     removed: ClassVar[Mapping[str, str]] = {
         "compile": "decoding steps run as they are; remove it",
+        "prepack": "linear weights are packed where that is faster; remove it",
         "cuda_graphs": "decoding steps run as they are; remove it, and use the engine vllm for CUDA graphs",
     }
 
@@ -41,9 +42,4 @@ class HfEngineConfig(EngineConfig):
         "auto",
         description="Arithmetic over float32 weights: auto is that of the trainer's forward; fp32 leaves the weights "
         "as they are. Mixed precision keeps a copy of the linear weights while generating.",
-    )
-    prepack: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="Copy Linear weights into oneDNN's layout while generating on a CPU: auto does it where it is "
-        "faster, on everywhere it works. Costs the packed weights' memory during generation.",
     )

@@ -176,12 +176,7 @@ class HfEngine:
     def _generating(self) -> Iterator[None]:
         with generating(self._module):
             if self._packed is None:
-                self._packed = PackedLinears(
-                    self._module,
-                    num_rows=self._config.max_batch_size,
-                    mode=self._config.prepack,
-                    dtype=self._dtype,
-                )
+                self._packed = PackedLinears(self._module, num_rows=self._config.max_batch_size, dtype=self._dtype)
             try:
                 with self._packed.applied(), self._arithmetic():
                     yield

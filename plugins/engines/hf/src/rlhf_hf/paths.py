@@ -68,17 +68,15 @@ def _no_slots(forward: ModelForward) -> str | None:
     layers = DynamicCache(config=forward.config).layers
     if any(type(layer) is not DynamicLayer for layer in layers):
         return "it has a sliding window, a recurrent state or another cache than plain keys and values"
-    return feels_padding(forward.config, forward.parameters) or _length_dependent(forward)
+    return _no_padding(forward)
 
 
 def _no_padding(forward: ModelForward) -> str | None:
     if forward.cache_name != "past_key_values":
         return "its forward takes no past_key_values"
-    return feels_padding(forward.config, forward.parameters) or _length_dependent(forward)
-
-
-def _length_dependent(forward: ModelForward) -> str | None:
-    return None if forward.length_switches is None else "its rotary embedding depends on the longest row"
+    if forward.length_switches is not None:
+        return "its rotary embedding depends on the longest row"
+    return feels_padding(forward.config, forward.parameters)
 
 
 def _no_cache(forward: ModelForward) -> str | None:

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf_passes import IS_FASTER_HERE, MIN_MULTIPLICATIONS, linear_product
-
-Prepack = Literal["auto", "on", "off"]
 
 _VOCABULARY = 16
 """Outputs for each input from which a layer is taken for a head."""
@@ -40,19 +38,18 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 class PackedLinears:
     """Copies of a module's Linear weights, made at construction: the large ones packed, all in the requested type."""
 
-    def __init__(self, module: nn.Module, *, num_rows: int, mode: Prepack, dtype: torch.dtype | None = None) -> None:
-        """`num_rows` is the largest decoding batch; `auto` packs layers that gain there, `on` all that can be packed.
+    def __init__(self, module: nn.Module, *, num_rows: int, dtype: torch.dtype | None = None) -> None:
+        """`num_rows` is the largest decoding batch: layers that gain there are packed.
 
         `dtype`: type of the copies and of the multiplication; None is the weights' own.
         """
-        threshold = MIN_MULTIPLICATIONS if mode == "auto" else 0
         self._packed: list[tuple[nn.Linear, Callable[[Tensor], Tensor]]] = []
         linears = [each for each in module.modules() if _is_plain(each)]
         # The small copies fit between the large ones, which the allocator aligns to huge pages.
         for linear in sorted(linears, key=lambda each: each.weight.numel(), reverse=True):
             target = dtype or linear.weight.dtype
-            packs = mode != "off" and num_rows * linear.weight.numel() >= threshold and can_prepack(linear, target)
-            if packs and mode == "auto" and target is linear.weight.dtype is torch.float32 and _needs_no_copy(linear):
+            packs = num_rows * linear.weight.numel() >= MIN_MULTIPLICATIONS and can_prepack(linear, target)
+            if packs and target is linear.weight.dtype is torch.float32 and _needs_no_copy(linear):
                 self._packed.append((linear, partial(_plain_forward, linear)))
             elif packs:
                 self._packed.append((linear, _packed_forward(linear, num_rows, target)))

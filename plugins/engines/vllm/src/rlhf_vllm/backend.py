@@ -6,17 +6,17 @@ change, and cannot drop cached prefixes meanwhile. A salt keeps those of older w
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors.torch import load_file
+
 from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason, SamplingParams
-from rlhf_core.util import write_tensors
 
-from .start import TIES, WHERE, Settings, can_sleep, described, engine_args, import_vllm, scratch_folder
+from .start import TIES, WHERE, Settings, can_sleep, described, engine_args, import_vllm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,17 +94,21 @@ class VllmBackend:
             self._engine.sleep(level=1)
             self._asleep = ("weights", "kv_cache")
 
-    def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
+    def update(self, shards: Iterable[Path]) -> None:
         """Load a whole version in place, under transformers' names, and drop everything derived from the old one.
+
+        shards: files, which are removed when they are loaded.
 
         Raises `SyncError` when some of vLLM's weights got no value, and vLLM's own errors; weights may then be mixed.
         """
         self._wake("weights")  # the cache stays dropped, so that there is room for what is loaded
         if self._num_workers == 1:
-            self._engine.collective_rpc(_reload, args=(_named(shards),))
-        else:
-            with tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder()) as folder:
-                self._engine.collective_rpc(_reload_files, args=(_written(shards, Path(folder)),))
+            self._engine.collective_rpc(_reload, args=(_loaded(shards),))
+        else:  # workers are processes, which map the files: tensors cannot be arguments of a call to them
+            files = list(shards)
+            self._engine.collective_rpc(_reload_files, args=([str(file) for file in files],))
+            for file in files:
+                file.unlink()
         self._engine.reset_prefix_cache()
         self._num_loads += 1
 
@@ -174,23 +178,15 @@ class _Growing:
         )
 
 
-def _named(shards: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    return ((name, tensor.detach()) for shard in shards for name, tensor in shard.items())
-
-
-def _written(shards: Iterable[Mapping[str, Tensor]], folder: Path) -> list[str]:
-    """Write the shards as files, which vLLM's workers map: tensors cannot be arguments of a call to them."""
-    paths = []
-    for number, shard in enumerate(shards):
-        paths.append(str(folder / f"{number}.safetensors"))
-        write_tensors(Path(paths[-1]), dict(shard))
-    return paths
+def _loaded(shards: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+    for path in shards:
+        shard = load_file(path)
+        path.unlink()  # the pages live as long as the tensors; no file is left if either side is killed
+        yield from shard.items()
 
 
 def _reload_files(worker: Any, paths: Sequence[str]) -> None:
     """Runs in each of several workers, of which each takes its part of every weight."""
-    from safetensors.torch import load_file
-
     _reload(worker, (item for path in paths for item in load_file(path).items()))
 
 

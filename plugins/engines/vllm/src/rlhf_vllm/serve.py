@@ -10,19 +10,14 @@ import sys
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
-
-from safetensors.torch import load_file
+from pathlib import Path
+from typing import Any
 
 from rlhf_containment.processes import end_with_parent
 from rlhf_core.errors import RlhfError
 
 from .backend import VllmBackend
 from .start import WHERE, described
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -58,14 +53,12 @@ def _answer(backend: VllmBackend, connection: Connection, method: str, *argument
     return getattr(backend, method)(*arguments)
 
 
-def _shards(connection: Connection) -> Iterator[dict[str, Tensor]]:
+def _shards(connection: Connection) -> Iterator[Path]:
     """Ask for one shard after the other, as vLLM loads them."""
     connection.send((None, None))
     while (path := connection.recv()) is not None:
-        shard = load_file(path)
-        path.unlink()  # the pages live as long as the tensors; no file is left if either side is killed
-        yield shard
-        connection.send((None, None))  # vLLM no longer reads it
+        yield path
+        connection.send((None, None))  # one worker no longer reads it
 
 
 if __name__ == "__main__":

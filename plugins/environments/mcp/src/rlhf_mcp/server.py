@@ -105,7 +105,7 @@ class Server:
     def _explanation(self, what: str, error: BaseException) -> RlhfError:
         if isinstance(error, RlhfError):
             return error
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and what == "starting":
             return ConfigError(
                 f"{printable(self._program.command)} does not start: {error.strerror or error}",
                 where="environment.command",

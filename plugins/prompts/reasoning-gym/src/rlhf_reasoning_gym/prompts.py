@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_containment.processes import AskedProcess, ProcessFault, TooSlow
@@ -29,8 +29,7 @@ class ReasoningGymSource:
         self._options = dict(config.task_options)
         self._chat = chat
         order = {"task": config.task, "options": self._options, "seed": config.seed, "size": config.size}
-        made = list(_make(order))
-        self._problems = _different(made) if config.unique else made
+        self._problems = list(_make(order))
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -46,14 +45,6 @@ class ReasoningGymSource:
 
     def describe(self, index: int) -> str:
         return f"reasoning-gym {self._name} problem {index}"
-
-
-def _different(problems: Sequence[str]) -> list[str]:
-    """The first problem of each question, in order."""
-    first: dict[str, str] = {}
-    for problem in problems:
-        first.setdefault(json.loads(problem)["question"], problem)
-    return list(first.values())
 
 
 def _make(order: Mapping[str, Any]) -> Iterator[str]:

@@ -82,9 +82,8 @@ def serve_reward(
 
 
 def _token(variable: str | None, host: str) -> str | None:
-    from rlhf_core.distributed import is_loopback
     from rlhf_core.errors import UserInputError
-    from rlhf_web import environment_key
+    from rlhf_web import environment_key, is_loopback
 
     if variable is None:
         if is_loopback(host.lower()):

@@ -111,35 +111,33 @@ class JudgeReward:
 
     async def _verdicts(self, questions: Sequence[_Question]) -> list[float]:
         """The verdict on each question: a known one, or the judge's, asked again where it cannot be read."""
-        found: dict[int, float] = {}
         keys = [_digest(self._who + json.dumps(each.messages)) for each in questions]
-        for index, (key, each) in enumerate(zip(keys, questions, strict=True)):
+        asked = dict(zip(keys, questions, strict=True))  # equal questions are asked once
+        found: dict[str, float] = {}
+        for key, each in asked.items():
             known = self._ledger.reply(key)
             if known is None:
                 continue
             with suppress(UnreadableVerdict):  # somebody may have written into the file
-                found[index] = each.read(known)
-                self._count("remembered")
+                found[key] = each.read(known)
+                self._count("remembered", keys.count(key))
         problem: UnreadableVerdict | None = None
         for _ in range(self._config.asked_again + 1):
-            if len(found) == len(questions):
+            open_questions = {key: each for key, each in asked.items() if key not in found}
+            if not open_questions:
                 break
-            open_questions = [index for index in range(len(questions)) if index not in found]
-            # Equal questions are asked once.
-            first = {keys[index]: index for index in reversed(open_questions)}
-            replies = await self._ask([questions[index].messages for index in first.values()])
-            for (key, index), reply in zip(first.items(), replies, strict=True):
+            replies = await self._ask([each.messages for each in open_questions.values()])
+            for (key, each), reply in zip(open_questions.items(), replies, strict=True):
                 try:
-                    verdict = questions[index].read(reply.text)
+                    found[key] = each.read(reply.text)
                 except UnreadableVerdict as error:
                     problem = error
                     self._count("unreadable")
-                    continue
-                self._ledger.remember(key, reply.text)
-                found.update({other: verdict for other in open_questions if keys[other] == key})
-        if len(found) < len(questions) and self._config.unreadable == "fail":
+                else:
+                    self._ledger.remember(key, reply.text)
+        if len(found) < len(asked) and self._config.unreadable == "fail":
             raise JudgeError(f"its verdict cannot be read: {problem}")
-        return [found.get(index, each.lowest) for index, each in enumerate(questions)]
+        return [found.get(key, each.lowest) for key, each in zip(keys, questions, strict=True)]
 
     async def _ask(self, questions: Sequence[Messages]) -> list[Reply]:
         """Replies within the budget. Raises `JudgeError` for the first that fails, once all are counted."""

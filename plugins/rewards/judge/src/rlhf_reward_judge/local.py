@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from rlhf_core.components import RewardContext
 from rlhf_core.config import ModelConfig
-from rlhf_core.entry.inference import open_engine
 from rlhf_core.errors import UserInputError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_models import open_engine
 
 from .config import JudgeConfig
 from .remote import JudgeError, Reply

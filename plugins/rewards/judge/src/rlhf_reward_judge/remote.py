@@ -54,17 +54,13 @@ class RemoteJudge:
 
     async def ask(self, questions: Sequence[Messages]) -> list[Reply | Exception]:
         """A reply to each, or why there is none."""
-        found = await asyncio.gather(*(self._ask(each) for each in questions), return_exceptions=True)
-        for each in found:
-            if isinstance(each, BaseException) and not isinstance(each, Exception):
-                raise each
-        return [each for each in found if isinstance(each, Reply | Exception)]
+        return list(await asyncio.gather(*map(self._ask, questions)))
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _ask(self, messages: Messages) -> Reply:
+    async def _ask(self, messages: Messages) -> Reply | Exception:
         config = self._config
         asked = {
             "model": config.model,
@@ -74,9 +70,9 @@ class RemoteJudge:
         }
         try:
             content = await self._client.post(lambda: json.dumps(asked).encode("ascii"))
-        except RemoteError as error:
-            raise JudgeError(str(error)) from None
-        return _reply(content, messages, self._client.shown)
+            return _reply(content, messages, self._client.shown)
+        except (RemoteError, JudgeError) as error:
+            return JudgeError(str(error))
 
 
 def _reply(content: bytes, messages: Messages, address: str) -> Reply:

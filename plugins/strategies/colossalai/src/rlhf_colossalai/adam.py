@@ -5,6 +5,8 @@ ColossalAI compiles kernels of its own at first use, with nvcc; torch brings ker
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from colossalai.nn.optimizer import HybridAdam
 from colossalai.zero.gemini import gemini_optimizer
@@ -17,11 +19,12 @@ class RunHybridAdam(torch.optim.AdamW):
     num_fp32_shards_per_param = HybridAdam.num_fp32_shards_per_param
 
     def __init__(
-        self, params: list[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+        self, params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
         # With a GPU one kernel, also for what is kept in host memory.
         fused = torch.cuda.is_available()
-        super().__init__(params, lr, betas, eps, weight_decay, foreach=False, fused=fused)
+        trainable = [param for param in params if param.requires_grad]
+        super().__init__(trainable, lr, betas, eps, weight_decay, foreach=False, fused=fused)
 
     @torch.no_grad()
     def step(self, closure: None = None, div_scale: float = -1.0) -> None:  # type: ignore[override]

@@ -6,16 +6,13 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlhf_core.components import StrategyContext
-from rlhf_core.place import resolve_device
 from rlhf_core.strategy import Trained
-from rlhf_strategies import StrategyBase, resolve_precision
+from rlhf_strategies import StrategyBase
 
 from .config import DdpConfig
 
@@ -23,10 +20,7 @@ from .config import DdpConfig
 class DdpStrategy(StrategyBase):
     """Data-parallel training; mixed precision by autocast over fp32 weights."""
 
-    def __init__(self, config: DdpConfig, device: torch.device) -> None:
-        precision = resolve_precision(config.precision, device, on_cpu="fp32")
-        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
-        self._config = config
+    _config: DdpConfig
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
@@ -46,8 +40,3 @@ class DdpStrategy(StrategyBase):
                 find_unused_parameters=self._config.find_unused_parameters,
             )
         return Trained(wrapped, optimizer, scheduler)
-
-
-def build(config: DdpConfig, context: StrategyContext) -> DdpStrategy:
-    """Make the strategy; processes meet in `setup`."""
-    return DdpStrategy(config, resolve_device(context.device))

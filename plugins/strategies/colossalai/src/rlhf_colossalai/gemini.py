@@ -11,10 +11,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.components import StrategyContext
-from rlhf_core.place import resolve_device
 from rlhf_core.strategy import StateBytes, Trained
-from rlhf_strategies import Prepared, check_offload, resolve_precision, torch_dtype
+from rlhf_strategies import Prepared, torch_dtype
 
 from .config import GeminiConfig
 from .quiet_import import quietly
@@ -40,10 +38,9 @@ _CHUNKS_OF_SMALL_MODELS = 4
 class GeminiStrategy(ZeroStrategy):
     """Everything sharded; bf16 unless fp16 is configured."""
 
-    def __init__(self, config: GeminiConfig, device: torch.device) -> None:
-        precision = resolve_precision(config.precision, device, on_cpu="bf16")
-        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
-        self._config = config
+    precision_on_cpu = "bf16"
+    offload_options = ("offload_optim_frac", "offload_param_frac")
+    _config: GeminiConfig
 
     @property
     def shards_parameters(self) -> bool:
@@ -146,11 +143,3 @@ class GeminiStrategy(ZeroStrategy):
     def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
         names = [own for group in prepared.names for own in group]
         self._weights(prepared).put_state(names.index(name), values)
-
-
-def build(config: GeminiConfig, context: StrategyContext) -> GeminiStrategy:
-    """Make the strategy. Raises `ConfigError` where an option needs a GPU and there is none."""
-    device = resolve_device(context.device)
-    offloads = {name: getattr(config, name) > 0 for name in ("offload_optim_frac", "offload_param_frac")}
-    check_offload(device, offloads)
-    return GeminiStrategy(config, device)

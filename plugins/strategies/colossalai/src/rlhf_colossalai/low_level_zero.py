@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rlhf_core.components import StrategyContext
-from rlhf_core.place import resolve_device
 from rlhf_core.strategy import StateBytes, Trained
-from rlhf_strategies import Prepared, check_offload, resolve_precision, torch_dtype
+from rlhf_strategies import Prepared, torch_dtype
 
 from .config import LowLevelZeroConfig
 from .quiet_import import quietly
@@ -37,12 +35,13 @@ _FIRST_LOSS_SCALE = 2.0**16
 class LowLevelZeroStrategy(ZeroStrategy):
     """Optimizer state divided by the number of processes; gradients too in stage 2."""
 
-    def __init__(self, config: LowLevelZeroConfig, device: torch.device) -> None:
-        precision = resolve_precision(config.precision, device, on_cpu="fp32")
-        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
-        self._config = config
-        # In fp32, master weights would duplicate the weights; with offload, they are the copy in host memory.
-        self._keeps_masters = self._keeps_finer or config.cpu_offload
+    offload_options = ("cpu_offload",)
+    _config: LowLevelZeroConfig
+
+    @property
+    def _keeps_masters(self) -> bool:
+        """In fp32, master weights would duplicate the weights; with offload, they are the copy in host memory."""
+        return self._keeps_finer or self._config.cpu_offload
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
         size = torch_dtype(self.precision).itemsize
@@ -157,10 +156,3 @@ class LowLevelZeroStrategy(ZeroStrategy):
             else self._own_shard(value).to(master.device, master.dtype).clone()
             for key, value in values.items()
         }
-
-
-def build(config: LowLevelZeroConfig, context: StrategyContext) -> LowLevelZeroStrategy:
-    """Make the strategy. Raises `ConfigError` for offload without a GPU."""
-    device = resolve_device(context.device)
-    check_offload(device, {"cpu_offload": config.cpu_offload})
-    return LowLevelZeroStrategy(config, device)

@@ -11,13 +11,13 @@ _INSTALL = "pip install --no-deps colossalai==0.5.0 galore_torch bitsandbytes &&
 ddp = Component(
     summary="Every process holds the whole model; gradients are averaged (PyTorch DistributedDataParallel)",
     config=DdpConfig,
-    build="rlhf_colossalai.ddp:build",
+    build="rlhf_colossalai.ddp:DdpStrategy",
 )
 
 low_level_zero = Component(
     summary="Optimizer state (stage 1) and gradients (stage 2) sharded over processes (LowLevelZeroPlugin)",
     config=LowLevelZeroConfig,
-    build="rlhf_colossalai.low_level_zero:build",
+    build="rlhf_colossalai.low_level_zero:LowLevelZeroStrategy",
     requires=_REQUIRES,
     install=_INSTALL,
     optimizers=("adamw",),  # as HybridAdam
@@ -26,7 +26,7 @@ low_level_zero = Component(
 gemini = Component(
     summary="Weights, gradients and optimizer state sharded in chunks, with offload (GeminiPlugin); bf16 or fp16",
     config=GeminiConfig,
-    build="rlhf_colossalai.gemini:build",
+    build="rlhf_colossalai.gemini:GeminiStrategy",
     requires=_REQUIRES,
     install=_INSTALL,
     optimizers=("adamw",),  # as HybridAdam

@@ -10,17 +10,16 @@ import logging
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.strategy import Trained
-from rlhf_strategies import Prepared, ResolvedPrecision, StrategyBase, diverged, torch_dtype
+from rlhf_strategies import Prepared, StrategyBase, diverged, torch_dtype
 
 from .quiet_import import ignore_deprecations, quietly
 
@@ -38,9 +37,11 @@ if TYPE_CHECKING:
 class ZeroStrategy(StrategyBase):
     """Subclasses bring the Booster's plugin, and locate the finer weights and where in its step the norm is known."""
 
-    def __init__(self, *, device: torch.device, precision: ResolvedPrecision, timeout_seconds: float) -> None:
-        super().__init__(device=device, precision=precision, timeout_seconds=timeout_seconds)
-        self._keeps_finer = precision != "fp32"
+    _adamw = RunHybridAdam
+
+    @property
+    def _keeps_finer(self) -> bool:
+        return self.precision != "fp32"
 
     def setup(self) -> None:
         use_host(self.device)
@@ -61,20 +62,6 @@ class ZeroStrategy(StrategyBase):
     def autocast(self) -> AbstractContextManager[Any]:
         """No autocast: the weights themselves have the compute type."""
         return nullcontext()
-
-    def make_optimizer(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> Optimizer:
-        """HybridAdam, as Gemini and LowLevelZero require."""
-        trainable = [param for param in params if param.requires_grad]
-        optimizer: Optimizer = RunHybridAdam(trainable, lr, betas, eps, weight_decay)
-        return optimizer
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
         """Place a frozen model whole, parameters cast to the policy's type: otherwise the reference would differ from

@@ -21,16 +21,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlhf_core.components import StrategyContext
-from rlhf_core.errors import UserInputError
-from rlhf_core.place import ReduceOp, resolve_device
+from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import StateBytes, Trained
 from rlhf_strategies import (
     ProcessGroup,
     StrategyBase,
-    check_offload,
     grouped_names,
-    resolve_precision,
     stored_parameters,
     torch_dtype,
     weights_left_in_files,
@@ -39,7 +35,7 @@ from rlhf_strategies import (
 from .blocks import transformer_blocks
 from .config import FsdpConfig
 from .tensor_parallel import parallelise
-from .tensor_parallel_plan import WHERE, plan_of
+from .tensor_parallel_plan import plan_of
 from .vocabulary_parallel import vocabulary_modules
 
 ValueT = TypeVar("ValueT")
@@ -51,16 +47,13 @@ class FsdpStrategy(StrategyBase):
     `rank` and `world_size` are those of a tensor-parallel group: all its processes are given the same rows.
     """
 
-    def __init__(self, config: FsdpConfig, device: torch.device) -> None:
-        precision = resolve_precision(config.precision, device, on_cpu="fp32")
-        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
-        self._config = config
-        self._mesh: DeviceMesh | None = None
+    offload_options = ("offload",)
+    _config: FsdpConfig
+    _mesh: DeviceMesh | None = None
 
     def setup(self) -> None:
         super().setup()
         if self._config.tensor_parallel > 1:
-            check_processes(self.num_processes, self._config.tensor_parallel)
             self._mesh = make_mesh(self.group, self._config.tensor_parallel)
 
     def teardown(self) -> None:
@@ -207,21 +200,3 @@ def make_mesh(group: ProcessGroup, tensor_parallel: int) -> DeviceMesh:
             made = [dist.new_group(part, timeout=timeout) for part in parts]  # every process makes all of them
             own.append(next(each for each, part in zip(made, parts, strict=True) if group.rank in part))
     return DeviceMesh.from_group(own, group.device.type, mesh=ranks, mesh_dim_names=("data", "tensor"))
-
-
-def check_processes(num_processes: int, tensor_parallel: int) -> None:
-    """Raise `UserInputError` where they do not form groups of that size."""
-    if num_processes % tensor_parallel:
-        raise UserInputError(
-            f"{num_processes} processes do not form groups of {tensor_parallel}",
-            where=WHERE,
-            hint=f"start a multiple of {tensor_parallel} processes (`--num-processes`, or `transport.num_trainers`), "
-            "or set strategy.tensor_parallel to a divisor of their number",
-        )
-
-
-def build(config: FsdpConfig, context: StrategyContext) -> FsdpStrategy:
-    """Make the strategy. Raises `ConfigError` for offload without a GPU."""
-    device = resolve_device(context.device)
-    check_offload(device, {"offload": config.offload})
-    return FsdpStrategy(config, device)

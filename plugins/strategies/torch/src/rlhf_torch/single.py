@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.components import StrategyContext
 from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError
-from rlhf_core.place import resolve_device
-from rlhf_strategies import StrategyBase, resolve_precision
+from rlhf_strategies import StrategyBase
 
 from .config import SingleConfig
 
@@ -18,7 +17,17 @@ if TYPE_CHECKING:
 
 
 class SingleStrategy(StrategyBase):
-    """Trains the model as it is, in this process."""
+    """Trains the model as it is, in this process. Raises `UserInputError` when that is one of several."""
+
+    def __init__(self, config: SingleConfig, context: StrategyContext) -> None:
+        env = read_launch_env()
+        if env.world_size > 1:
+            raise UserInputError(
+                f"`single` trains in one process, but {env.world_size} were started",
+                where="strategy.name",
+                hint="use `--strategy ddp` (or fsdp, gemini, low-level-zero), or start one process",
+            )
+        super().__init__(config, context)
 
     def setup(self) -> None:
         """Do nothing: there is no process group."""
@@ -28,17 +37,3 @@ class SingleStrategy(StrategyBase):
         from rlhf_passes import direct_gradients
 
         return direct_gradients(model)
-
-
-def build(config: SingleConfig, context: StrategyContext) -> SingleStrategy:
-    """Make the strategy. Raises `UserInputError` when this process is one of several."""
-    env = read_launch_env()
-    if env.world_size > 1:
-        raise UserInputError(
-            f"`single` trains in one process, but {env.world_size} were started",
-            where="strategy.name",
-            hint="use `--strategy ddp` (or fsdp, gemini, low-level-zero), or start one process",
-        )
-    device = resolve_device(context.device)
-    precision = resolve_precision(config.precision, device, on_cpu="fp32")
-    return SingleStrategy(device=device, precision=precision, timeout_seconds=600.0)

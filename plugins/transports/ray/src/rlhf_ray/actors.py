@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from rlhf_core.errors import ConfigError, RlhfError
+from rlhf_core.errors import RlhfError
 from rlhf_core.training import RunRequest
 
 from .actor_context import ActorSpec
@@ -67,7 +67,6 @@ class Trainer:
     node: str
     address: str
     port: int
-    pid: int
 
 
 def near_driver() -> dict[str, Any]:
@@ -131,14 +130,14 @@ class Actors:
         self.trainers = [Trainer(name, actor, *place) for (name, actor), place in zip(trainers, found, strict=True)]
 
     def _rooms_of_trainers(self) -> list[dict[str, Any]]:
-        """Arguments of `.options(…)` for each trainer: close together, or spread."""
+        """Arguments of `.options(…)` for each trainer: close together."""
         config = self.config
         room = {"CPU": config.trainer_cpus, "GPU": config.trainer_gpus}
         options = {"num_cpus": config.trainer_cpus, "num_gpus": config.trainer_gpus}
         if not any(room.values()):
-            return [{**options, "scheduling_strategy": self._scheduling}] * config.num_trainers
+            return [options] * config.num_trainers
         bundle = {kind: amount for kind, amount in room.items() if amount}
-        self._group = ray.util.placement_group([bundle] * config.num_trainers, strategy=config.placement.upper())
+        self._group = ray.util.placement_group([bundle] * config.num_trainers, strategy="PACK")
         return [
             {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, index)}
             for index in range(config.num_trainers)
@@ -222,14 +221,6 @@ class Actors:
             rows.append(row.model_copy(update={"restarts": maker.attempt, **there}))
         return rows
 
-    def trainer_rows(self, view: Overview) -> list[ActorRow]:
-        """What each trainer does."""
-        known = {row.name: row for row in view.trainers}
-        return [
-            (known.get(each.name) or ActorRow(name=each.name)).model_copy(update={"pid": each.pid, "node": each.node})
-            for each in self.trainers
-        ]
-
     def finish(self) -> None:
         """Let the makers end by themselves, so that their hooks fire and their resources are closed."""
         ask(self.coordinator, "finish")
@@ -249,20 +240,11 @@ class Actors:
 
     def _start_maker(self, maker: Maker) -> None:
         config = self.config
-        place = {
-            "num_cpus": config.maker_cpus,
-            "num_gpus": config.maker_gpus,
-            "scheduling_strategy": self._scheduling,
-        }
+        place = {"num_cpus": config.maker_cpus, "num_gpus": config.maker_gpus}
         options = {"update_lora_weights": config.sync == "adapter", "run": self._spec(maker.index)}
         maker.actor = self._started(ExperienceMakerHolder, maker.id, place, [], None, None, **options)
         maker.started = maker.actor.__ray_ready__.remote()
         maker.work = maker.actor.work.remote()
-
-    @property
-    def _scheduling(self) -> str:
-        """Ray's strategy for actors that are in no placement group."""
-        return "SPREAD" if self.config.placement == "spread" else "DEFAULT"
 
     def _started(self, cls: Any, name: str, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         named_cls = cls.options(name=name, namespace=self.namespace, max_restarts=0, **options)
@@ -294,14 +276,3 @@ def _threads(config: RayConfig) -> int | None:
     # Strictly on-policy, makers and trainers take turns.
     turns = (config.num_makers, config.num_trainers)
     return max(1, (os.cpu_count() or 1) // (max(turns) if config.max_staleness == 0 else sum(turns)))
-
-
-def check(request: RunRequest, config: RayConfig) -> None:
-    """Raise `ConfigError` where the run file asks for what this transport cannot do."""
-    resolved = request.resolved
-    if config.sync == "adapter" and resolved.run.model.lora is None:
-        raise ConfigError(
-            "sends only what LoRA trains, but the model has no adapter",
-            where="transport.sync",
-            hint="add model.lora, or set transport.sync to full or chunked",
-        )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config import OwnProcesses, TransportConfig
+from rlhf_core.config import OwnProcesses, Problem, ResolvedRun, TransportConfig
 
 _MOST_LANES = 32
 """Each is a thread, and with an isolated environment a process."""
@@ -17,10 +17,13 @@ _MOST_LANES = 32
 class RayConfig(TransportConfig):
     """How many actors, where they are placed, how weights reach the makers, and every deadline."""
 
-    removed: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("canary_prompts", "log_prob_gap_bound"),
-        "guards.log_prob_gap watches rollout/logprob_gap_max with every transport; remove it",
-    )
+    removed: ClassVar[Mapping[str, str]] = {
+        "placement": "trainers that reserve CPUs or GPUs are placed close together; remove it",
+        **dict.fromkeys(
+            ("canary_prompts", "log_prob_gap_bound"),
+            "guards.log_prob_gap watches rollout/logprob_gap_max with every transport; remove it",
+        ),
+    }
 
     num_makers: int = Field(1, ge=1, le=1024, description="Actors that sample and score answers.")
     num_trainers: int = Field(1, ge=1, le=1024, description="Actors that train, as one process group.")
@@ -43,9 +46,6 @@ class RayConfig(TransportConfig):
     maker_gpus: float = Field(0, ge=0, description="GPUs (or shares of one) reserved for each maker.")
     trainer_cpus: float = Field(0, ge=0, description="Logical CPUs that Ray reserves for each trainer.")
     trainer_gpus: float = Field(0, ge=0, description="GPUs reserved for each trainer.")
-    placement: Literal["pack", "spread"] = Field(
-        "pack", description="Actors close together on few nodes, or spread over many. Only a wish where it cannot be."
-    )
     object_store_bytes: int | None = Field(
         None, ge=80 * 1024**2, description="Shared memory of a local Ray; null leaves the size to Ray."
     )
@@ -93,6 +93,12 @@ class RayConfig(TransportConfig):
                 "say max_staleness: 1, or weights: between-batches"
             )
         return self
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        yield from super().check(run)
+        if self.sync == "adapter" and run.run.model.lora is None:
+            problem = "adapter sends only what LoRA trains, but the model has no adapter"
+            yield Problem("sync", problem, "add model.lora, or set transport.sync to full or chunked")
 
     def num_lanes(self, prompts_per_episode: int) -> int | None:
         """Batches that a maker makes at a time with weights in flight: its share of the episodes that may be open.

@@ -27,13 +27,13 @@ from .messages import (
     EvaluationWork,
     Event,
     LogLine,
-    Made,
     Overview,
     RolloutWork,
     RunOver,
     TakenEpisode,
     Work,
 )
+from .sample_store import StoredGroup
 
 
 class Coordinator:
@@ -111,19 +111,19 @@ class Coordinator:
             self._makers.works(maker, str(work))
         return work
 
-    async def submit(self, maker: str, era: int, made: Sequence[Made], times: PhaseTimes) -> int:
+    async def submit(self, maker: str, era: int, groups: Sequence[StoredGroup], times: PhaseTimes) -> int:
         """Take finished groups; returns how many were accepted.
 
         A group is refused if another maker made it first, or if it was requested before a rollback (`era`).
         """
-        self._makers.made(maker, len(made))
+        self._makers.made(maker, len(groups))
         if era != self._era:
             return 0
         self._times.add(times)
         wanted = 0
-        for each in made:
-            accepted = self._prompts.submit(each.group, keep=each.keep, success=each.success)
-            self._arrived[each.group.position] = time.monotonic()
+        for group in groups:
+            accepted = self._prompts.submit(group, keep=group.keep, success=group.success)
+            self._arrived[group.position] = time.monotonic()
             wanted += accepted
         if self._prompts.can_lease:
             self._waiters.wake("work")
@@ -242,10 +242,10 @@ class Coordinator:
         """Have the makers continue from `states`, after `load`."""
         self._maker_states.restore(states, self._num_makers)
 
-    async def alive(self, trainer: str) -> None:
+    async def alive(self, trainer: str, pid: int, node: str) -> None:
         """Heartbeat of a trainer."""
         if trainer not in self._trainers:
-            self._trainers.register(trainer)
+            self._trainers.register(trainer, pid, node)
             self._trainers.works(trainer, "loads its models")
         self._trainers.seen(trainer)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
+import random
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from rlhf_core.batching import pinned, to_device
-from rlhf_core.errors import DeadlineError
+from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.runfolder import PhaseTimer
@@ -21,10 +24,9 @@ from rlhf_seed import adapt_callback
 
 from .actor_context import show_debug_messages
 from .calls import NamedActors, get_named_actor
-from .detached_source import BufferSource, FitPlan, MakerPresence
-from .messages import Made
+from .maker_presence import MakerPresence
 from .replay_buffer import DetachedReplayBuffer
-from .sample_store import fetch_groups
+from .sample_store import StoredGroup, fetch_groups
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +37,31 @@ _LOOK_SECONDS = 1.0
 """How often a wait for a batch checks whether a maker may still send."""
 
 
-class DetachedTrainer(ABC):
+@dataclass(frozen=True, slots=True)
+class FitPlan:
+    """How long a fit is. Steps count batches taken from the buffer."""
+
+    total_steps: int
+    update_steps: int
+    """Batches of an episode: weights are sent after each."""
+    train_epochs: int
+    """Passes over the batches of an episode."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def num_episodes(self) -> int:
+        """The last one is shorter where `update_steps` does not divide `total_steps`."""
+        return math.ceil(self.total_steps / self.update_steps)
+
+    def episode_steps(self, index: int) -> int:
+        return min(self.update_steps, self.total_steps - index * self.update_steps)
+
+
+class DetachedTrainer(Trainer[Experience]):
     """Trains on what `ExperienceMakerHolder` actors send into its buffer. Subclass, and decorate the subclass:
 
         @ray.remote(concurrency_groups={
@@ -67,6 +93,7 @@ class DetachedTrainer(ABC):
         batch_timeout_seconds: longest wait for a batch, or of a maker for room in the buffer.
         actor_timeout_seconds: longest wait for a maker that is named but not there yet. seed: seed of the shuffling.
         """
+        super().__init__(HookRelay())
         self.train_batch_size = train_batch_size
         self.detached_replay_buffer = DetachedReplayBuffer(
             train_batch_size, limit=buffer_limit, timeout_seconds=batch_timeout_seconds, is_shared=False
@@ -75,7 +102,6 @@ class DetachedTrainer(ABC):
         self.makers = NamedActors(experience_maker_holder_name_list, timeout_seconds=actor_timeout_seconds)
         self.policy_version = 0
         """Number of weight syncs so far."""
-        self.hooks = HookRelay()
         for callback in callbacks:
             self.hooks.register(adapt_callback(callback))
         self._presence = MakerPresence(
@@ -83,7 +109,13 @@ class DetachedTrainer(ABC):
         )
         self._batch_timeout_seconds = batch_timeout_seconds
         self._seed = seed
-        self._num_updates = 0
+        self._plan = FitPlan(1, 1, 1)
+        self._num_drawn = 0
+        """Batches taken in this fit."""
+        self._timer = PhaseTimer()
+        """The rest of an episode's time was spent waiting for batches."""
+        self._num_tokens = 0
+        """Real tokens trained on in the episode, prompts included."""
         if debug:
             show_debug_messages()
 
@@ -101,14 +133,11 @@ class DetachedTrainer(ABC):
         Each `update_steps` batches are an episode, trained on `train_epochs` times. When all makers are done or gone
         and no whole batch is left, raises `RlhfError` with their reports; the training so far is kept.
         """
-        plan = FitPlan(total_steps, update_steps, train_epochs)
-        trainer = _Fit(self, BufferSource(plan, self._draw, self._seed))
+        self._plan = FitPlan(total_steps, update_steps, train_epochs)
+        self._num_drawn = 0
         self._presence.fit_begins()
         self.makers.look_up_again()
-        try:
-            trainer.run(self._fit_info(plan))
-        finally:
-            self._num_updates = trainer.num_updates
+        self.run(self._fit_info(self._plan))
 
     def sync_models_to_remote_makers(self, **kwargs: Any) -> None:
         """Send the full weights now. Keywords go to `_update_remote_makers`."""
@@ -133,19 +162,19 @@ class DetachedTrainer(ABC):
         self.detached_replay_buffer.extend(items)
 
     @ray.method(concurrency_group="buffer_append")
-    def submit(self, maker: str, era: int, made: Sequence[Made], times: PhaseTimes) -> int:
+    def submit(self, maker: str, era: int, groups: Sequence[StoredGroup], times: PhaseTimes) -> int:
         """Called by makers, as a run's coordinator is: add the samples of finished groups. Returns how many groups."""
-        groups, lost = fetch_groups([each.group for each in made], timeout_seconds=self._batch_timeout_seconds)
+        found, lost = fetch_groups(groups, timeout_seconds=self._batch_timeout_seconds)
         if lost:
             logger.warning("%d groups of %s were lost with it", len(lost), maker)
-        self.buffer_extend([item for group in groups for item in group.items])  # type: ignore[operator]
-        return len(groups)
+        self.buffer_extend([item for group in found for item in group.items])  # type: ignore[operator]
+        return len(found)
 
     # In the group buffer_length, since a full buffer may block buffer_append.
     @ray.method(concurrency_group="buffer_length")
-    def maker_started(self, name: str, temperature: float = 1.0) -> None:
-        """Called by a maker that starts a loop, with its sampling temperature."""
-        self._presence.started(name, temperature)
+    def maker_started(self, name: str) -> None:
+        """Called by a maker that starts a loop."""
+        self._presence.started(name)
 
     @ray.method(concurrency_group="buffer_length")
     def maker_alive(self, name: str) -> None:
@@ -172,7 +201,7 @@ class DetachedTrainer(ABC):
         return outcome
 
     def _draw(self) -> Experience | str:
-        """The next batch, or why there is none; checks periodically whether a maker may still send."""
+        """The next batch, or why none will come; checks periodically whether a maker may still send."""
         deadline = time.monotonic() + self._batch_timeout_seconds
         outcome: Experience | str | None = None
         while outcome is None:
@@ -199,21 +228,32 @@ class DetachedTrainer(ABC):
             updates_per_episode=plan.update_steps * plan.train_epochs,
         )
 
-
-class _Fit(Trainer[Experience]):
-    """Trains on the batches of the buffer, and syncs weights at the end of an episode."""
-
-    def __init__(self, owner: DetachedTrainer, source: BufferSource) -> None:
-        super().__init__(owner.hooks, owner._num_updates)
-        self._owner = owner
-        self._source = source
-        self._timer = PhaseTimer()
-        """The rest of an episode's time was spent waiting for batches."""
-        self._num_tokens = 0
-        """Real tokens trained on in the episode, prompts included."""
+    # Called by the loop.
 
     def batches(self, episode: int) -> EpisodeBatches[Experience]:
-        return self._source.episode(episode)
+        """The first pass trains on a batch as soon as it arrives; later passes shuffle those batches."""
+        return EpisodeBatches(self._epochs(episode))
+
+    def _epochs(self, episode: int) -> Iterator[Iterator[Experience]]:
+        taken: list[Experience] = []
+        yield self._first_pass(episode, taken)
+        for epoch in range(1, self._plan.train_epochs):
+            order = list(taken)
+            random.Random(f"{self._seed}/{episode}/{epoch}").shuffle(order)
+            yield iter(order)
+
+    def _first_pass(self, episode: int, taken: list[Experience]) -> Iterator[Experience]:
+        for _ in range(self._plan.episode_steps(episode)):
+            batch = self._draw()
+            if isinstance(batch, str):
+                raise RlhfError(
+                    f"fit ended after {self._num_drawn} of {self._plan.total_steps} batches: {batch}",
+                    where="detached trainer",
+                    hint="give the makers more prompts or epochs, or lower total_steps",
+                )
+            self._num_drawn += 1
+            taken.append(batch)
+            yield batch
 
     def start_episode(self, episode: int, metrics: Metrics) -> None:
         self._timer.take()
@@ -221,13 +261,13 @@ class _Fit(Trainer[Experience]):
 
     def step(self, batch: Experience) -> Metrics:
         with self._timer.phase("train"):
-            metrics = self._owner.training_step(to_device(batch, self._owner._step_device()))
+            metrics = self.training_step(to_device(batch, self._step_device()))
         self._num_tokens += int(batch.attention_mask.sum())
         logger.debug("trained on %d samples: %s", len(batch), metrics)
         return metrics
 
     def end_episode(self, episode: int) -> Metrics:
         with self._timer.phase("sync"):
-            self._owner._sync()
+            self._sync()
         rate = self._num_tokens / max(self._timer.seconds("train"), 1e-9)
         return {**self._timer.take(), "tokens_per_second/train": rate}

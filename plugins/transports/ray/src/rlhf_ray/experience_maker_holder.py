@@ -107,14 +107,14 @@ class ExperienceMakerHolder:
         self._eval_performance = eval_performance
         for callback in callbacks:
             hooks.register(adapt_callback(callback))
-        self._sampling = sampling_params(generate_kwargs, tokenizer)
+        sampling = sampling_params(generate_kwargs, tokenizer)
         eos_token_id = generate_kwargs.get("eos_token_id")
         decoder = tokenizer if tokenizer is not None else IdTokenizer(eos_token_id)
         self._worker = make_worker(
             model_fn,
             make_place(strategy_fn),
             decoder,
-            self._sampling,
+            sampling,
             hooks,
             eos_token_id=eos_token_id,
             engine=engine,
@@ -142,7 +142,7 @@ class ExperienceMakerHolder:
         """
         self._wait_for_first_weights()
         feed = self._loader_feed
-        feed.announce(self._sampling.temperature)
+        feed.announce()
         try:
             feed.loaded = batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn")
             self._make_all()

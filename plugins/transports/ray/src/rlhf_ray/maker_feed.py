@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +23,6 @@ import ray
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.errors import DataError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
 from rlhf_core.wiring import RunParts
 from rlhf_seed import BatchReader
@@ -30,8 +30,8 @@ from rlhf_seed import BatchReader
 from .actor_context import HEARTBEAT_SECONDS, ActorContext, Heartbeat, settle
 from .calls import ANSWER_SECONDS, Call, NamedActors, ask, collect
 from .maker_parts import MakerWorker, build_maker
-from .messages import EvaluationWork, Made, RolloutWork, RunOver, Work
-from .sample_store import store_groups
+from .messages import EvaluationWork, RolloutWork, RunOver, Work
+from .sample_store import StoredGroup, store_groups
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -57,23 +57,19 @@ class MakerFeed(ABC):
         *,
         timeout_seconds: float,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
-        sends_texts: bool = False,
     ) -> None:
         """name, number: the maker's. timeout_seconds: longest wait for a taker to take what it was sent.
-        heartbeat_seconds: the silence after which a taker holds the maker for dead. sends_texts: the takers want
-        rollouts, beside the items.
+        heartbeat_seconds: the silence after which a taker holds the maker for dead.
         """
         self.name = name
         self.number = number
         self.hooks = hooks
-        self.timer = PhaseTimer()
         self.times = PhaseTimes()
         self.num_samples = 0
         """Samples in all that was sent; `times` covers the same."""
         self._takers = takers
         self._timeout_seconds = timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
-        self._sends_texts = sends_texts
         self._next = 0
         self.sending = threading.RLock()
         """Held while something is sent: batches may be made side by side."""
@@ -88,32 +84,26 @@ class MakerFeed(ABC):
         """Context in which the takers get signs of life."""
         return Heartbeat(self._beat, every_seconds=self._heartbeat_seconds / 4)
 
-    def keep(self, group: RolloutGroup) -> bool:
-        """Whether a group is to be trained on."""
-        return not group.is_empty
-
-    def success(self, group: RolloutGroup) -> float | None:
-        """What the run's sampler makes of a group, if there is one (`Sampler.judge`)."""
-        return None
+    def store(self, groups: Sequence[RolloutGroup]) -> list[StoredGroup]:
+        """Put the groups where the takers fetch them."""
+        return store_groups(groups, self.name, texts=False)
 
     def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
         """Send groups once the previous ones have been taken, and raise their errors. `times`: spent on these."""
         self.flush()
         self.times.add(times)
         self.num_samples += sum(len(group.items) for group in groups)
-        stored = store_groups(groups, self.name, texts=self._sends_texts)
-        made = [Made(each, self.keep(group), self.success(group)) for each, group in zip(stored, groups, strict=True)]
-        dealt, self._next = deal(made, len(self._takers.names), self._next)
+        dealt, self._next = deal(self.store(groups), len(self._takers.names), self._next)
         self._under_way = [
             (taker, self._takers.handle(taker).submit.remote(self.name, era, part, times))
             for taker, part in zip(self._takers.names, dealt, strict=True)
             if part
         ]
-        self._num_under_way = len(made)
+        self._num_under_way = len(groups)
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""
-        with self.sending, self.timer.phase("send"):
+        with self.sending:
             calls, self._under_way = self._under_way, []
             taken = collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
         if calls and (late := self._num_under_way - sum(taken)):
@@ -146,12 +136,12 @@ class LoaderFeed(MakerFeed):
         self._num_steps = 0
         self._started = 0.0
 
-    def announce(self, temperature: float) -> None:
+    def announce(self) -> None:
         """Find the trainers and announce that a loop starts."""
-        self.timer, self.times, self.num_samples = PhaseTimer(), PhaseTimes(), 0
+        self.times, self.num_samples = PhaseTimes(), 0
         self._started = time.perf_counter()
         self._takers.look_up_again()
-        self._tell("maker_started", temperature)
+        self._tell("maker_started")
 
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
         for batch in self.loaded:
@@ -162,22 +152,18 @@ class LoaderFeed(MakerFeed):
             yield 0, prompts
 
     def performance(self) -> str:
-        """One line on the loop: samples and tokens per second, and shares of time."""
+        """One line on the loop: samples and tokens per second."""
         wall = max(time.perf_counter() - self._started, 1e-9)
         tokens = self.times.response_tokens
-        return (
-            f"{self.name}: {self.num_samples} samples ({self.num_samples / wall:.1f}/s), "
-            f"{tokens} tokens ({tokens / wall:.0f}/s) in {wall:.1f} s; "
-            f"generating {self.times.rollout_s / wall:.0%}, "
-            f"waiting for trainers {self.timer.seconds('send') / wall:.0%}"
-        )
+        samples = f"{self.num_samples} samples ({self.num_samples / wall:.1f}/s)"
+        return f"{self.name}: {samples}, {tokens} tokens ({tokens / wall:.0f}/s) in {wall:.1f} s"
 
     def say_done(self, error: str | None) -> None:
         """Tell all trainers that the loop is over."""
         self._tell("maker_done", error)
 
-    def _tell(self, method: str, about: float | str | None) -> None:
-        calls = self._takers.call(method, self.name, about)
+    def _tell(self, method: str, *about: str | None) -> None:
+        calls = self._takers.call(method, self.name, *about)
         collect(calls, timeout_seconds=self._timeout_seconds, doing=f"to answer {method}")
 
 
@@ -208,10 +194,10 @@ class RunFeed(MakerFeed):
             takers,
             timeout_seconds=ANSWER_SECONDS,
             heartbeat_seconds=config.heartbeat_seconds,
-            sends_texts=context.resolved.run.logging.samples != "none",
         )
         self.worker = worker
         self._run = run
+        self._sends_texts = run.resolved.run.logging.samples != "none"
         self._sampler = run.inputs.sampler() if run.resolved.rolls_out else None
         """Judges the groups; the coordinator has another one, which draws."""
         self._era: int | None = None
@@ -285,12 +271,18 @@ class RunFeed(MakerFeed):
         if state := ask(self._coordinator, "maker_state_of", self.number):
             self.worker.load_state_dict(state)
 
-    def keep(self, group: RolloutGroup) -> bool:
-        algorithm = self._run.inputs.algorithm
-        return super().keep(group) and (not isinstance(algorithm, RolloutAlgorithm) or algorithm.keep(group))
-
-    def success(self, group: RolloutGroup) -> float | None:
-        return None if self._sampler is None else self._sampler.judge(group)
+    def store(self, groups: Sequence[RolloutGroup]) -> list[StoredGroup]:
+        """With what algorithm and sampler make of them."""
+        algorithm, sampler = self._run.inputs.algorithm, self._sampler
+        stored = store_groups(groups, self.name, texts=self._sends_texts)
+        return [
+            replace(
+                each,
+                keep=each.keep and (not isinstance(algorithm, RolloutAlgorithm) or algorithm.keep(group)),
+                success=None if sampler is None else sampler.judge(group),
+            )
+            for each, group in zip(stored, groups, strict=True)
+        ]
 
     def _evaluate(self, work: EvaluationWork) -> None:
         assert self._run.evaluator is not None

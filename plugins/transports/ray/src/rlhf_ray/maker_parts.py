@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlhf_core import Column
+from rlhf_core.algorithm import GroupPass, PassContext
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
@@ -117,6 +119,19 @@ class _BetweenSteps(GroupPasses):
 
     def published(self, version: int) -> None:
         self._plain.published(version)
+
+
+class _SampledAt(GroupPass):
+    """Core's column `temperature`, by which a trainer that has no sampling options reads log-probs."""
+
+    columns: Mapping[str, Column] = {"temperature": Column(optional=True)}
+
+    def __init__(self, temperature: float) -> None:
+        self._temperature = temperature
+
+    def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
+        lengths = [item.num_response_tokens for group in groups for item in group.items]
+        return [{"temperature": [self._temperature] * length} for length in lengths]
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
@@ -239,7 +254,11 @@ def make_worker(
     context = EngineContext(model=actor, tokenizer=tokenizer, device=place.device, seed=seed)
     options = selected.component.config.model_validate(dict(engine_options))
     built = cast(RolloutEngine, selected.build(options, context))
-    make = partial(model_passes, roles=models.keys())
+
+    def make(context: PassContext) -> list[GroupPass]:
+        sampled_at = [] if sampling.temperature == 1.0 else [_SampledAt(sampling.temperature)]
+        return [*model_passes(context, models.keys()), *sampled_at]
+
     passes = GroupPasses(place, models, make, temperature=sampling.temperature, around={"reference": around})
     maker = PolicyExperienceMaker(
         player=SingleAnswers(built, tokenizer, sampling),

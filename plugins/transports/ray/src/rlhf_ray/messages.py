@@ -50,16 +50,6 @@ Work = RolloutWork | EvaluationWork | RunOver
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A finished group; with `keep` False the algorithm rejects it and another replaces it."""
-
-    group: StoredGroup
-    keep: bool
-    success: float | None = None
-    """The judgement of the run's sampler."""
-
-
-@dataclass(frozen=True, slots=True)
 class TakenEpisode:
     """An episode as a trainer receives it."""
 

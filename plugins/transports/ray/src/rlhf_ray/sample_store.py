@@ -54,6 +54,10 @@ class StoredGroup:
     """Of each row's rollout; empty where texts are not kept."""
     token_bytes: int
     text_bytes: int
+    keep: bool
+    """Whether it is trained on; the algorithm rejects others, which are replaced."""
+    success: float | None = None
+    """The judgement of the run's sampler."""
 
 
 @contextlib.contextmanager
@@ -87,6 +91,7 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
             texts=tuple(islice(text_places, len(own_texts))),
             token_bytes=sum(map(len, own)),
             text_bytes=sum(map(len, own_texts)),
+            keep=not group.is_empty,
         )
         for group, own, own_texts in zip(groups, items, told, strict=True)
     ]

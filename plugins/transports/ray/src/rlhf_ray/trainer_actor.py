@@ -37,21 +37,21 @@ class TrainerActor:
         self._context = ActorContext(name, spec)
         self._coordinator = spec.coordinator
         self._config = self._context.config
+        self._node = ray.get_runtime_context().get_node_id()
 
-    def place(self) -> tuple[str, str, int, int]:
-        """Node id, address, a free port there, and this process's id."""
-        node = ray.get_runtime_context().get_node_id()
+    def place(self) -> tuple[str, str, int]:
+        """Node id, address, and a free port there."""
         address = node_address()
         with socket.socket() as probe:
             probe.bind((address, 0))
             port = int(probe.getsockname()[1])
-        return node, address, port, os.getpid()
+        return self._node, address, port
 
     def fit(self, env_info: dict[str, str], resume: str | None) -> FitResult:
         """Train to the end (see `TrainerSession.fit`). `env_info`: its place in the process group."""
         with ExitStack() as stack:
             every = self._config.heartbeat_seconds / 4
-            alive = partial(self._coordinator.alive.remote, self._context.name)
+            alive = partial(self._coordinator.alive.remote, self._context.name, os.getpid(), self._node)
             stack.enter_context(Heartbeat(alive, every_seconds=every))
             settle(env_info, num_threads=self._context.spec.num_threads)
             resolved = self._context.resolved

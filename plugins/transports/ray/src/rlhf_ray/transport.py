@@ -18,7 +18,7 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.training import FitResult, RunRequest, Transport
 from rlhf_core.util import write_json
 
-from .actors import Actors, check
+from .actors import Actors
 from .calls import ANSWER_SECONDS, ActorLostError, ask, error_of, explain, first_cause
 from .cluster import Connection, connected
 from .config import RayConfig
@@ -50,7 +50,6 @@ class RayTransport:
 
     def run(self, request: RunRequest) -> FitResult:
         """Run to the end. However it ends, no actor is left, nor a Ray that was started here."""
-        check(request, self._config)
         hooks = request.hooks.of_this_process()
         listened = frozenset(event for event in hooks.events if hooks.listens(event)) - _OF_THE_DRIVER
         with connected(self._config) as connection:
@@ -92,7 +91,7 @@ class StatusFile:
             progress=view.progress,
             queue=view.queue,
             scaling=scaling,
-            trainers=actors.trainer_rows(view),
+            trainers=list(view.trainers),
             makers=actors.maker_rows(view),
         )
         write_json(self._path, status.model_dump())

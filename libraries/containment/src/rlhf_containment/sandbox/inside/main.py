@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from . import kernel, landlock, syscall_filter, system, view, watch
@@ -28,10 +29,8 @@ def main(job_fd: int, status_fd: int) -> NoReturn:
     with os.fdopen(job_fd, "rb") as file:
         job: dict[str, Any] = json.load(file)
     os.set_inheritable(status_fd, False)
-    try:
+    with suppress(ValueError, OSError):  # a hard limit of 0 stays
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not prevent a pipe of `core_pattern`
-    except (ValueError, OSError):  # a hard limit of 0 stays; what `execve` starts can be dumped again
-        _say(status_fd, {"crashes_start": system.program_for_cores()})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
         if job["mode"] == "namespaces":

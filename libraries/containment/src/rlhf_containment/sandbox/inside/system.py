@@ -34,14 +34,3 @@ def links_to(executable: str) -> Iterator[tuple[str, str]]:
         target = os.readlink(path)
         yield path, target
         path = os.path.normpath(os.path.join(os.path.dirname(path), target))
-
-
-def program_for_cores(core_pattern: str = "/proc/sys/kernel/core_pattern") -> str:
-    """Path of the program, or of the socket, that gets a copy of a crashed process; empty if none does."""
-    try:
-        with open(core_pattern, encoding="utf-8", errors="replace") as file:
-            pattern = file.readline()
-    except OSError:
-        return ""
-    words = pattern[1:].split() if pattern[:1] in ("|", "@") else []
-    return words[0] if words else ""

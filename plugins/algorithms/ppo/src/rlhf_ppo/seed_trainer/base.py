@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rlhf_core.batching import collate, split
+from rlhf_core.batching import collate, split, to_device
+from rlhf_core.hooks import HookRelay
+from rlhf_core.rollout import made_episode
+from rlhf_core.training import EpisodeBatches, EpisodeEstimates, EpisodeRecord, Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience
 from rlhf_core.util import permutation
+from rlhf_seed import adapt_callback
+
+from .parts import SeedMaker, TrainerContext
 
 logger = logging.getLogger("rlhf")
 
@@ -54,13 +62,27 @@ class SampleBuffer:
         self.items.clear()
 
 
-class OLTrainer:
+class OLTrainer(Trainer[Experience]):
     """Attributes of such a trainer, and the steps of its `fit`, each of which a subclass may override.
 
     `fit` calls `_before_fit` once. An episode is `num_collect_steps` calls of `_make_experience`, whose samples go into
     `data_buffer`, then `num_update_steps` calls of `_learn`, which calls `_training_step` for each batch; where due,
     `_save_checkpoint` follows.
+
+    The loop is core's. Every rank collects from its own prompts, then all ranks exchange their samples. Batches are
+    `Experience`, as the seed's steps and callbacks expect. Only a batch that completes an update fires the hooks
+    `rlhf_update_…` and enters the metrics.
     """
+
+    experience_maker: SeedMaker
+    accumulation_steps: int
+    _context: TrainerContext
+    _estimates: EpisodeEstimates
+    _record: EpisodeRecord
+    _num_collect_steps: int
+    _num_passes: int
+    _pass: tuple[Iterable[Experience], int, int]
+    """The pass that `_learn` is called for: its batches, episode and number."""
 
     def __init__(
         self,
@@ -71,9 +93,97 @@ class OLTrainer:
         dataloader_pin_memory: bool,
         callbacks: list[Any],
     ) -> None:
+        super().__init__(HookRelay())
         self.actor_booster = actor_booster
         self.critic_booster = critic_booster
         self.data_buffer = data_buffer
         self.sample_buffer = sample_buffer
         self.dataloader_pin_memory = dataloader_pin_memory
         self.callbacks = callbacks
+        for callback in callbacks:
+            self.hooks.register(adapt_callback(callback))
+        self.num_train_step = 0
+        """Optimizer steps so far, over all fits and what came before a resume."""
+        self._version = 0
+        self._gap_version: int | None = None
+        """Policy version to measure the log-prob gap against; None after an episode's first step."""
+        self._episode = 0
+        self._num_batches = 0
+        self._ends_episode = False
+        """Whether the batch yielded last is the episode's last."""
+        self._metrics: Metrics = {}
+        """Metrics of the last step; kept here because the seed's `_training_step` returns nothing."""
+
+    @abstractmethod
+    def _make_experience(self, collect_step: int) -> Experience: ...
+
+    def _learn(self, update_step: int) -> None:
+        super().learn(*self._pass)
+
+    @abstractmethod
+    def _training_step(self, experience: Experience) -> None: ...
+
+    @property
+    def completes_update(self) -> bool:
+        """Whether the current batch is the last of an optimizer step, or of its episode.
+
+        A step takes `accumulation_steps` batches, across an episode's passes; the last of an episode may have fewer.
+        """
+        return self._ends_episode or self._num_batches % self.accumulation_steps == 0
+
+    def batches(self, episode: int) -> EpisodeBatches[Experience]:
+        buffer = self.data_buffer
+        buffer.clear()
+        self._episode, self._gap_version = episode, self._version
+        for step in range(self._num_collect_steps):
+            buffer.append(self._make_experience(step))
+        everywhere = self._context.strategy.all_gather_objects(buffer.items)
+        times = self.experience_maker.take_times()
+        made = made_episode([item for part in everywhere for item in part], times)
+        estimated = self._estimates.of(made, self._version, timer=self._record.timer)
+        buffer.items = list(estimated.items)
+        self._record.rollouts(episode, made, estimated)
+        self._num_batches, placed = 0, dict[tuple[int, int], BufferItem]()
+        epochs = (self._experiences(list(each), n, placed) for n, each in enumerate(estimated.epochs, start=1))
+        return EpisodeBatches(epochs, estimated.metrics)
+
+    def _experiences(
+        self, batches: Sequence[list[BufferItem]], number: int, placed: dict[tuple[int, int], BufferItem]
+    ) -> Iterator[Experience]:
+        for batch in batches:
+            self._num_batches += 1
+            self._ends_episode = number == self._num_passes and batch is batches[-1]
+            yield collate([self._place(item, placed) for item in batch])
+
+    def _place(self, item: BufferItem, placed: dict[tuple[int, int], BufferItem]) -> BufferItem:
+        """The item where samples are held until they are used; moved to the device once in an episode."""
+        if self._context.batching.buffer_cpu_offload:
+            return item
+        device = self._context.strategy.device
+        if not bool(item.action_mask.any()):
+            return to_device(item, device)  # a masked copy that shares its sample's id
+        place = item.sample_id, item.branch
+        if place not in placed:
+            placed[place] = to_device(item, device)
+        return placed[place]
+
+    def start_episode(self, episode: int, metrics: Metrics) -> None:
+        self._record.start_episode(episode, self._version, metrics)
+
+    def learn(self, batches: Iterable[Experience], episode: int, epoch: int) -> None:
+        self._pass = (batches, episode, epoch)
+        self._learn(epoch)
+
+    def _train_on(self, batch: Experience, episode: int, epoch: int, index: int) -> None:
+        if self.completes_update:
+            super()._train_on(batch, episode, epoch, index)
+            return
+        with self.hooks.span("batch", episode=episode, epoch=epoch, batch=index, experience=batch) as span:
+            self._training_step(batch)
+            span.set("metrics", {})
+
+    def step(self, batch: Experience) -> Metrics:
+        self._metrics = {}
+        self.num_train_step = self.num_updates
+        self._training_step(batch)
+        return self._metrics

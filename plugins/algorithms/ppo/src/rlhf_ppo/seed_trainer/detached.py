@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,14 @@ try:
 
     from rlhf_ray.actor_context import settle
     from rlhf_ray.calls import own_name
-    from rlhf_ray.detached_source import FitPlan
-    from rlhf_ray.detached_trainer import DetachedTrainer
+    from rlhf_ray.detached_trainer import DetachedTrainer, FitPlan
     from rlhf_ray.ray_sync import MakerSync, SyncReport
 except ModuleNotFoundError as error:
     hint = "pip install 'rlhf-ppo[ray]'"
     raise ImportError(f"DetachedPPOTrainer needs rlhf-ray, which is not installed: {hint}") from error
 
 from ..config import PPOConfig
-from .detached_learner import DetachedLearner, OptimizerOptions
+from .detached_learner import DetachedLearner
 
 _SHARD_BYTES = 64 * 1024**2
 
@@ -67,7 +67,6 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         gamma: float = 1.0,
         lam: float = 0.95,
         entropy_coef: float = 0.0,
-        temperature: float | None = None,
         micro_batch_tokens: int | None = None,
         max_shard_bytes: int = _SHARD_BYTES,
         batch_timeout_seconds: float = 1800.0,
@@ -92,21 +91,22 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         config = PPOConfig(
             clip_eps=eps_clip, value_clip=value_clip, gamma=gamma, lam=lam, entropy_coef=entropy_coef, kl_coef=0.0
         )
-        optimizer = OptimizerOptions(
-            actor_lr=actor_lr,
-            critic_lr=critic_lr,
+        made = strategy_fn()
+        self._learner = DetachedLearner(
+            made,
+            model_fn,
+            config,
+            lr={"policy": actor_lr, "critic": critic_lr},
             betas=betas,
             weight_decay=weight_decay,
             max_grad_norm=max_grad_norm,
+            micro_batch_tokens=micro_batch_tokens,
         )
-        made = strategy_fn()
-        self._learner = DetachedLearner(made, model_fn, config, optimizer, micro_batch_tokens=micro_batch_tokens)
         self.strategy = self._learner.strategy
         self.actor_booster = self.critic_booster = made
         self.actor, self.actor_optim, _ = self._learner.trained["policy"]
         self.critic, self.critic_optim, _ = self._learner.trained["critic"]
         self._update_lora_weights = update_lora_weights
-        self._temperature = temperature
         self._max_shard_bytes = max_shard_bytes
         self._sync_to_makers = self._make_sync(sync_timeout_seconds)
         self._fitting = False
@@ -122,7 +122,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
     @ray.method(concurrency_group="compute")
     def training_step(self, experience: Experience) -> dict[str, float]:  # type: ignore[override]
         """One PPO update on a batch: the losses of actor and critic before it."""
-        metrics = self._learner.step(experience, self._sampling_temperature())
+        metrics = self._learner.step(experience)
         return {"actor_loss": metrics["loss/policy"], "critic_loss": metrics["loss/value"]}
 
     @ray.method(concurrency_group="model_io")
@@ -137,16 +137,6 @@ class DetachedPPOTrainerBase(DetachedTrainer):
     def strategy_save_critic(self, path: str, only_rank0: bool = False) -> None:
         """Write a folder for `Critic.from_pretrained`. Collective, as `strategy_save_actor`."""
         self._save(lambda: self._learner.save("critic", Path(path)))
-
-    @ray.method(concurrency_group="model_io")
-    def strategy_save_actor_optim(self, path: str, only_rank0: bool = False) -> None:
-        """Write the actor's optimizer state into a folder. Collective, as `strategy_save_actor`."""
-        self._save(lambda: self._learner.save_optimizer("policy", Path(path)))
-
-    @ray.method(concurrency_group="model_io")
-    def strategy_save_critic_optim(self, path: str, only_rank0: bool = False) -> None:
-        """Write the critic's optimizer state into a folder. Collective, as `strategy_save_actor`."""
-        self._save(lambda: self._learner.save_optimizer("critic", Path(path)))
 
     @ray.method(concurrency_group="model_io")
     def get_sync_report(self) -> SyncReport | None:
@@ -191,18 +181,6 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         """CPU: the updater splits batches and moves each micro-batch to the device."""
         return torch.device("cpu")
 
-    def _sampling_temperature(self) -> float:
-        told = self._presence.temperature
-        if self._temperature is None:
-            return 1.0 if told is None else told
-        if told is not None and told != self._temperature:
-            raise RlhfError(
-                f"the makers sample at temperature {told}, this trainer was told {self._temperature}",
-                where="DetachedPPOTrainer",
-                hint="leave out `temperature` to take theirs",
-            )
-        return self._temperature
-
     def _save(self, save: Callable[[], None]) -> None:
         if self._fitting and self._learner.strategy.world_size > 1:
             raise RlhfError(
@@ -213,13 +191,14 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         save()
 
     def _fit_info(self, plan: FitPlan) -> FitInfo:
-        strategy = self._learner.strategy
-        return FitInfo(
+        strategy, learner = self._learner.strategy, self._learner
+        return replace(
+            super()._fit_info(plan),
             algorithm="ppo",
-            num_episodes=plan.num_episodes,
             samples_per_episode=plan.update_steps * self.train_batch_size * strategy.world_size,
-            updates_per_episode=plan.update_steps * plan.train_epochs,
-            num_parameters=self._learner.num_parameters,
+            num_parameters={
+                role: sum(p.numel() for p in learner.unwrapped(role).parameters()) for role in learner.trained
+            },
             world_size=strategy.world_size,
             device=str(strategy.device),
         )
@@ -247,7 +226,6 @@ class DetachedPPOTrainer(DetachedPPOTrainerBase):
     those of all trainers of the process group.
     eval_performance: print throughput when a fit ends; needs `rlhf-plan`.
     update_lora_weights: send only the LoRA weights; `sync_models_to_remote_makers` always sends all.
-    temperature: sampling temperature of the makers; None takes the one that they report.
     micro_batch_tokens: most tokens in one forward; None runs a batch whole. The result is the same.
     max_shard_bytes: most bytes of one chunk of weights. sync_timeout_seconds: longest wait for a maker to take one.
     """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,56 +34,55 @@ _WITH_HYBRID_ADAM = ("GeminiPlugin", "LowLevelZeroPlugin")
 _EPS = 1e-8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerOptions:
-    """Options of AdamW, or of the strategy's replacement (HybridAdam under Gemini and LowLevelZero)."""
-
-    actor_lr: float
-    critic_lr: float
-    betas: tuple[float, float]
-    weight_decay: float
-    max_grad_norm: float | None
-    """Used by a core strategy; a Booster's plugin clips by its own options."""
-
-    def lr(self, role: str) -> float:
-        return self.actor_lr if role == "policy" else self.critic_lr
-
-
 class DetachedLearner:
-    """Trains on batches of samples, sends out weights, saves. Every method but `num_parameters` is collective."""
+    """Trains on batches of samples, and saves. Every method is collective."""
 
     def __init__(
         self,
         made: Any,
         model_fn: Callable[[], tuple[nn.Module, nn.Module]],
         config: PPOConfig,
-        optimizer: OptimizerOptions,
         *,
-        micro_batch_tokens: int | None,
+        lr: Mapping[str, float],
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        micro_batch_tokens: int | None = None,
     ) -> None:
-        """made: a strategy, which is joined here, or a ColossalAI Booster.
+        """made: a strategy, which is joined here, or a ColossalAI Booster, whose plugin clips by its own options.
+        lr: by role.
 
         Raises `UserInputError` when it is neither, or when `model_fn` gives no (actor, critic).
         """
         check_strategy(made, where="strategy_fn", told="it returned")
-        if isinstance(made, Strategy):
+        is_strategy = isinstance(made, Strategy)
+        if is_strategy:
             made.setup()
-        with made.model_init_context() if isinstance(made, Strategy) else nullcontext():
+        with made.model_init_context() if is_strategy else nullcontext():
             models = _checked(model_fn())
-        self.strategy, self.trained = _prepare_roles(made, models, optimizer)
+        make_optimizer = made.make_optimizer if is_strategy else partial(_optimizer_under, made)
+        self.trained: dict[str, Trained] = {}
+        for role, model in models.items():
+            disable_dropout(model)
+            model.train()
+            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            optimizer = make_optimizer(parameters, lr=lr[role], betas=betas, weight_decay=weight_decay)
+            if is_strategy:
+                self.trained[role] = made.prepare(model, optimizer, max_grad_norm=max_grad_norm)
+            else:
+                boosted, optimizer, *_ = made.boost(model, optimizer=optimizer)
+                self.trained[role] = Trained(boosted, optimizer, None)
+        self.strategy: Strategy = made if is_strategy else _adapted(made, self.trained)
         self.busy = threading.Lock()
         """Held while weights change or are read."""
         self._algorithm = PPO(config)
         self._updater = Updater(self._algorithm, self.strategy, self.trained, micro_batch_tokens=micro_batch_tokens)
 
-    def step(self, experience: Experience, temperature: float) -> dict[str, float]:
+    def step(self, experience: Experience) -> dict[str, float]:
         """Make one update from this rank's batch and return its metrics; missing advantages are computed first.
 
         They are whitened over the batches of all ranks, which form one update.
-
-        temperature: sampling temperature of the batch; log-probs are computed at it.
         """
-        self._algorithm.temperature = temperature
         with self.strategy.naming_lost_peers():
             ready = self._with_advantages(experience) if experience.advantages is None else experience
             with self.busy:
@@ -110,16 +110,6 @@ class DetachedLearner:
         with self.busy:
             save(self.strategy, self.trained[role].model, path)
 
-    def save_optimizer(self, role: str, path: Path) -> None:
-        """The optimizer's state, under the names of the parameters."""
-        with self.busy:
-            self.strategy.save_optimizer(self.trained[role].optimizer, path)
-
-    @property
-    def num_parameters(self) -> dict[str, int]:
-        """Parameter count by role; where a strategy shards them, the count on this rank."""
-        return {role: sum(p.numel() for p in self.unwrapped(role).parameters()) for role in self.trained}
-
     def _with_advantages(self, experience: Experience) -> Experience:
         """Sum rewards, apply the KL penalty at each sample's own coefficient, compute GAE, whiten. Collective."""
         if not experience.rewards or experience.values is None:
@@ -146,38 +136,16 @@ def _checked(returned: Any) -> Mapping[str, nn.Module]:
     return {"policy": returned[0], "critic": returned[1]}
 
 
-def _prepare_roles(
-    made: Any, models: Mapping[str, nn.Module], options: OptimizerOptions
-) -> tuple[Strategy, dict[str, Trained]]:
-    """Make optimizers for both models and wrap both; also returns the strategy that trains them."""
-    for model in models.values():
-        disable_dropout(model)
-        model.train()
-    if isinstance(made, Strategy):
-        return made, {role: _prepare(made, model, role, options) for role, model in models.items()}
-    trained = {role: _boost(made, model, role, options) for role, model in models.items()}
-    strategies = {role: BoosterAdapter(made, each.model, each.optimizer) for role, each in trained.items()}
-    return RoleStrategies(strategies, trained), trained
-
-
-def _prepare(strategy: Strategy, model: nn.Module, role: str, options: OptimizerOptions) -> Trained:
-    optimizer = strategy.make_optimizer(
-        _parameters(model), lr=options.lr(role), betas=options.betas, weight_decay=options.weight_decay
-    )
-    return strategy.prepare(model, optimizer, max_grad_norm=options.max_grad_norm)
-
-
-def _boost(booster: Any, model: nn.Module, role: str, options: OptimizerOptions) -> Trained:
-    parameters, lr, betas, decay = _parameters(model), options.lr(role), options.betas, options.weight_decay
-    optimizer: Optimizer
+def _optimizer_under(
+    booster: Any, parameters: list[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
+) -> Optimizer:
+    """AdamW, or HybridAdam where the Booster's plugin requires it."""
     if {kind.__name__ for kind in type(booster.plugin).__mro__}.isdisjoint(_WITH_HYBRID_ADAM):
-        optimizer = make_adamw(parameters, lr, betas, _EPS, decay)
-    else:
-        hybrid_adam = import_module("colossalai.nn.optimizer").HybridAdam
-        optimizer = hybrid_adam(parameters, lr=lr, betas=betas, eps=_EPS, weight_decay=decay)
-    boosted, optimizer, *_ = booster.boost(model, optimizer=optimizer)
-    return Trained(boosted, optimizer, None)
+        return make_adamw(parameters, lr, betas, _EPS, weight_decay)
+    hybrid_adam: Callable[..., Optimizer] = import_module("colossalai.nn.optimizer").HybridAdam
+    return hybrid_adam(parameters, lr=lr, betas=betas, eps=_EPS, weight_decay=weight_decay)
 
 
-def _parameters(model: nn.Module) -> Iterable[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+def _adapted(booster: Any, trained: Mapping[str, Trained]) -> RoleStrategies:
+    adapters = {role: BoosterAdapter(booster, each.model, each.optimizer) for role, each in trained.items()}
+    return RoleStrategies(adapters, trained)

@@ -16,20 +16,19 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.batching import collate, split
 from rlhf_core.errors import RlhfError, UserInputError
-from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.runfolder import RunState
 from rlhf_core.strategy import Trained
+from rlhf_core.training import Metrics
 from rlhf_core.types import BufferItem, Experience
 from rlhf_models import disable_dropout
-from rlhf_seed import BatchReader, CycledLoader, adapt_callback, sampling_params, set_eos
+from rlhf_seed import BatchReader, CycledLoader, sampling_params, set_eos
 
 from ..algorithm import PPO
 from ..config import PPOConfig
 from ..pretraining import PretrainingLoader
 from .base import OLTrainer, SampleBuffer
 from .checkpoint import TrainerCheckpoints, open_record
-from .loop import TrainerLoop
 from .parts import TrainerContext, build_estimates, build_generation, build_updater
 from .setup import Batching, Models, Rollouts, check_numbers, check_tensor_parallel, config_of
 
@@ -129,8 +128,6 @@ class PPOTrainer(OLTrainer):
         self._save_interval = save_interval
         self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
         self.coordinator = coordinator
-        for callback in callbacks:
-            self._context.hooks.register(adapt_callback(callback))
 
     def _begin(
         self,
@@ -154,7 +151,7 @@ class PPOTrainer(OLTrainer):
             trained=trained,
             strategy=strategy,
             algorithm=PPO(config, temperature=sampling.temperature, max_new_tokens=longest, pin_memory=pin_memory),
-            hooks=HookRelay(),
+            hooks=self.hooks,
         )
         self._ptx_coef = config.ptx_coef
         self.actor, self.actor_optim, self.actor_scheduler = trained["policy"]
@@ -163,9 +160,6 @@ class PPOTrainer(OLTrainer):
         self.accumulation_steps = batching.accumulation_steps
         self.device = strategy.device
         self._reader = BatchReader(tokenizer, tokenizer, needs_mask=True)
-        self.num_train_step = 0
-        """Optimizer steps so far, over all fits and what came before a resume."""
-        self._version = 0
         self._num_collected = 0
         self._first_episode = 0
         self._batches_before = {"prompt": 0, "pretrain": 0}
@@ -210,15 +204,11 @@ class PPOTrainer(OLTrainer):
             self._generation = build_generation(self._context, self._fit)
             self.experience_maker = self._generation.maker
             self._updater = build_updater(self._context)
-            self._loop = TrainerLoop(
-                self,
-                build_estimates(self._context, self._generation, num_update_steps),
-                num_collect_steps=num_collect_steps,
-                num_passes=num_update_steps,
-            )
+            self._estimates = build_estimates(self._context, self._generation, num_update_steps)
+            self._num_collect_steps, self._num_passes = num_collect_steps, num_update_steps
             self._publish()
             with self._context.strategy.naming_lost_peers():
-                self._loop.run(self._fit_info(num_episodes))
+                self.run(self._fit_info(num_episodes))
         self._first_episode = 0
 
     def load_checkpoint(self, path: str | Path | None = None) -> int:
@@ -235,7 +225,8 @@ class PPOTrainer(OLTrainer):
             raise UserInputError("there is no save_dir to load from", where="PPOTrainer.save_dir", hint="give a path")
         state, progress = checkpoints.load(chosen)
         self._context.algorithm.load_state_dict(state.algorithm)
-        self.num_train_step, self._version = state.step, state.policy_version
+        self.num_updates = self.num_train_step = state.step
+        self._version = state.policy_version
         self._first_episode, self._wall_before_s = state.next_episode, state.wall_s
         self._num_collected = int(progress["num_collected"])
         self._batches_before = {name: int(progress[name]) for name in self._batches_before}
@@ -269,7 +260,7 @@ class PPOTrainer(OLTrainer):
             use_wandb=use_wandb,
             is_main=self._context.strategy.is_main,
             step=self.num_train_step,
-            hooks=self._context.hooks,
+            hooks=self.hooks,
             stack=self._fit,
         )
         for model in (self.actor, self.critic):
@@ -291,21 +282,16 @@ class PPOTrainer(OLTrainer):
     def _learn(self, update_step: int) -> None:
         """Make one pass over the buffer (or take one random batch of it): `_training_step` for each batch."""
         self._generation.release_inference_models()
-        self._loop.learn_now()
+        super()._learn(update_step)
 
     def _training_step(self, experience: Experience) -> None:
         """Train on at most `train_batch_size` samples; the optimizers step when that `completes_update`."""
         self._pending += split(experience, to_cpu=self._context.batching.buffer_cpu_offload)
         if self.completes_update:
             items, self._pending = self._pending, []
-            gap_version, self._loop.gap_version = self._loop.gap_version, None
+            gap_version, self._gap_version = self._gap_version, None
             with self._record.timer.phase("train"):
-                self._loop.metrics = self._updater.update(items, gap_version=gap_version)
-
-    @property
-    def completes_update(self) -> bool:
-        """Whether the current batch is the last of an optimizer step, or of its episode."""
-        return self._loop.completes_update
+                self._metrics = self._updater.update(items, gap_version=gap_version)
 
     def _save_checkpoint(self, episode: int = 0) -> None:
         """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states.
@@ -335,14 +321,15 @@ class PPOTrainer(OLTrainer):
             "pretrain": 0 if pretrain is None else pretrain.num_taken,
         }
 
-    def _after_update(self, episode: int) -> None:
+    def after_update(self, metrics: Metrics) -> None:
         """Save when due; if due at an episode's last step, wait until the episode is finished."""
+        self._record.update(metrics)
         if self._save_interval > 0 and self.num_train_step % self._save_interval == 0:
-            if self._loop.ends_episode:
+            if self._ends_episode:
                 self._save_is_due = True
             else:
                 self._record.flush(durable=True)
-                self._save_checkpoint(episode)
+                self._save_checkpoint(self._episode)
 
     def _say(self, message: str) -> None:
         if self.coordinator is None:
@@ -351,7 +338,7 @@ class PPOTrainer(OLTrainer):
             self.coordinator.print_on_master(message)
 
     def _publish(self) -> None:
-        with self._context.hooks.span("sync", version=self._version):
+        with self.hooks.span("sync", version=self._version):
             self._generation.publish(self._version)
 
     def _fit_info(self, num_episodes: int) -> FitInfo:
@@ -368,7 +355,7 @@ class PPOTrainer(OLTrainer):
             device=str(strategy.device),
         )
 
-    def _finish_episode(self, episode: int) -> Mapping[str, float]:
+    def end_episode(self, episode: int) -> Metrics:
         """Adapt the KL coefficient, publish the policy, save when due. Returns the values of the last line."""
         self._context.algorithm.end_episode()
         self._version += 1

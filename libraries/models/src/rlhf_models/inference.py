@@ -1,0 +1,47 @@
+"""A model that only answers, outside a run: for `rlhf serve`, and for a judge in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from rlhf_core.components import EngineContext
+from rlhf_core.config import ModelConfig
+from rlhf_core.models import kind_for
+from rlhf_core.place import resolve_device
+from rlhf_core.plugins import load
+from rlhf_core.protocols import RolloutEngine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def open_engine(
+    config: ModelConfig,
+    engine: str,
+    seed: int,
+    *,
+    options: Mapping[str, Any] | None = None,
+    in_flight: bool = False,
+) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
+    """An engine over a model that is loaded for it, in float32 on a CPU and bfloat16 on a GPU; and its tokenizer.
+
+    options: the engine's. in_flight: call `generate_in_flight` if the engine has it.
+    """
+    import torch
+
+    selected, kind = load("engines", engine), kind_for(config)
+    kind.check()
+    tokenizer, device = kind.load_tokenizer(), resolve_device(config.device)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    policy = kind.load_policy(dtype=dtype, seed=seed, tokenizer=tokenizer).to(device).eval()
+    context = EngineContext(
+        policy,
+        tokenizer,
+        device,
+        seed,
+        model_path=config.path,
+        in_flight=in_flight and selected.component.in_flight,
+    )
+    built = selected.build(selected.component.config.model_validate(dict(options or {})), context)
+    return cast(RolloutEngine, built), tokenizer

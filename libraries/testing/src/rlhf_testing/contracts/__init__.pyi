@@ -1,0 +1,14 @@
+from .advantage import AdvantageContract as AdvantageContract
+from .algorithm import AlgorithmContract as AlgorithmContract
+from .base import ComponentContract as ComponentContract
+from .base import contracts_for as contracts_for
+from .dataset_algorithm import DatasetAlgorithmContract as DatasetAlgorithmContract
+from .engine import EngineContract as EngineContract
+from .environment import EnvironmentContract as EnvironmentContract
+from .hooks import HooksContract as HooksContract
+from .logger import LoggerContract as LoggerContract
+from .policy_loss import PolicyLossContract as PolicyLossContract
+from .prompts import PromptsContract as PromptsContract
+from .reward import RewardContract as RewardContract
+from .strategy import StrategyContract as StrategyContract
+from .transport import TransportContract as TransportContract
