@@ -97,6 +97,20 @@ def test_a_schema_that_checks_nothing_is_a_config_error(schema, message, tmp_pat
         json_schema([rollout("1", schema=schema)], metadata_key="schema")
 
 
+def test_references_that_branch_on_and_on_hold_up_nothing(monkeypatch):
+    monkeypatch.setattr("rlhf_reward_rules.json_schema._SECONDS_PER_ANSWER", 0.3)
+    levels = {str(level): {"allOf": [{"$ref": f"#/$defs/{level + 1}"}] * 2} for level in range(60)}
+    schema = {"$ref": "#/$defs/0", "$defs": levels | {"60": {}}}
+    assert json_schema([rollout("1")], inline_schema=schema) == [0.0]
+    assert json_schema([rollout("1", schema=schema), rollout("1")], metadata_key="schema") == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(("completion", "score"), [("1", 1.0), ('{"a": 1}', 0.0)], ids=["not reached", "endless"])
+def test_a_reference_without_end_that_an_answer_meets_scores_0(completion, score):
+    schema = {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}}
+    assert json_schema([rollout(completion)], inline_schema=schema) == [score]
+
+
 @pytest.mark.parametrize("text", ["{", "5", "[]", '"$schema"'])
 def test_a_file_that_is_no_schema_is_a_config_error(tmp_path, text):
     file = tmp_path / "schema.json"

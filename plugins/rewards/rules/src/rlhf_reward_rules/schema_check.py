@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -10,6 +11,8 @@ from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing import Registry, Specification
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import specification_with
+
+from .processor_time import TimeUp, within
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -33,7 +36,8 @@ def make_validator(schema: object) -> Any:
         raise ValueError("the schema is nested too deeply") from None
     validator = kind(schema, registry=Registry())  # an empty registry: nothing is fetched from outside
     try:
-        list(validator.iter_errors([None]))
+        with suppress(TimeUp):  # references that branch on and on: its answers will be said to be slow
+            within(1.0, lambda: list(validator.iter_errors([None])))
     except RecursionError:
         raise ValueError("the schema has a reference that leads back to itself without end") from None
     return validator
