@@ -40,6 +40,9 @@ def call():
         sys.stderr.write("out of paper \x1b[31m")
         sys.stderr.flush()
         os._exit(7)
+    if MODE == "words":
+        sys.stderr.write("e" * 2**26)
+        sys.exit()
     if MODE == "broken":
         say('{"jsonrpc": "2.0", "id": ')
     if MODE == "wrong":
@@ -63,7 +66,7 @@ while MODE == "flood":
     say(json.dumps(NOTE))
 while MODE == "line":
     sys.stdout.write("{" * 2**16)
-if MODE == "stays":
+if MODE in ("stays", "leaves"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen(["sleep", "1000"])
     with open("pids", "a") as file:
