@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import ConfigError
-from rlhf_data.config import CurriculumConfig
 from rlhf_data.curriculum import make_curriculum
+from rlhf_data.curriculum_section import CurriculumConfig
 from rlhf_testing.episodes import prompt_stream
 from rlhf_testing.models import tiny_tokenizer
 

@@ -14,8 +14,8 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.plugins.selected import load
 from rlhf_core.prompts import PromptEncoder, RecordRules
-from rlhf_data.config import CurriculumConfig
 from rlhf_data.curriculum import make_curriculum
+from rlhf_data.curriculum_section import CurriculumConfig
 from rlhf_data.mixture import Mixture, StreamedMixture
 from rlhf_data.order import MixtureOrder
 from rlhf_testing.contracts import PromptsContract

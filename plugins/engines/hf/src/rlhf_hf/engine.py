@@ -120,6 +120,7 @@ class HfEngine:
     def cancel(self, sample_id: int, branch: int = 0) -> None:
         """Drop an open request of `generate_in_flight`; called in `between` (see `CancelingEngine`)."""
         if self._flight is not None:
+            self._flight.weights_are(self._policy_version)  # else its keys and values are kept for the new weights
             self._flight.cancel(sample_id, branch)
 
     def _sampler(self, sampling: SamplingParams) -> Sampler:

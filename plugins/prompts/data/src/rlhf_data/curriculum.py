@@ -16,7 +16,7 @@ from rlhf_core.prompts import PromptStream
 from rlhf_core.types import RolloutGroup
 
 if TYPE_CHECKING:
-    from .config import CurriculumConfig
+    from .curriculum_section import CurriculumConfig
 
 _LOOKED_AT = 4096
 """Records passed over for one draw before the one nearest to the gates is taken."""

@@ -1,10 +1,10 @@
-"""The prompt sources and the section of this distribution, as its entry points declare them."""
+"""The prompt sources of this distribution, as its entry points declare them."""
 
 from __future__ import annotations
 
 from rlhf_core import Component
 
-from .config import CurriculumConfig, HfDatasetConfig, MixtureConfig, SortDigitsConfig
+from .config import HfDatasetConfig, MixtureConfig, SortDigitsConfig
 
 hf_dataset = Component(
     summary="A Hugging Face dataset: a saved folder, Parquet, JSONL or CSV files, or a hub name.",
@@ -21,4 +21,3 @@ sort_digits = Component(
     config=SortDigitsConfig,
     build="rlhf_data.sort_digits:build",
 )
-curriculum = Component(summary="Draws prompts by the success of their answers so far.", config=CurriculumConfig)
