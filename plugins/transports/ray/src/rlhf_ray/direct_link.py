@@ -13,7 +13,6 @@ prefix.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from rlhf_core.errors import RlhfError
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 WHERE = "direct weight sync"
 SENDER, RECEIVER = 0, 1
@@ -194,22 +193,6 @@ class MakerEnd:
         found = link.receive(chunk)
         self._link = link
         return found
-
-
-def listening_store(address: str, timeout_seconds: float) -> TCPStore:
-    """A store that listens at `address` alone, on a free port (`.port`)."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    listener = socket.create_server((address, 0))
-    return TCPStore(
-        address,
-        listener.getsockname()[1],
-        None,
-        is_master=True,
-        timeout=timedelta(seconds=timeout_seconds),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # the store's from here on
-    )
 
 
 def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
