@@ -25,7 +25,7 @@ from rlhf_core.errors import LostRankError, first_line
 from rlhf_core.plugins.errors_of import is_lost_peer
 from rlhf_core.util.bounded_thread import BoundedThread
 
-from .loopback import HOST, keep_to_loopback, loopback_store
+from .loopback import keep_to_loopback, loopback_store
 
 if TYPE_CHECKING:
     from rlhf_core.place import ReduceOp
@@ -99,7 +99,7 @@ class ProcessGroup:
         """Where the processes meet: a store of their own, or an address, as torch takes it."""
         if self.world_size == 1:
             return {"store": dist.HashStore()}  # type: ignore[attr-defined]
-        is_here = self.env.master_addr in (HOST, "localhost")
+        is_here = self.env.master_addr in ("localhost", "::1") or str(self.env.master_addr).startswith("127.")
         if is_here:
             keep_to_loopback()
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's agent keeps it; ranks are clients

@@ -196,9 +196,9 @@ def model_of(path: str) -> str:
     if not folder.holds_run:
         return path
     folder.refuse_oddities()
-    if not folder.model.is_dir():
+    if not folder.model.is_dir() or folder.read_json(folder.summary).get("status") == "running":  # resumed: an old one
         raise UserInputError(
-            "this run has written no model yet",
+            "this run goes on, or has written no model yet",
             where=path,
             hint=f"of its newest checkpoint: rlhf export {path} --to DIR, then: rlhf serve DIR",
         )

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rlhf_core import Column
 from rlhf_core.algorithm import GroupPass, PassContext
+from rlhf_core.columns import ENGINE_COLUMNS, TEMPERATURE
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
@@ -122,16 +122,20 @@ class _BetweenSteps(GroupPasses):
 
 
 class _SampledAt(GroupPass):
-    """Core's column `temperature`, by which a trainer that has no sampling options reads log-probs."""
+    """Core's column `temperature`, by which a trainer that has no sampling options reads log-probs.
 
-    columns: Mapping[str, Column] = {"temperature": Column(optional=True)}
+    What the engine itself has reported of a token is kept.
+    """
+
+    columns = ENGINE_COLUMNS
 
     def __init__(self, temperature: float) -> None:
         self._temperature = temperature
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
-        lengths = [item.num_response_tokens for group in groups for item in group.items]
-        return [{"temperature": [self._temperature] * length} for length in lengths]
+        items = [item for group in groups for item in group.items]
+        owns = [item.columns.get(TEMPERATURE, [0.0] * item.num_response_tokens) for item in items]
+        return [{TEMPERATURE: [float(each) or self._temperature for each in own]} for own in owns]
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
