@@ -24,7 +24,7 @@ from rlhf_ray.direct_link import (
     copied,
     form_link,
 )
-from rlhf_strategies.loopback import served_store
+from rlhf_strategies import served_store
 
 HERE = "127.0.0.1"
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlhf_strategies.loopback import served_store
+from rlhf_strategies import served_store
 
 from .calls import ActorLostError, Call, NamedActors, collect, node_address
 from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, copied, form_link
