@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import RlhfError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +171,7 @@ class Link:
             raise self._broken(error) from None
 
     def _broken(self, error: RuntimeError) -> LinkError:
-        return LinkError(f"the link broke: {str(error).strip().splitlines()[0]}", where=WHERE)
+        return LinkError(f"the link broke: {first_line(error)}", where=WHERE)
 
 
 class MakerEnd:
@@ -209,8 +209,7 @@ def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
     try:
         group = make(PrefixStore(offer.key, store), rank, address, timedelta(seconds=offer.timeout_seconds), device)
     except RuntimeError as error:
-        problem = str(error).strip().splitlines()[0]
-        raise LinkError(f"no {backend} link was formed: {problem}", where=WHERE) from None
+        raise LinkError(f"no {backend} link was formed: {first_line(error)}", where=WHERE) from None
     return Link(group, backend, device, offer.timeout_seconds)
 
 
@@ -224,8 +223,8 @@ def join_link(offer: LinkOffer, address: str, device: torch.device) -> Link:
     try:
         store = TCPStore(offer.host, offer.port, None, is_master=False, timeout=timeout)
     except RuntimeError as error:
-        problem = str(error).strip().splitlines()[0]
-        raise LinkError(f"no trainer answers at {offer.host}:{offer.port}: {problem}", where=WHERE) from None
+        told = f"no trainer answers at {offer.host}:{offer.port}: {first_line(error)}"
+        raise LinkError(told, where=WHERE) from None
     return form_link(store, RECEIVER, offer, address)
 
 
