@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlhf_core import Column
 from rlhf_core.algorithm import GroupPass, PassContext
-from rlhf_core.columns import ENGINE_COLUMNS, TEMPERATURE
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
@@ -127,15 +127,15 @@ class _SampledAt(GroupPass):
     What the engine itself has reported of a token is kept.
     """
 
-    columns = ENGINE_COLUMNS
+    columns: Mapping[str, Column] = {"temperature": Column(optional=True)}
 
     def __init__(self, temperature: float) -> None:
         self._temperature = temperature
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
         items = [item for group in groups for item in group.items]
-        owns = [item.columns.get(TEMPERATURE, [0.0] * item.num_response_tokens) for item in items]
-        return [{TEMPERATURE: [float(each) or self._temperature for each in own]} for own in owns]
+        owns = [item.columns.get("temperature", [0.0] * item.num_response_tokens) for item in items]
+        return [{"temperature": [float(each) or self._temperature for each in own]} for own in owns]
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
