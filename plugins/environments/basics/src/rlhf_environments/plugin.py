@@ -15,7 +15,7 @@ guess_number = Component(
 guesses = Component(
     summary="Games for the environment guess-number, and random guesses in its format for a warm start.",
     config=GuessesConfig,
-    build="rlhf_environments.guesses:build",
+    build="rlhf_environments.guesses:Guesses",
 )
 conversation = Component(
     summary="User turns that stand in the dataset, one after another; no reward of its own.",
@@ -25,6 +25,6 @@ conversation = Component(
 tools = Component(
     summary="Functions of Python files as tools, and a Python interpreter in a sandbox; no reward of its own.",
     config=ToolsConfig,
-    build="rlhf_environments.tools:build",
+    build="rlhf_environments.tools:Tools",
     isolate=True,
 )
