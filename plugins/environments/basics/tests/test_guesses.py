@@ -1,11 +1,9 @@
 """The prompt source of the game: its contract, and the form of what the warm start learns."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from rlhf_core.components import TaskContext
 from rlhf_environments.config import GuessesConfig
 from rlhf_environments.guess_number import direction
 from rlhf_environments.guesses import Guesses
@@ -20,7 +18,7 @@ class TestGuesses(PromptsContract):
 
 def source(numbers=10, size=10, past=0, seed=0):
     config = GuessesConfig(numbers=numbers, size=size, max_past_guesses=past, problem_seed=seed)
-    return Guesses(config, TaskContext(seed=0, base_folder=Path()))
+    return Guesses(config)
 
 
 def test_a_game_for_each_number():

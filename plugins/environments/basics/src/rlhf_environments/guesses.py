@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from rlhf_core.components import TaskContext
+from rlhf_core.protocols import PromptSource
 from rlhf_core.util import derive_seed
 
 from .config import GuessesConfig
@@ -20,7 +21,7 @@ class Guesses:
     out what the answers are good for.
     """
 
-    def __init__(self, config: GuessesConfig, context: TaskContext) -> None:
+    def __init__(self, config: GuessesConfig) -> None:
         self._config = config
         self._size = config.numbers if config.size is None else config.size
 
@@ -42,3 +43,8 @@ class Guesses:
 
     def describe(self, index: int) -> str:
         return f"guess-number game {index}"
+
+
+def build(config: GuessesConfig, context: TaskContext) -> PromptSource:
+    """The source of a `prompts` section."""
+    return Guesses(config)

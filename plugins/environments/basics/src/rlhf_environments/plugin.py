@@ -15,7 +15,7 @@ guess_number = Component(
 guesses = Component(
     summary="Games for the environment guess-number, and random guesses in its format for a warm start.",
     config=GuessesConfig,
-    build="rlhf_environments.guesses:Guesses",
+    build="rlhf_environments.guesses:build",
 )
 conversation = Component(
     summary="User turns that stand in the dataset, one after another; no reward of its own.",
