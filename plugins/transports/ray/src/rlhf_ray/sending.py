@@ -12,12 +12,15 @@ import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, TimeoutError
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+from rlhf_strategies import served_store
+
 from .calls import ActorLostError, Call, NamedActors, collect, node_address
-from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, copied, form_link, listening_store
+from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, copied, form_link
 from .wire import num_bytes, pack
 
 if TYPE_CHECKING:
@@ -191,7 +194,7 @@ class Links:
     def _formed(self, name: str, maker: Any) -> Link:
         address, timeout = node_address(), self._timeout_seconds
         if self._store is None:
-            self._store = listening_store(address, timeout)
+            self._store = served_store(address, timeout=timedelta(seconds=timeout))
         offer = LinkOffer(address, self._store.port, secrets.token_hex(16), self._device.type, timeout)
         # Both ends wait for each other, on a thread since torch's own wait for a peer cannot be called off; the maker's
         # answer says when it is no use to wait any longer.

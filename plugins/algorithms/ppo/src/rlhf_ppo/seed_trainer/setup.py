@@ -97,11 +97,8 @@ class Batching:
     """Samples that run forward together, on each trainer."""
     accumulation_steps: int
     """Batches in one optimizer step."""
-    buffer_limit: int
-    """Most samples of an episode, on each trainer; 0 or less is any number."""
     buffer_cpu_offload: bool
     sample_buffer: bool
-    pin_memory: bool
 
 
 @dataclass(frozen=True, slots=True)

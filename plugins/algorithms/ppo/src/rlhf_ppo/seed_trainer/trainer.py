@@ -113,10 +113,7 @@ class PPOTrainer(OLTrainer):
             "policy": Trained(actor, actor_optim, actor_lr_scheduler),
             "critic": Trained(critic, critic_optim, critic_lr_scheduler),
         }
-        pin_memory = dataloader_pin_memory
-        batching = Batching(
-            train_batch_size, accumulation_steps, buffer_limit, buffer_cpu_offload, sample_buffer, pin_memory
-        )
+        batching = Batching(train_batch_size, accumulation_steps, buffer_cpu_offload, sample_buffer)
         sampling = sampling_params(generate_kwargs, tokenizer)
         rollouts = Rollouts(sampling, engine, samples_per_prompt, seed, offload_inference_models)
         check_numbers(batching, rollouts, save_interval, save_dir)
@@ -124,24 +121,9 @@ class PPOTrainer(OLTrainer):
         set_eos(actor, generate_kwargs.get("eos_token_id"))
         data_buffer = SampleBuffer(train_batch_size, buffer_limit, seed=seed)
         super().__init__(actor_booster, critic_booster, data_buffer, sample_buffer, dataloader_pin_memory, callbacks)
-        self._begin(models, trained, config, batching, rollouts, tokenizer)
-        self._save_interval = save_interval
-        self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
-        self.coordinator = coordinator
-
-    def _begin(
-        self,
-        models: Models,
-        trained: dict[str, Trained],
-        config: PPOConfig,
-        batching: Batching,
-        rollouts: Rollouts,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> None:
         strategy = models.strategy(trained)
         models.check(strategy, config.kl_coef)
-        pin_memory = batching.pin_memory and strategy.device.type == "cuda"
-        sampling = rollouts.sampling
+        pin_memory = dataloader_pin_memory and strategy.device.type == "cuda"
         longest = min(sampling.max_new_tokens, sampling.max_length or sampling.max_new_tokens)
         self._context = TrainerContext(
             models=models,
@@ -157,8 +139,11 @@ class PPOTrainer(OLTrainer):
         self.actor, self.actor_optim, self.actor_scheduler = trained["policy"]
         self.critic, self.critic_optim, self.critic_scheduler = trained["critic"]
         self.tokenizer = tokenizer
-        self.accumulation_steps = batching.accumulation_steps
+        self.accumulation_steps = accumulation_steps
         self.device = strategy.device
+        self._save_interval = save_interval
+        self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
+        self.coordinator = coordinator
         self._reader = BatchReader(tokenizer, tokenizer, needs_mask=True)
         self._num_collected = 0
         self._first_episode = 0
