@@ -29,16 +29,13 @@ _HINT = 'each line needs {"prompt": …, "steps": ["…", …], "labels": [true,
 class ProcessRewardModel(PolicyOnly[Example, ExampleBatch]):
     """Mean binary cross-entropy over the steps of the global batch (Lightman 2023, section 2.6)."""
 
+    model_kind = "sequence-classification"
     config: ProcessRewardModelConfig
 
     def __init__(self, config: ProcessRewardModelConfig, context: AlgorithmContext) -> None:
         """The tokenizer gets a pad token other than EOS, as for a reward model."""
         super().__init__(config, context)
         self._pad_id = set_pad_token(context.tokenizer)
-
-    @property
-    def model_kind(self) -> str:
-        return "sequence-classification"
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Raise `DataError` for a line without labelled steps, or with a step that has no text."""

@@ -58,16 +58,13 @@ class RewardModel(PairAlgorithm):
     """Mean Bradley-Terry loss over the pairs of the global batch."""
 
     name = "reward-model"
+    model_kind = "sequence-classification"
     config: RewardModelConfig
 
     def __init__(self, config: RewardModelConfig, context: AlgorithmContext) -> None:
         """The tokenizer gets a pad token other than EOS."""
         super().__init__(config, context)
         self._pad_id = set_pad_token(context.tokenizer)
-
-    @property
-    def model_kind(self) -> str:
-        return "sequence-classification"
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         super().check_record(record)
