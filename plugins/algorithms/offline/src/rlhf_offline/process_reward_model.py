@@ -11,7 +11,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean
-from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_forward import innermost, own_lengths
@@ -19,7 +18,6 @@ from rlhf_forward import innermost, own_lengths
 from .config import ProcessRewardModelConfig
 from .examples import Example, ExampleBatch, collate_examples
 from .policy_only import PolicyOnly
-from .reward_model import set_pad_token
 
 ValueT = TypeVar("ValueT")
 _WHERE = "process-reward-model"
@@ -31,11 +29,6 @@ class ProcessRewardModel(PolicyOnly[Example, ExampleBatch]):
 
     model_kind = "sequence-classification"
     config: ProcessRewardModelConfig
-
-    def __init__(self, config: ProcessRewardModelConfig, context: AlgorithmContext) -> None:
-        """The tokenizer gets a pad token other than EOS, as for a reward model."""
-        super().__init__(config, context)
-        self._pad_id = set_pad_token(context.tokenizer)
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Raise `DataError` for a line without labelled steps, or with a step that has no text."""
