@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.protocols import Asked, InFlightEngine, RolloutEngine
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -161,6 +159,5 @@ class EngineThread:
         return taken
 
     def _failed(self, error: BaseException) -> None:
-        logger.warning("sampling failed", exc_info=error)
         for each in self._open.values():
             each.tell(error)

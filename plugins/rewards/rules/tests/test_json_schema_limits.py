@@ -79,6 +79,16 @@ def test_processor_time_is_limited_in_the_main_thread_only():
         ),
         ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}}, "'#/\\$defs/a' leads back"),
         ({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}}, "leads back"),
+        (
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {
+                    "a": {"items": {"$ref": "#/$defs/b"}, "not": {"$ref": "#/$defs/b"}},
+                    "b": {"$ref": "#/$defs/a"},
+                },
+            },
+            "leads back",
+        ),
         ({"$dynamicRef": "#me", "$dynamicAnchor": "me"}, "'#me' leads back"),
         ({"properties": {"x": {"$ref": "#/$defs/missing"}}}, "'#/\\$defs/missing' leads nowhere"),
         ({"$ref": "https://example.com/schema"}, "leads nowhere"),
@@ -122,6 +132,7 @@ def test_a_file_that_is_no_schema_is_a_config_error(tmp_path, text):
         {"$ref": "https://json-schema.org/draft/2020-12/schema"},
         {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "http://json-schema.org/draft-07/schema#"},
         {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": ["object", "boolean"]}}},
+        {"$defs": {"unused": {"$ref": "https://example.com/schema"}}},
         {"properties": {"$ref": {"type": "string"}, "pattern": True, "enum": {"enum": [{"$ref": "#"}]}}},
         {"$id": "https://a.test/", "$defs": {"b": {"$id": "b", "items": {"$ref": "/"}}}, "items": {"$ref": "b"}},
         {"dependentSchemas": {"a": {"required": ["b"]}}, "if": {"required": ["c"]}, "then": {"minProperties": 2}},

@@ -12,7 +12,7 @@ from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.runfolder import RunFolder
-from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, reply_message, template_messages
 from rlhf_models import EngineThread, open_engine
@@ -47,7 +47,8 @@ class ServedModel:
             prompt_ids=prompt_ids,
             max_new_tokens=limit,
         )
-        completion = await self._sample(request, self._sampling(call, ends))
+        (asked,) = self._thread.ask([request], self._sampling(call, ends))
+        completion = await asyncio.wrap_future(asked)  # canceled where the caller is
         text = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
         marked = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=False))
         calls = self._chat.tool_format().parse(marked, call.tools) if call.tools else ()
@@ -64,15 +65,6 @@ class ServedModel:
     def close(self) -> None:
         """Close the engine and drop answers in progress."""
         self._thread.close(join_seconds=_END_SECONDS)
-
-    async def _sample(self, request: GenerationRequest, sampling: SamplingParams) -> Completion:
-        """Where the caller is canceled, so is the request."""
-        try:
-            (answer,) = self._thread.ask([request], sampling)
-            return await asyncio.wrap_future(answer)
-        except Exception as error:  # an engine of a plugin may raise anything
-            what = error.message if isinstance(error, RlhfError) else type(error).__name__
-            raise CallRefused(500, "engine_error", f"the engine failed: {what}") from error
 
     def _encode(self, call: Call) -> tuple[int, ...]:
         try:

@@ -19,7 +19,7 @@ class SharedEngine(EngineThread):
     """A `RolloutEngine` for callers on several threads, whose requests it answers together.
 
     Between two decoding steps it also swaps in a version that has arrived whole. An error of the engine is raised to
-    every caller, for good.
+    every caller, for good. A caller waits without a deadline of its own: the lease it works for has one.
     """
 
     def __init__(self, engine: InFlightEngine, weights: StagedWeights) -> None:
