@@ -48,6 +48,7 @@ class FsdpStrategy(StrategyBase):
     `rank` and `world_size` are those of a tensor-parallel group: all its processes are given the same rows.
     """
 
+    shards_parameters = True
     offload_options = ("offload",)
     _config: FsdpConfig
     _mesh: DeviceMesh | None = None
@@ -95,10 +96,6 @@ class FsdpStrategy(StrategyBase):
     def agreed(self, value: ValueT) -> ValueT:
         own: ValueT = self.all_gather_objects(value)[self.rank] if self._mesh is not None else value
         return own
-
-    @property
-    def shards_parameters(self) -> bool:
-        return True
 
     def autocast(self) -> AbstractContextManager[Any]:
         """No autocast: `MixedPrecisionPolicy` casts the weights as they are gathered."""
