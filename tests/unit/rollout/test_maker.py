@@ -99,7 +99,8 @@ def test_what_truncated_sampling_chose_from_travels_padded(make_maker):
     from rlhf_core.rollout.samples import _support_tensor
 
     row = Row(text="", prompt_ids=(1,))
-    row.sample(Completion(0, (5, 6), (0.0, 0.0), "stop", 0, support_ids=[[5], [6, 7, 8]]), "")
+    made = {"sample_id": 0, "finish_reason": "stop", "policy_version": 0}
+    row.sample(Completion(token_ids=(5, 6), logprobs=(0.0, 0.0), support_ids=[[5], [6, 7, 8]], **made), "")
     row.give([9], "")
     assert _support_tensor(row).tolist() == [[5, -1, -1], [6, 7, 8], [-1, -1, -1]]
 
