@@ -122,7 +122,8 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
     def set_option(self, name: str, value: float) -> None:
         """Change an option of a running run (`rlhf control`); called on every rank, between updates.
 
-        Only `kl_coef` may be requested. Raises `UserInputError` where it cannot be changed.
+        `rlhf control` requests `kl_coef` alone, a hook's `Action` any. Raises `UserInputError` if it cannot be
+        changed.
         """
         raise UserInputError(f"this algorithm's {name} cannot be changed while a run goes on", where="algorithm")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.resolved import ResolvedRun
 from rlhf_core.errors import ConfigError
@@ -20,6 +21,14 @@ from rlhf_core.wiring.inputs import RunInputs
 from rlhf_core.wiring.parts import RunParts
 
 
+class _OfAnswering(Problems):
+    """Those of the parts that answer: what else a run has need not be installed."""
+
+    def add(self, path: str, message: str, hint: str | None = None) -> None:
+        if path.partition(".")[0] in ("model", "engine", "environment"):
+            super().add(path, message, hint)
+
+
 def generate_answers(
     run: Mapping[str, Any], prompts: Sequence[str], *, temperature: float = 0.0, seed: int = 0
 ) -> list[dict[str, Any]]:
@@ -30,7 +39,8 @@ def generate_answers(
     and of sampling. Raises `ConfigError`, and `EpisodeError` where an episode fails.
     """
     tasks = {"name": "tasks", "size": max(1, len(prompts))}
-    resolved = resolve({**run, "prompts": tasks, "train": {"seed": seed}}, where="rlhf generate")
+    asked = {**run, "prompts": tasks, "train": {"seed": seed}}
+    resolved = resolve(asked, where="rlhf generate", problems=_OfAnswering())
     plays = "environment" in run
     with closing(_answering(resolved)) as parts:
         tokenizer = parts.inputs.tokenizer

@@ -75,13 +75,6 @@ def _json_escape(char: str) -> str:
     return "".join(f"\\u{units[start]:02x}{units[start + 1]:02x}" for start in range(0, len(units), 2))
 
 
-def print_yaml(value: Any) -> None:
-    """Print YAML on stdout, keeping the order of keys."""
-    from rlhf_core.util.yaml12 import dump_yaml
-
-    echo(dump_yaml(value), newline=False)
-
-
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table on a terminal; otherwise uncut lines with columns two spaces apart."""
     if sys.stdout.isatty():

@@ -54,7 +54,10 @@ class RunLedger:
             UserInputError: another process owns the folder, or it is not what a new run or a resume needs.
         """
         if resume is not None and not RunFolder(path).has_begun:
-            find_checkpoint(resume, path)  # raises the error that fits
+            find_checkpoint(resume, path)  # raises the error that fits, where there is no checkpoint either
+            raise UserInputError(
+                "this folder holds no run", where=str(path), hint="give the folder that --output named"
+            )
         with RunFolder.take(path, is_new=resume is None) as folder:
             ledger = cls(folder, is_running=False)
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -156,6 +157,12 @@ def prepare(
             hint="write it into a file and name it in the run's rewards: FILE.py:FUNCTION",
         )
     environment = read_launch_env()
+    if "RANK" not in os.environ and (tasks := os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
+        raise UserInputError(
+            f"srun started {tasks} processes, each of which would be a run by itself",
+            where="SLURM_STEP_NUM_TASKS",
+            hint="have srun start one torchrun on each machine, or unset this variable if separate runs are meant",
+        )
     if environment.world_size > 1:
         check_processes(resolved, environment.world_size, "WORLD_SIZE")
     else:

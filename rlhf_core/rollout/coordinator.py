@@ -55,10 +55,8 @@ class EpisodeLedger(Generic[GroupT]):
     """Position -> who makes the group, None where nobody does; of groups that have not arrived."""
     accepted: dict[int, GroupT] = field(default_factory=dict)
     refused: int = 0
-    outcomes: dict[int, float] = field(default_factory=dict)
-    """Position -> success, of groups of the wave that is not over."""
-    learnt: set[int] = field(default_factory=set)
-    """Positions whose outcome counts already; those made again do not count twice."""
+    outcomes: dict[int, float | None] = field(default_factory=dict)
+    """Position -> success, None once the sampler has learnt it; a group that is made again does not count twice."""
     records: dict[int, int] = field(default_factory=dict)
     """Position -> record, where a sampler draws them."""
     emptied: int = 0
@@ -133,8 +131,8 @@ class RolloutCoordinator(Generic[GroupT]):
         else:
             episode.refused += 1
             episode.emptied += group.is_empty
-        if success is not None and group.position not in episode.learnt:
-            episode.outcomes[group.position] = success
+        if success is not None:
+            episode.outcomes.setdefault(group.position, success)
         if not episode.outstanding:
             self._learn(episode)
             self._refill(found, episode)
@@ -221,14 +219,14 @@ class RolloutCoordinator(Generic[GroupT]):
                 accepted={group.position: group for group in saved["accepted"]},
                 refused=saved["refused"],
                 outcomes={int(position): success for position, success in saved.get("outcomes", {}).items()},
-                learnt=set(saved.get("learnt", ())),
             )
             for index, saved in state["open"].items()
         }
         for episode in self._open.values():
             held = [position for position in (*episode.outstanding, *episode.accepted) if position in records]
             episode.records = {position: records[position] for position in held}
-            episode.learnt |= set(episode.accepted) - set(episode.outcomes)
+            # Older checkpoints leave out what is learnt.
+            episode.outcomes = dict.fromkeys(episode.accepted) | episode.outcomes
 
     def _open_next(self) -> bool:
         """Open the next episode, if it may start."""
@@ -262,10 +260,10 @@ class RolloutCoordinator(Generic[GroupT]):
         """Hand the outcomes of a wave to the sampler, in an order that does not depend on timing."""
         if self._sampler is None:
             return
-        for position in sorted(episode.outcomes):
-            self._sampler.learn(episode.records[position], episode.outcomes[position])
-        episode.learnt.update(episode.outcomes)
-        episode.outcomes.clear()
+        for position, success in sorted(episode.outcomes.items()):
+            if success is not None:
+                self._sampler.learn(episode.records[position], success)
+        episode.outcomes = dict.fromkeys(episode.outcomes)
 
     def _refill(self, index: int, episode: EpisodeLedger[GroupT]) -> None:
         missing = self._prompts_per_episode - len(episode.accepted)

@@ -5,12 +5,15 @@ Sampled ids stay as they are: nothing here is decoded and encoded again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TypeVar
 
 from ..columns import Columns
 from ..types import Completion, FinishReason, Message, Prompt, ToolCall, Turn
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,35 +27,34 @@ class Row:
     prompt_ids: tuple[int, ...]
     messages: tuple[Message, ...] | None = None
     """The prompt's; None for plain text."""
-    ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    """Whether each token of the response was sampled; given tokens are read, and not trained on."""
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    """Policy version of each token of the response, -1 for given ones."""
-    support: list[Sequence[int]] = field(default_factory=list)
-    """For each token of the response, the ids that truncated sampling chose from; empty for given tokens."""
-    truncates: bool = False
-    """Whether any token was sampled from less than the whole vocabulary."""
     turns: list[Turn] = field(default_factory=list)
-    own_turns: dict[int, int] = field(default_factory=dict)
-    """Number of each turn of the sample that was sampled in this row -> index in `turns`."""
-    shared_turns: dict[int, int] = field(default_factory=dict)
-    """The same for turns that an earlier row of the sample trains on."""
-    num_sampled: int = 0
-    """Sampled tokens, shared ones included."""
-    policy_version: int | None = None
-    """The oldest of all sampled tokens."""
+    sampled: dict[int, tuple[int, Completion]] = field(default_factory=dict)
+    """Index in `turns` -> number of the turn in the sample, and what the engine returned; of the policy's turns."""
+    num_shared_turns: int = 0
+    """That many turns, the first ones, stand in an earlier row of the sample, which trains on them."""
     finish_reason: FinishReason = "stop"
     columns: Columns = field(default_factory=Columns)
     """Columns of the row, which its section declares."""
-    sampled_columns: list[tuple[int, Columns]] = field(default_factory=list)
-    """Of each turn sampled here that has columns of the engine: tokens of the response before it, and the columns."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Tokens of the response."""
+        return [token for turn in self.turns for token in turn.token_ids]
 
     @property
     def sequence(self) -> tuple[int, ...]:
         """Prompt and response."""
         return (*self.prompt_ids, *self.ids)
+
+    @property
+    def own_completions(self) -> dict[int, Completion]:
+        """Index in `turns` -> what the engine returned for a turn that was sampled in this row."""
+        return {place: each for place, (_, each) in self.sampled.items() if place >= self.num_shared_turns}
+
+    @property
+    def own_turns(self) -> dict[int, int]:
+        """Number of each turn of the sample that was sampled in this row -> index in `turns`."""
+        return {self.sampled[place][0]: place for place in self.own_completions}
 
     @property
     def turn_ends(self) -> dict[int, int]:
@@ -61,36 +63,36 @@ class Row:
         return {number: ends[place] - 1 for number, place in self.own_turns.items()}
 
     @property
-    def turn_numbers(self) -> list[int]:
-        """The numbers of the policy's turns, in the order of the row."""
-        places = self.shared_turns | self.own_turns
-        return sorted(places, key=lambda number: places[number])
+    def num_sampled(self) -> int:
+        """Sampled tokens, shared ones included."""
+        return sum(len(each.token_ids) for _, each in self.sampled.values())
+
+    def per_token(self, given: T, sampled: Callable[[Completion], Sequence[T]]) -> list[T]:
+        """A value for each token of the response: `sampled` of what was sampled in this row, `given` of all else."""
+        values: list[T] = []
+        own = self.own_completions
+        for place, turn in enumerate(self.turns):
+            values += sampled(own[place]) if place in own else [given] * len(turn.token_ids)
+        return values
+
+    @property
+    def mask(self) -> list[bool]:
+        """Whether each token of the response was sampled; given tokens are read, and not trained on."""
+        return self.per_token(False, lambda each: [True] * len(each.token_ids))
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of each token of the response, 0 where it was not sampled in this row."""
+        return self.per_token(0.0, lambda each: each.logprobs)
 
     def give(self, token_ids: Sequence[int], text: str) -> None:
         """Add tokens that the policy reads and that are not trained on."""
-        zeros = [0.0] * len(token_ids)
-        self.ids += token_ids
-        self.mask += [False] * len(token_ids)
-        self.logprobs += zeros
-        self.versions += [-1] * len(token_ids)
-        self.support += [()] * len(token_ids)
-        self.turns.append(Turn(role="environment", text=text, token_ids=tuple(token_ids), logprobs=tuple(zeros)))
+        zeros = (0.0,) * len(token_ids)
+        self.turns.append(Turn(role="environment", text=text, token_ids=tuple(token_ids), logprobs=zeros))
 
     def sample(self, completion: Completion, text: str, tool_calls: tuple[ToolCall, ...] = (), number: int = 0) -> None:
         """Add turn `number` of the sample, which the policy sampled."""
-        count = len(completion.token_ids)
-        if isinstance(completion.columns, Columns):
-            self.sampled_columns.append((len(self.ids), completion.columns))
-        self.ids += completion.token_ids
-        self.mask += [True] * count
-        self.logprobs += completion.logprobs
-        self.truncates = self.truncates or completion.support_ids is not None
-        self.support += completion.support_ids if completion.support_ids is not None else [()] * count
-        self.num_sampled += count
-        self.own_turns[number] = len(self.turns)
-        versions = completion.policy_versions or (completion.policy_version,) * count
-        self.versions += versions
-        self.policy_version = min(versions) if self.policy_version is None else min(self.policy_version, *versions)
+        self.sampled[len(self.turns)] = number, completion
         self.finish_reason = completion.finish_reason
         self.turns.append(
             Turn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ..columns import ENGINE_COLUMNS, Column, Columns, check_owners
@@ -55,8 +56,9 @@ def check_columns(
 
 def rollout_of(row: Row, sample: Played) -> Rollout:
     """One row of a sample as the rollout that rewards receive."""
-    assert row.policy_version is not None
-    prompt = sample.prompt
+    prompt, mask = sample.prompt, row.mask
+    oldest = min(each.policy_version for _, each in row.sampled.values())  # tokens that another row trains on included
+    versions = row.per_token(-1, lambda each: each.policy_versions or [each.policy_version] * len(each.token_ids))
     turns = list(row.turns)
     for number, place in row.own_turns.items():
         if reward := sample.turn_rewards.get(number, 0.0):
@@ -71,13 +73,13 @@ def rollout_of(row: Row, sample: Played) -> Rollout:
         logprobs=tuple(row.logprobs),
         answer=prompt.answer,
         metadata=prompt.metadata,
-        policy_version=row.policy_version,
+        policy_version=oldest,
         finish_reason=row.finish_reason,
-        action_mask=None if all(row.mask) else tuple(row.mask),
+        action_mask=None if all(mask) else tuple(mask),
         group_id=prompt.position,
         branch=row.branch,
         turns=tuple(turns),
-        policy_versions=tuple(row.versions) if set(row.versions) - {-1, row.policy_version} else (),
+        policy_versions=tuple(versions) if set(versions) - {-1, oldest} else (),
     )
 
 
@@ -96,7 +98,7 @@ class SampleRewards:
         scores = {name: float(score) for name, score in rewards.items()}
         if sample.reward is None:
             return cls(scores, [{} for _ in scores])
-        numbers = sample.rows[-1].turn_numbers
+        numbers = [number for number, _ in sample.rows[-1].sampled.values()]
         turns: list[Mapping[int, float]] = [
             {numbers[turn]: each for turn, each in score.turns.items()} if isinstance(score, TurnScores) else {}
             for score in rewards.values()
@@ -115,7 +117,7 @@ def item_of(
     """One row of a sample as the trainer's buffer item."""
     import torch
 
-    columns = sample.prompt.columns | row.columns | _row_columns(row.sampled_columns, len(row.ids))
+    columns = sample.prompt.columns | row.columns | _engine_columns(row)
     if greedy_rewards is not None:
         columns |= Columns({GREEDY_REWARDS: greedy_rewards}, GREEDY_COLUMNS)
     if sample.reward is not None:
@@ -129,7 +131,7 @@ def item_of(
         action_mask=torch.tensor(row.mask, dtype=torch.bool),
         action_log_probs=torch.tensor(rollout.logprobs, dtype=torch.float32),
         rewards=rewards.scores,
-        support_ids=_support_tensor(row.support) if row.truncates else None,
+        support_ids=_support_tensor(row),
         truncated=rollout.finish_reason == "length",
         kl_coef=kl_coef,
         branch=row.branch,
@@ -138,19 +140,21 @@ def item_of(
     )
 
 
-def _row_columns(parts: list[tuple[int, Columns]], num_tokens: int) -> Columns:
-    """Columns of a response of `num_tokens`, from those of its sampled parts and the tokens before each.
+def _engine_columns(row: Row) -> Columns:
+    """The columns that the engine gave to the turns sampled in this row, for its whole response.
 
-    Tokens without a value have `fill`. Per sample, the value of the last part is kept.
+    Tokens without a value have `fill`. Per sample, the value of the last turn is kept.
     """
     found = Columns()
-    for start, columns in parts:
+    ends = list(accumulate(len(turn.token_ids) for turn in row.turns))
+    for place, completion in row.own_completions.items():
+        columns = completion.columns if isinstance(completion.columns, Columns) else Columns()
         for name, value in columns.items():
             if columns.kinds[name].per == "token":
                 whole = found.get(name)
                 if whole is None:
-                    whole = value.new_full((num_tokens, *value.shape[1:]), columns.kinds[name].fill)
-                whole[start : start + len(value)] = value
+                    whole = value.new_full((ends[-1], *value.shape[1:]), columns.kinds[name].fill)
+                whole[ends[place] - len(value) : ends[place]] = value
                 columns |= Columns({name: whole}, columns.kinds)
         found |= columns
     return found
@@ -166,14 +170,17 @@ def _turn_rewards(row: Row, turns: Sequence[Mapping[int, float]]) -> Tensor:
     return rewards
 
 
-def _support_tensor(support: Sequence[Sequence[int]]) -> Tensor:
-    """[A, K] int32, padded with -1 to the widest token."""
+def _support_tensor(row: Row) -> Tensor | None:
+    """[A, K] int32, padded with -1 to the widest token; None if every token was sampled from the whole vocabulary."""
     import torch
 
-    width = max((len(ids) for ids in support), default=0)
+    none: Sequence[int] = ()
+    support = row.per_token(none, lambda each: each.support_ids or [none] * len(each.token_ids))
+    if not (width := max(map(len, support))):
+        return None
     table = torch.full((len(support), width), -1, dtype=torch.int32)
-    for row, ids in enumerate(support):
-        table[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    for token, ids in enumerate(support):
+        table[token, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return table
 
 

@@ -7,7 +7,6 @@ decides on the content.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -19,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, UserInputError
+from ..errors import CheckpointError, UserInputError, full_disk
 from ..place import Place
 from ..util.files import write_bytes
 
@@ -194,9 +193,8 @@ def _errors_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise CheckpointError(
-            f"cannot write {path.name}: {'the disk is full' if full else error}",
+            f"cannot write {path.name}: {'the disk is full' if full_disk(error) else error}",
             where=str(path.parent),
             hint="the checkpoint before it is intact: free some space and start again with --resume auto",
         ) from error

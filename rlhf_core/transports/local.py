@@ -75,13 +75,12 @@ class LocalChannel:
     def of(cls, request: RunRequest, run: TrainerParts) -> LocalChannel:
         """The channel of this rank's parts; some are built here."""
         algorithm, train = run.inputs.algorithm, run.resolved.run.train
-        scorer, rolls_out = run.scorer, isinstance(algorithm, RolloutAlgorithm)
-        maker = run.maker(request.hooks) if rolls_out else None
+        rolls_out = isinstance(algorithm, RolloutAlgorithm)
         sampler = run.inputs.sampler() if rolls_out else None
         return cls(
             place=run.place,
-            scorer=scorer,
-            maker=maker,
+            scorer=run.scorer,
+            maker=run.maker(request.hooks) if rolls_out else None,
             coordinator=RolloutCoordinator(
                 num_episodes=train.episodes, prompts_per_episode=train.prompts_per_episode, sampler=sampler
             ),
@@ -148,5 +147,6 @@ class LocalChannel:
 def _made_again(episode: Mapping[str, Any]) -> dict[str, Any]:
     """The state of an open episode whose finished groups are made again."""
     positions = [group["position"] for group in episode["accepted"]]
-    learnt = sorted(set(positions) - {int(position) for position in episode.get("outcomes", ())})
-    return {**episode, "accepted": [], "outstanding": sorted([*episode["outstanding"], *positions]), "learnt": learnt}
+    outcomes = {**dict.fromkeys(map(str, positions)), **episode.get("outcomes", {})}
+    outstanding = sorted([*episode["outstanding"], *positions])
+    return {**episode, "accepted": [], "outstanding": outstanding, "outcomes": outcomes}

@@ -16,26 +16,14 @@ def state_of(parts: Mapping[str, object]) -> dict[str, Any]:
 
     Raises `HookError` where one fails.
     """
-    states: dict[str, Any] = {}
-    for name, part in parts.items():
-        if not _keeps_state(part):
-            continue
-        try:
-            states[name] = part.state_dict()  # type: ignore[attr-defined]
-        except Exception as error:
-            raise _failed(name, "state_dict", error) from error
-    return states
+    return {name: _call(name, part, "state_dict") for name, part in parts.items() if _keeps_state(part)}
 
 
 def load_state_of(parts: Mapping[str, object], states: Mapping[str, Any]) -> None:
     """Give each part back the state it had. Raises `HookError` where one fails; one that is new starts anew."""
     for name, part in parts.items():
-        if name not in states or not _keeps_state(part):
-            continue
-        try:
-            part.load_state_dict(states[name])  # type: ignore[attr-defined]
-        except Exception as error:
-            raise _failed(name, "load_state_dict", error) from error
+        if name in states and _keeps_state(part):
+            _call(name, part, "load_state_dict", states[name])
     for name in states.keys() - parts.keys():
         logger.warning("the checkpoint has a state of %s, which this run does not have", name)
 
@@ -44,7 +32,10 @@ def _keeps_state(part: object) -> bool:
     return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
 
 
-def _failed(name: str, method: str, error: Exception) -> RlhfError:
-    if isinstance(error, RlhfError):
-        return error
-    return HookError(f"{method} raised {type(error).__name__}: {error}", where=name)
+def _call(name: str, part: object, method: str, *arguments: Any) -> Any:
+    try:
+        return getattr(part, method)(*arguments)
+    except RlhfError:
+        raise
+    except Exception as error:
+        raise HookError(f"{method} raised {type(error).__name__}: {error}", where=name) from error

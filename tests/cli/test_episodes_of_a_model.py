@@ -7,6 +7,7 @@ import json
 import pytest
 
 from rlhf_cli.main import run
+from rlhf_core.plugins import discovery
 
 GAME = '''
 class Count:
@@ -83,3 +84,13 @@ def test_what_cannot_be_played_is_the_users_mistake(arguments, told, capsys):
 def test_an_unknown_option_of_the_environment_is_named(game, capsys):
     assert run(["eval", *MODEL, *game, "--set", "environment.gaol=3"]) == 2
     assert 'did you mean "goal"?' in capsys.readouterr().err
+
+
+def test_generate_needs_no_plugin_but_the_engine(monkeypatch, capsys):
+    installed = {
+        kind: refs for kind, refs in discovery._installed().items() if kind in ("engines", "models", "prompts")
+    }
+    installed["transports"] = {"local": discovery.discover("transports")["local"]}
+    monkeypatch.setattr(discovery, "_installed", lambda: installed)
+    assert run(["generate", *MODEL, "--prompt", "31>", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1

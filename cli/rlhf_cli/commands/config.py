@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..lazy import Group
-from ..output import echo, print_json, print_yaml
+from ..output import echo, print_json
 from ..run_arguments import RunArguments, run_options
 
 config = Group(
@@ -33,8 +33,9 @@ def show(request: RunArguments) -> None:
       rlhf config show --algorithm ppo --strategy gemini
     """
     from rlhf_core.util.redact import redact_mapping
+    from rlhf_core.util.yaml12 import dump_yaml
 
-    print_yaml(redact_mapping(request.resolved().to_mapping()))
+    echo(dump_yaml(redact_mapping(request.resolved().to_mapping())), newline=False)
 
 
 @config.command("check", short_help="Say whether a run file is right.")

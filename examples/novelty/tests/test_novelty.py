@@ -13,7 +13,7 @@ from rlhf_example_novelty.player import NewAnswers
 from rlhf_example_novelty.plugin import is_varied
 from rlhf_example_novelty.section import NoveltyConfig
 
-from rlhf_core import DataError, GenerationRequest, SamplingParams
+from rlhf_core import Completion, DataError, GenerationRequest, SamplingParams
 from rlhf_core.components import ScheduleContext
 from rlhf_core.config import ModelConfig
 from rlhf_core.models import kind_of
@@ -71,7 +71,10 @@ class Repeats:
     def play(self, samples):
         self.asked.append([sample_id for _, sample_id in samples])
         for prompt, sample_id in samples:
-            row = Row(text=prompt.text, prompt_ids=prompt.prompt_ids, ids=[next(self.answers)], mask=[True])
+            row = Row(text=prompt.text, prompt_ids=prompt.prompt_ids)
+            ids = (next(self.answers),)
+            told = {"logprobs": (0.0,), "finish_reason": "stop", "policy_version": 0}
+            row.sample(Completion(sample_id=sample_id, token_ids=ids, **told), "")
             yield Played(prompt, sample_id, (row,))
 
 

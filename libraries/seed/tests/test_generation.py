@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.types import SamplingParams
-from rlhf_seed.generation import KNOWN, WITHOUT_EFFECT, sampling_params, set_eos
+from rlhf_seed.generation import KNOWN, sampling_params, set_eos
 from rlhf_testing.models import tiny_model
 
 
@@ -18,6 +19,10 @@ from rlhf_testing.models import tiny_model
     [
         ({}, SamplingParams()),
         ({"max_length": 100}, SamplingParams(max_new_tokens=100, max_length=100)),
+        (
+            {"max_length": np.int64(100), "top_p": np.float32(0.5)},
+            SamplingParams(max_new_tokens=100, max_length=100, top_p=0.5),
+        ),
         ({"max_length": 100, "max_new_tokens": 7}, SamplingParams(max_new_tokens=7, max_length=100)),
         ({"temperature": 0.5, "top_k": 3, "top_p": 0.9}, SamplingParams(temperature=0.5, top_k=3, top_p=0.9)),
         ({"temperature": 0.5, "do_sample": False}, SamplingParams(greedy=True)),
@@ -27,7 +32,7 @@ from rlhf_testing.models import tiny_model
             SamplingParams(max_new_tokens=512, max_length=512, top_k=50),
         ),
         ({"eos_token_id": 2}, SamplingParams()),
-        (dict.fromkeys(WITHOUT_EFFECT, 1), SamplingParams()),
+        ({"pad_token_id": 1, "use_cache": 1, "early_stopping": 1}, SamplingParams()),
         ({"stop": "7"}, SamplingParams(stop=("7",))),
         ({"stop": ["7", "8"]}, SamplingParams(stop=("7", "8"))),
         ({"stop_token_ids": 11}, SamplingParams(stop=("7",))),

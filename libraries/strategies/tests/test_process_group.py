@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 
 import pytest
 import torch
@@ -135,6 +136,16 @@ def test_nobody_comes():
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=1, env=env)
     with pytest.raises(DeadlineError, match=r"(?s)rank 0 of 2 could not meet.*all 2 processes started"):
         group.join()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", "::1"])
+def test_processes_of_one_machine_meet_on_the_loopback_interface_alone(monkeypatch, host):
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "lo")
+    env = LaunchEnv(0, 2, master_addr=host, master_port=free_port())
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=5, env=env)
+    assert group._meeting(timedelta(seconds=5))["store"].host == "127.0.0.1"
 
 
 def test_alone_is_a_group_of_one_on_no_port():

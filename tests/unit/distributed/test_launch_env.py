@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.distributed.launch_env import LaunchEnv, read_launch_env
+from rlhf_core.entry.train import train
 from rlhf_core.errors import UserInputError
+from rlhf_testing.runs import tiny_run
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
@@ -18,6 +20,17 @@ def test_alone_without_a_launcher():
 def test_torchrun():
     env = read_launch_env(TORCHRUN)
     assert env == LaunchEnv(3, 4, 1, "node1", 29500)
+
+
+def test_processes_of_a_bare_srun_are_refused_and_no_run_of_their_own(monkeypatch, tmp_path):
+    for key in TORCHRUN:
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(UserInputError, match=r"(?s)srun started 2 processes.*one torchrun on each machine"):
+        train(tiny_run(), output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    train(tiny_run(), dry_run=True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, EvaluatedSet, PolicyEvaluator
 from rlhf_core.rollout.maker import GREEDY_SAMPLE_ID, PolicyExperienceMaker
 from rlhf_core.rollout.player import SingleAnswers
-from rlhf_core.types import SamplingParams
+from rlhf_core.rollout.row import Row
+from rlhf_core.types import Completion, SamplingParams
 from rlhf_episodes import Outcome
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.samples import make_prompt
@@ -95,10 +96,13 @@ def test_what_truncated_sampling_chose_from_travels_padded(make_maker):
     for item in group.items:
         assert item.support_ids.shape == (item.num_response_tokens, 2)
         assert item.support_ids[:, 0].tolist() == item.response_ids.tolist()
-    ragged = [[5], [6, 7, 8], []]
     from rlhf_core.rollout.samples import _support_tensor
 
-    assert _support_tensor(ragged).tolist() == [[5, -1, -1], [6, 7, 8], [-1, -1, -1]]
+    row = Row(text="", prompt_ids=(1,))
+    made = {"sample_id": 0, "finish_reason": "stop", "policy_version": 0}
+    row.sample(Completion(token_ids=(5, 6), logprobs=(0.0, 0.0), support_ids=[[5], [6, 7, 8]], **made), "")
+    row.give([9], "")
+    assert _support_tensor(row).tolist() == [[5, -1, -1], [6, 7, 8], [-1, -1, -1]]
 
 
 def test_dropped_samples_are_left_out_and_an_empty_group_says_so(make_maker):

@@ -12,8 +12,9 @@ from playing import driven, items, play_one, player
 from rlhf_core import Column
 from rlhf_core.errors import PluginError
 from rlhf_core.rollout.player import SingleAnswers
+from rlhf_core.rollout.row import Row
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
-from rlhf_core.rollout.samples import _row_columns as row_columns
+from rlhf_core.rollout.samples import _engine_columns as engine_columns
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_episodes.contract import Outcome
 from rlhf_testing.engine import FakeEngine
@@ -133,4 +134,8 @@ def test_columns_that_do_not_fit_the_tokens_are_refused():
 
 
 def test_no_part_has_columns():
-    assert dict(row_columns([], 5)) == {}
+    row = Row(text="", prompt_ids=(1,))
+    row.sample(
+        Completion(sample_id=0, token_ids=(5, 2), logprobs=(0.0, 0.0), finish_reason="stop", policy_version=0), ""
+    )
+    assert dict(engine_columns(row)) == {}

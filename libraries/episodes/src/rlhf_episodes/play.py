@@ -38,7 +38,7 @@ from .workers import SPARE_THREADS, Workers
 PATIENCE_SECONDS = 1.0
 """So long a round waits for environments before it goes on without them."""
 _PROBE_SECONDS = 5.0
-LEAVE_SECONDS = 5.0
+LEAVE_SECONDS = 2.0
 """So long environments that are no longer played may take to let go of what they hold."""
 _POLL_SECONDS = 0.2
 _CONNECTIONS, _CONNECTIONS_EACH = 256, 8

@@ -15,12 +15,9 @@ from .contract import Tool
 class Mark:
     """A place in a row: so much of it stood there."""
 
-    num_ids: int
     num_turns: int
     num_messages: int
     last_message: Message | None
-    num_sampled: int
-    policy_version: int | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,8 +28,6 @@ class EpisodeRow(Row):
     """Tools that the policy may call here."""
     conversation: list[Message] = field(default_factory=list)
     """All messages so far, the replies among them; stays empty for plain text."""
-    num_shared: int = 0
-    """Tokens of the response that another branch already has."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,7 +36,7 @@ class EpisodeRow(Row):
     @property
     def num_own(self) -> int:
         """Tokens of the response that stand in no other branch before."""
-        return len(self.ids) - self.num_shared
+        return sum(len(turn.token_ids) for turn in self.turns[self.num_shared_turns :])
 
     @property
     def replies(self) -> list[tuple[int, ...]]:
@@ -63,12 +58,9 @@ class EpisodeRow(Row):
     @property
     def mark(self) -> Mark:
         return Mark(
-            num_ids=len(self.ids),
             num_turns=len(self.turns),
             num_messages=len(self.conversation),
             last_message=self.conversation[-1] if self.conversation else None,
-            num_sampled=self.num_sampled,
-            policy_version=self.policy_version,
         )
 
     def fork(self, branch: int, at: Mark | None = None) -> EpisodeRow:
@@ -79,35 +71,17 @@ class EpisodeRow(Row):
             self,
             branch=branch,
             conversation=[*self.conversation[: mark.num_messages - len(last)], *last],
-            ids=self.ids[: mark.num_ids],
-            mask=[False] * mark.num_ids,
-            logprobs=[0.0] * mark.num_ids,
-            versions=[-1] * mark.num_ids,
-            support=[()] * mark.num_ids,
             turns=self.turns[: mark.num_turns],
-            sampled_columns=[],
-            own_turns={},
-            shared_turns={
-                number: place
-                for number, place in (self.shared_turns | self.own_turns).items()
-                if place < mark.num_turns
-            },
-            num_sampled=mark.num_sampled,
-            num_shared=mark.num_ids,
-            policy_version=mark.policy_version,
+            sampled={place: each for place, each in self.sampled.items() if place < mark.num_turns},
+            num_shared_turns=mark.num_turns,
         )
 
     def take_back(self, mark: Mark) -> None:
         """Forget what was given since then; the policy has answered none of it."""
-        assert mark.num_sampled == self.num_sampled
+        assert all(place < mark.num_turns for place in self.sampled)
         del self.turns[mark.num_turns :], self.conversation[mark.num_messages :]
-        self._cut(mark.num_ids)
 
     def drop_last_observation(self) -> None:
         """Take back what was given after the policy's last turn: nobody answered it."""
         if self.turns and self.turns[-1].role == "environment":
-            self._cut(len(self.ids) - len(self.turns.pop().token_ids))
-
-    def _cut(self, num_ids: int) -> None:
-        for column in (self.ids, self.mask, self.logprobs, self.versions, self.support):
-            del column[num_ids:]
+            self.turns.pop()

@@ -6,6 +6,7 @@ from .causal_lm import eos_token_ids as eos_token_ids
 from .causal_lm import from_files as from_files
 from .causal_lm import load_policy as load_policy
 from .causal_lm import load_tokenizer as load_tokenizer
+from .engine_thread import EngineThread as EngineThread
 from .files import check_answer as check_answer
 from .files import check_hub as check_hub
 from .folders import quiet_progress as quiet_progress

@@ -253,7 +253,7 @@ def from_files(config: ModelConfig, dtype: torch.dtype, auto_class: str = _CAUSA
     check_layers(Path(config.path), WHERE, fetch=True)
     try:
         with quiet_progress():
-            if (Path(config.path) / "adapter_config.json").exists():
+            if auto_class == _CAUSAL and (Path(config.path) / "adapter_config.json").exists():
                 silence_bitsandbytes()
                 from peft import AutoPeftModelForCausalLM
 

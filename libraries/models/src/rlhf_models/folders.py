@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import CheckpointError
 
+from .adapters import is_lora, merged_weights
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -31,11 +33,14 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def write_transformers_folder(model: Any, weights: dict[str, Tensor], path: Path) -> None:
-    """Write `weights`, the full state of the transformers `model`, as a folder that `from_pretrained` reads.
+    """Write `weights`, the full state of the transformers `model`, as a folder that `from_pretrained` reads, without
+    PEFT: an adapter is merged.
 
     All are stored in the widest of their types, which `config.json` names, so that reading them does not round. The
     module's own type may be narrower (under ZeRO and Gemini it computes in 16 bits, as do its frozen weights).
     """
+    if is_lora(model):
+        model, weights = model.get_base_model(), merged_weights(model, weights)
     dtype = _widest(weights.values())
     widened = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     with quiet_progress():

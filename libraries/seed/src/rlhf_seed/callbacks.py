@@ -33,6 +33,16 @@ def adapt_callback(plugin: object) -> object:
     return SeedCallback(methods) if methods else plugin
 
 
+def _calls(*names: str) -> Callable[[SeedCallback], None]:
+    """A hook without arguments, which calls these methods."""
+
+    def hook(self: SeedCallback) -> None:
+        for name in names:
+            self._call(name)
+
+    return hook
+
+
 class SeedCallback:
     """Calls a seed-style callback's methods from our hooks; end methods are called after an error too."""
 
@@ -44,11 +54,16 @@ class SeedCallback:
         if method is not None:
             method(*arguments)
 
-    def rlhf_fit_start(self) -> None:
-        self._call("on_fit_start")
-
-    def rlhf_fit_end(self) -> None:
-        self._call("on_fit_end")
+    rlhf_fit_start = _calls("on_fit_start")
+    rlhf_fit_end = _calls("on_fit_end")
+    rlhf_batch_start = _calls("on_batch_start", "on_learn_batch_start")
+    rlhf_sync_start = _calls("on_update_start")
+    rlhf_sync_end = _calls("on_update_end")
+    rlhf_maker_loop_start = _calls("on_loop_start")
+    rlhf_maker_loop_end = _calls("on_loop_end")
+    rlhf_make_experience_start = _calls("on_make_experience_start")
+    rlhf_send_start = _calls("on_send_start")
+    rlhf_send_end = _calls("on_send_end")
 
     def rlhf_episode_start(self, episode: int) -> None:
         self._call("on_episode_start", episode)
@@ -64,10 +79,6 @@ class SeedCallback:
         self._call("on_epoch_end", epoch)
         self._call("on_learn_epoch_end", epoch)
 
-    def rlhf_batch_start(self) -> None:
-        self._call("on_batch_start")
-        self._call("on_learn_batch_start")
-
     def rlhf_batch_end(self, metrics: Metrics | None, experience: Any) -> None:
         values = dict(metrics or {})
         self._call("on_batch_end", values, experience)
@@ -75,30 +86,9 @@ class SeedCallback:
         if learn is not None:  # older releases pass the metrics too
             learn(*((values, experience) if _positional_count(learn) > 1 else (experience,)))
 
-    def rlhf_sync_start(self) -> None:
-        self._call("on_update_start")
-
-    def rlhf_sync_end(self) -> None:
-        self._call("on_update_end")
-
-    def rlhf_maker_loop_start(self) -> None:
-        self._call("on_loop_start")
-
-    def rlhf_maker_loop_end(self) -> None:
-        self._call("on_loop_end")
-
-    def rlhf_make_experience_start(self) -> None:
-        self._call("on_make_experience_start")
-
     def rlhf_make_experience_end(self, groups: Sequence[RolloutGroup] | None) -> None:
         if "on_make_experience_end" in self._methods:
             self._call("on_make_experience_end", _experience(groups))
-
-    def rlhf_send_start(self) -> None:
-        self._call("on_send_start")
-
-    def rlhf_send_end(self) -> None:
-        self._call("on_send_end")
 
 
 def _experience(groups: Sequence[RolloutGroup] | None) -> Any:

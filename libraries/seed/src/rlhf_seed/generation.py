@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.types import SamplingParams
 from rlhf_core.util.did_you_mean import suggestion
 
+from .prompts import plain
+
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-WITHOUT_EFFECT = ("pad_token_id", "use_cache", "early_stopping")
-"""Accepted from the seed's examples and ignored: masks come from lengths, the cache is on, beam search is off."""
 
-KNOWN = (
-    "max_length",
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "do_sample",
-    "stop",
-    "stop_token_ids",
-    "eos_token_id",
-    *WITHOUT_EFFECT,
-)
-"""All accepted options."""
+class GenerateKwargs(BaseModel):
+    """The options. None counts as not given."""
 
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    max_length: int | None = Field(None, ge=1)
+    max_new_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, gt=0)
+    top_k: int | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    do_sample: Any = None
+    stop: Any = None
+    stop_token_ids: Any = None
+    eos_token_id: Any = None
+    # In the seed's examples, ignored: masks come from lengths, the cache is on, beam search is off.
+    pad_token_id: Any = None
+    use_cache: Any = None
+    early_stopping: Any = None
+
+
+KNOWN = tuple(GenerateKwargs.model_fields)
+_EXAMPLES = {"temperature": "do_sample=False for greedy answers", "top_p": "top_p=0.95"}
 _WHERE = "generate_kwargs"
 
 
@@ -49,21 +57,24 @@ def sampling_params(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBa
             raise UserInputError(
                 f"unknown option {name!r}{suggestion(name, KNOWN)}", where=_WHERE, hint=f"known: {', '.join(KNOWN)}"
             )
-    max_length = _count(options, "max_length", at_least=1)
-    max_new_tokens = _count(options, "max_new_tokens", at_least=1)
-    top_k = _count(options, "top_k", at_least=0)
-    temperature, top_p = _number(options, "temperature"), _number(options, "top_p")
-    _check(temperature is None or temperature > 0, "temperature must be > 0", "do_sample=False for greedy answers")
-    _check(top_p is None or 0 < top_p <= 1, "top_p must be in (0, 1] (1 is off)", "top_p=0.95")
-    do_sample = options.get("do_sample")
-    greedy = do_sample is not None and not do_sample
+    try:
+        given = GenerateKwargs.model_validate({name: plain(value) for name, value in options.items()})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        raise UserInputError(
+            f"{name}: {first['msg'].replace('Input should', 'should', 1)}, got {first['input']!r}",
+            where=_WHERE,
+            hint=f"for example {_EXAMPLES.get(name, f'{name}=64')}",
+        ) from None
+    greedy = given.do_sample is not None and not given.do_sample
     return SamplingParams(
-        max_new_tokens=max_new_tokens or max_length or SamplingParams().max_new_tokens,
-        max_length=max_length,
-        temperature=1.0 if temperature is None or greedy else temperature,
-        top_k=top_k or 0,
-        top_p=1.0 if top_p is None else top_p,
-        stop=(*_texts(options.get("stop")), *_token_texts(options.get("stop_token_ids"), tokenizer)),
+        max_new_tokens=given.max_new_tokens or given.max_length or SamplingParams().max_new_tokens,
+        max_length=given.max_length,
+        temperature=1.0 if greedy else given.temperature or 1.0,
+        top_k=given.top_k or 0,
+        top_p=given.top_p or 1.0,
+        stop=(*_texts(given.stop), *_token_texts(given.stop_token_ids, tokenizer)),
         greedy=greedy,
     )
 
@@ -75,26 +86,6 @@ def set_eos(model: nn.Module, eos_token_id: int | Sequence[int] | None) -> None:
     config: Any = getattr(innermost(model), "generation_config", None)
     if eos_token_id is not None and config is not None:
         config.eos_token_id = list(eos_token_id) if isinstance(eos_token_id, Sequence) else eos_token_id
-
-
-def _check(fits: bool, message: str, example: str) -> None:
-    if not fits:
-        raise UserInputError(message, where=_WHERE, hint=f"for example {example}")
-
-
-def _count(options: Mapping[str, Any], name: str, *, at_least: int) -> int | None:
-    value = options.get(name)
-    if value is None:
-        return None
-    whole = hasattr(value, "__index__") and operator.index(value) >= at_least
-    _check(whole, f"{name} must be a whole number of at least {at_least}, got {value!r}", f"{name}=64")
-    return operator.index(value)
-
-
-def _number(options: Mapping[str, Any], name: str) -> float | None:
-    value = options.get(name)
-    _check(value is None or isinstance(value, Real), f"{name} must be a number, got {value!r}", f"{name}=1.0")
-    return None if value is None else float(value)
 
 
 def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:

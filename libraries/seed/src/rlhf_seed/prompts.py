@@ -73,7 +73,7 @@ class BatchReader:
 
     def _real_ids(self, record: Mapping[str, Any], where: str) -> tuple[int, ...]:
         """The prompt's tokens without padding on either side."""
-        ids, mask = _plain(record["input_ids"]), _plain(record.get("attention_mask"))
+        ids, mask = plain(record["input_ids"]), plain(record.get("attention_mask"))
         if mask is None and self._needs_mask:
             # The pad token may also occur as a real one (EOS often does), so the ids alone do not suffice.
             raise DataError("input_ids has no attention_mask", where=where, hint="pad with tokenizer.pad(...)")
@@ -105,7 +105,7 @@ def _rows(batch: Any, where: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _columns_to_rows(batch: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    columns = {name: _plain(column) for name, column in batch.items()}
+    columns = {name: plain(column) for name, column in batch.items()}
     main = next((name for name in ("input_ids", "prompt", "messages") if name in columns), None)
     if main is None:
         raise DataError(f"there is no `prompt` and no `input_ids` (keys: {sorted(columns)})", where=where)
@@ -123,7 +123,7 @@ def _with_answer(row: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _plain(values: Any) -> Any:
+def plain(values: Any) -> Any:
     """Tensors and arrays as lists of plain numbers."""
     return values.tolist() if hasattr(values, "tolist") else values
 

@@ -3,6 +3,7 @@ from .base import Prepared as Prepared
 from .base import StrategyBase as StrategyBase
 from .base import grouped_names as grouped_names
 from .launching import launch as launch
+from .loopback import served_store as served_store
 from .parts import LossScale as LossScale
 from .parts import ResolvedPrecision as ResolvedPrecision
 from .parts import check_offload as check_offload

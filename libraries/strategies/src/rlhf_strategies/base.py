@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.config import StrategyConfig
+from rlhf_core.config import Section
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import Strategy, Trained
@@ -142,7 +142,7 @@ class StrategyBase(GroupStrategy):
     offload_options: tuple[str, ...] = ()
     """Options that move data between a GPU and host memory: a `ConfigError` where there is no GPU."""
 
-    def __init__(self, config: StrategyConfig, context: StrategyContext) -> None:
+    def __init__(self, config: Section, context: StrategyContext) -> None:
         """Of `config`, the options `precision` and `timeout_seconds` are read, if there are such."""
         device = resolve_device(context.device)
         super().__init__(ProcessGroup(device, getattr(config, "timeout_seconds", _TIMEOUT_SECONDS)))

@@ -21,7 +21,7 @@ from typing import Any
 from rlhf_core.distributed.interrupts import INTERRUPT_FILE, held_signals, interrupts_kept, signals_to
 from rlhf_core.errors import UserInputError
 
-from .loopback import HOST, loopback_store
+from .loopback import HOST, served_store
 from .ranks import Ranks
 
 _STORE_TIMEOUT = timedelta(seconds=60)
@@ -73,7 +73,7 @@ def launch(
                 }
             )
         )
-        store = loopback_store(timeout=_STORE_TIMEOUT)
+        store = served_store(HOST, timeout=_STORE_TIMEOUT)
         environment = {
             # The processes share the machine's cores, unless the user says otherwise.
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes)),

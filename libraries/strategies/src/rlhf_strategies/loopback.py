@@ -1,4 +1,4 @@
-"""Keeps communication of processes on one machine on the loopback interface, out of others' reach.
+"""Keeps communication of processes on the interface that they share, out of others' reach: on one machine, loopback.
 
 torch's stores listen on all interfaces unless they are given a socket; gloo and NCCL listen on the one that the host
 name resolves to unless configured otherwise.
@@ -23,18 +23,11 @@ def keep_to_loopback() -> None:
         os.environ.setdefault(variable, names[0])
 
 
-def loopback_store(
-    port: int = 0, *, serves: bool = True, world_size: int | None = None, timeout: timedelta
-) -> TCPStore:
-    """A store at a loopback port, as server or client. Port 0 takes a free one (`.port`). Waits for no other process.
-
-    Every process of a group must create its store here: torch prefixes the keys of stores that it creates itself.
-    """
-    if not serves:
-        return TCPStore(HOST, port, world_size, is_master=False, timeout=timeout)
-    listener = socket.create_server((HOST, port), backlog=1024)
+def served_store(host: str, port: int = 0, *, world_size: int | None = None, timeout: timedelta) -> TCPStore:
+    """A store that listens at `host` alone. Port 0 takes a free one (`.port`). Waits for no other process."""
+    listener = socket.create_server((host, port), backlog=1024)
     return TCPStore(
-        HOST,
+        host,
         listener.getsockname()[1],
         world_size,
         is_master=True,

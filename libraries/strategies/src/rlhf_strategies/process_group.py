@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from rlhf_core.distributed.launch_env import LaunchEnv, read_launch_env
@@ -25,7 +26,7 @@ from rlhf_core.errors import LostRankError, first_line
 from rlhf_core.plugins.errors_of import is_lost_peer
 from rlhf_core.util.bounded_thread import BoundedThread
 
-from .loopback import HOST, keep_to_loopback, loopback_store
+from .loopback import HOST, keep_to_loopback, served_store
 
 if TYPE_CHECKING:
     from rlhf_core.place import ReduceOp
@@ -99,7 +100,7 @@ class ProcessGroup:
         """Where the processes meet: a store of their own, or an address, as torch takes it."""
         if self.world_size == 1:
             return {"store": dist.HashStore()}  # type: ignore[attr-defined]
-        is_here = self.env.master_addr in (HOST, "localhost")
+        is_here = self.env.master_addr in ("localhost", "::1") or str(self.env.master_addr).startswith("127.")
         if is_here:
             keep_to_loopback()
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's agent keeps it; ranks are clients
@@ -107,8 +108,11 @@ class ProcessGroup:
         if not is_here:
             return {"init_method": f"tcp://{self.env.master_addr}:{self.env.master_port}"}
         assert self.env.master_port is not None
-        port, serves = self.env.master_port, self.rank == 0
-        return {"store": loopback_store(port, serves=serves, world_size=self.world_size, timeout=timeout)}
+        # Every process makes its store here: torch prefixes the keys of stores that it creates itself.
+        place = HOST, self.env.master_port
+        if self.rank == 0:
+            return {"store": served_store(*place, world_size=self.world_size, timeout=timeout)}
+        return {"store": TCPStore(*place, self.world_size, is_master=False, timeout=timeout)}
 
     def leave(self) -> None:
         """Leave the group, if `join` made it. The interpreter may exit after this."""

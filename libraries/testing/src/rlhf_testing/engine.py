@@ -19,34 +19,25 @@ class FakeEngine:
     Answers are returned in reverse order, since callers must not rely on any. `calls` records the requests.
     """
 
+    context_tokens: int | None = None
+    eos_token_ids = frozenset({EOS})
+
     def __init__(
         self, *, seed: int = 0, vocabulary: Sequence[int] = range(4, 14), answer: Answer | None = None
     ) -> None:
         self._seed = seed
         self._vocabulary = tuple(vocabulary)
         self._answer = answer
-        self._version = 0
+        self.policy_version = 0
         self.calls: list[tuple[GenerationRequest, ...]] = []
         self.closed = False
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    @property
-    def context_tokens(self) -> int | None:
-        return None
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return frozenset({EOS})
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """One to `max_new_tokens` tokens each; log-prob of every token is minus its id / 100."""
         self.calls.append(tuple(requests))
         for request in reversed(requests):
             tokens = self._tokens(request, sampling)
-            yield self._completion(request, sampling, tokens, [self._version] * len(tokens))
+            yield self._completion(request, sampling, tokens, [self.policy_version] * len(tokens))
 
     def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
         """The same answers, those of the version at which they begin, a token of each at every step."""
@@ -58,7 +49,7 @@ class FakeEngine:
             if not under_way:
                 return
             for request, (sampling, tokens, versions) in list(under_way.items()):
-                versions.append(self._version)
+                versions.append(self.policy_version)
                 if len(versions) == len(tokens):
                     del under_way[request]
                     yield self._completion(request, sampling, tokens, versions)
@@ -80,14 +71,14 @@ class FakeEngine:
     def _tokens(self, request: GenerationRequest, sampling: SamplingParams) -> Sequence[int]:
         limit = min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens)
         if self._answer is not None:
-            return self._answer(request, self._version)[:limit]
-        noise = derive_seed(self._seed, "fake-engine", request.sample_id, *request.prompt_ids, self._version)
+            return self._answer(request, self.policy_version)[:limit]
+        noise = derive_seed(self._seed, "fake-engine", request.sample_id, *request.prompt_ids, self.policy_version)
         length = noise % limit
         tokens = [self._vocabulary[(noise >> shift) % len(self._vocabulary)] for shift in range(length)]
         return [*tokens, EOS]
 
     def weights_updated(self, version: int) -> None:
-        self._version = version
+        self.policy_version = version
 
     def close(self) -> None:
         self.closed = True

@@ -252,14 +252,18 @@ def test_gemini_trains_sends_and_saves_an_adapter(
     assert all(torch.equal(tensor, saved.state_dict()[name]) for name, tensor in written.items())
 
 
-def test_a_saved_critic_comes_back(
+def test_a_saved_critic_and_optimizer_come_back(
     make_learner: Callable[..., DetachedLearner], experience: Experience, tmp_path: Path
 ) -> None:
-    learner = make_learner()
+    learner, other = make_learner(), make_learner()
     learner.step(experience)
     learner.save("critic", tmp_path / "critic")
     loaded = Critic.from_pretrained(tmp_path / "critic").state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in weights(learner, "critic").items())
+    learner.save_optimizer("policy", tmp_path / "optimizer")
+    other.strategy.load_optimizer(other.trained["policy"].optimizer, tmp_path / "optimizer")
+    states = [each.trained["policy"].optimizer.state_dict()["state"] for each in (learner, other)]
+    assert torch.equal(states[0][0]["exp_avg"], states[1][0]["exp_avg"])
 
 
 def test_a_saved_critic_with_lora_is_a_plain_one(

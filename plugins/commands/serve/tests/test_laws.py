@@ -27,6 +27,6 @@ class TestAgentThatWanders(AgentContract):
 
     def test_it_makes_branches(self, episodes) -> None:
         rows = [row for each in episodes.played for row in each.rows]
-        assert any(row.num_shared for row in rows), "a call continued one that another had continued"
-        assert any(row.branch and not row.num_shared for row in rows), "a history was edited"
+        assert any(row.num_shared_turns for row in rows), "a call continued one that another had continued"
+        assert any(row.branch and not row.num_shared_turns for row in rows), "a history was edited"
         assert any(len(row.own_turns) > 1 for row in rows), "a call continued another"

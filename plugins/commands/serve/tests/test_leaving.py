@@ -104,7 +104,7 @@ def test_closing_ends_what_is_being_sampled():
         await until(lambda: engine.open)
         await asyncio.to_thread(model.close)
         assert engine.closed and not engine.open
-        assert not any(each.name == "serve" for each in threading.enumerate())
+        assert not any(each.name == "engine" for each in threading.enumerate())
         asking.cancel()
 
     asyncio.run(ask(ServedModel(engine, chat_tokenizer("qwen2"), max_new_tokens=ENDLESS)))

@@ -109,7 +109,7 @@ def test_two_calls_that_continue_one_share_its_tokens_once():
     one, two = played.rows
     assert decoded(sampled(one)) == "hello<|im_end|>ll<|im_end|>"
     assert decoded(sampled(two)) == "er<|im_end|>"
-    assert one.ids[: two.num_shared] == two.ids[: two.num_shared] and two.num_shared == 2
+    assert one.turns[:1] == two.turns[:1] and two.num_shared_turns == 1 and len(two.turns[0].token_ids) == 2
     assert "two" in decoded(two.ids) and "one" not in decoded(two.ids)
 
 

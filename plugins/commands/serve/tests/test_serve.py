@@ -1,6 +1,7 @@
 """A model that is served: from a folder, and from what a run has written."""
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -111,10 +112,15 @@ def test_of_a_run_its_model_is_served(run_folder):
     assert asyncio.run(answer(run_folder)) == asyncio.run(answer(run_folder / "model"))
 
 
-def test_a_run_without_a_model_says_how_a_checkpoint_becomes_one(run_folder, tmp_path):
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_goes_on_says_how_a_checkpoint_becomes_a_model(run_folder, tmp_path, resumed):
     going_on = tmp_path / "going-on"
     shutil.copytree(run_folder, going_on)
-    shutil.rmtree(going_on / "model")
+    if resumed:
+        summary = json.loads((run_folder / "summary.json").read_text())
+        (going_on / "summary.json").write_text(json.dumps({**summary, "status": "running"}))
+    else:
+        shutil.rmtree(going_on / "model")
     with pytest.raises(UserInputError, match="no model yet") as told:
         model_of(str(going_on))
     assert f"rlhf export {going_on} --to DIR" in str(told.value)

@@ -104,7 +104,8 @@ def test_the_longest_that_leaves_a_token_is_used():
     assert store.num_tokens == 9
 
 
-def test_what_weights_in_flight_left_half_done_is_not_kept(model, engine, requests):
+@pytest.mark.parametrize("canceled", [False, True])
+def test_what_weights_in_flight_left_half_done_is_not_kept(canceled, model, engine, requests):
     made, calls = engine(model("llama")), 0
 
     def between():
@@ -112,13 +113,15 @@ def test_what_weights_in_flight_left_half_done_is_not_kept(model, engine, reques
         calls += 1
         if calls == 4:
             made.weights_updated(1)
+            if canceled:
+                made.cancel(requests(3)[0].sample_id)
         asked = requests(3) if calls == 1 else ()
         return [
             (GenerationRequest(sample_id=r.sample_id, prompt_ids=r.prompt_ids, goes_on=True), SAMPLING) for r in asked
         ]
 
     found = list(made.generate_in_flight(between))
-    assert any(each.policy_versions for each in found)
+    assert any(each.policy_versions for each in found) and len(found) == (2 if canceled else 3)
     assert made._prefixes.num_tokens == 0
 
 

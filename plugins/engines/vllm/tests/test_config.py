@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -89,6 +90,10 @@ class TestComponent(ComponentContract):
     @classmethod
     def selected(cls):
         return load("engines", "vllm", check_requires=False)
+
+    def test_component_is_whole(self, selected):
+        """Its engine's module can be imported without vLLM."""
+        assert callable(resolve_name(selected.component.build))
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")

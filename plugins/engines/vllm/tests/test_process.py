@@ -92,7 +92,7 @@ def test_weights_that_arrive_in_the_middle_are_refused(module, engine):
     made = engine(fill(module, 1))
     answers = made.generate(make_requests(5), THREE)
     next(answers)
-    made._policy_version = 1
+    made.policy_version = 1
     with pytest.raises(SyncError, match="version 0 was generating"):
         list(answers)
 

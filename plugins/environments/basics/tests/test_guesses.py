@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from rlhf_environments.config import GuessesConfig
 from rlhf_environments.guess_number import direction
 from rlhf_environments.guesses import Guesses
 from rlhf_testing.contracts import PromptsContract
@@ -16,7 +17,8 @@ class TestGuesses(PromptsContract):
 
 
 def source(numbers=10, size=10, past=0, seed=0):
-    return Guesses(numbers=numbers, size=size, max_past_guesses=past, end_of_turn="<eos>", seed=seed)
+    config = GuessesConfig(numbers=numbers, size=size, max_past_guesses=past, problem_seed=seed)
+    return Guesses(config)
 
 
 def test_a_game_for_each_number():

@@ -9,7 +9,7 @@ from rlhf_core.config.problems import Problems
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_environments import python_tool as module
 from rlhf_environments.config import ToolsConfig
-from rlhf_environments.tools import build
+from rlhf_environments.tools import Tools
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
@@ -23,7 +23,7 @@ def add(a: int, b: int) -> int:
 
 
 def tools(folder, **options):
-    return build(ToolsConfig(**options), TaskContext(seed=0, base_folder=folder)).tools
+    return Tools(ToolsConfig(**options), TaskContext(seed=0, base_folder=folder)).tools
 
 
 def python(**options):

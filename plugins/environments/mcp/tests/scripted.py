@@ -10,6 +10,7 @@ import time
 MODE = sys.argv[1]
 TOOL = {"name": "go", "description": "Go on.", "inputSchema": {"type": "object"}}
 COLOURED = {**TOOL, "description": "Go\x1b[2J \u202eon.", "inputSchema": {"type": "object", "title": "\x07!"}}
+NOTE = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "z" * 9999}}
 
 
 def say(text):
@@ -39,9 +40,14 @@ def call():
         sys.stderr.write("out of paper \x1b[31m")
         sys.stderr.flush()
         os._exit(7)
+    if MODE == "words":
+        sys.stderr.write("e" * 2**26)
+        sys.exit()
+    if MODE == "broken":
+        say('{"jsonrpc": "2.0", "id": ')
     if MODE == "wrong":
         return {"content": "text"}
-    while MODE == "silent":
+    while MODE in ("silent", "broken"):
         time.sleep(1)
     content = {
         "picture": [{"type": "image", "data": "", "mimeType": "image/png"}, {"type": "text", "text": "a cat"}],
@@ -56,7 +62,11 @@ if MODE == "noise":
     say("listening on standard output")
 if MODE == "hang":
     time.sleep(1000)
-if MODE == "stays":
+while MODE == "flood":
+    say(json.dumps(NOTE))
+while MODE == "line":
+    sys.stdout.write("{" * 2**16)
+if MODE in ("stays", "leaves"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen(["sleep", "1000"])
     with open("pids", "a") as file:

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from rlhf_control.control_box import ControlBox, parse_command
-from rlhf_control.hooks import CONTROL, build
+from rlhf_control.hooks import CONTROL, Control
 from rlhf_core.components import HookContext
 from rlhf_core.config.section import Section
 from rlhf_core.errors import UserInputError
@@ -26,7 +26,7 @@ def moment(at="update"):
 
 @pytest.mark.parametrize("at", ["update", "paused"])
 def test_a_command_is_an_action(folder, at):
-    plugin, box = build(Section(), HookContext(run_folder=folder.path)), ControlBox(folder.control)
+    plugin, box = Control(Section(), HookContext(run_folder=folder.path)), ControlBox(folder.control)
     for words in ("set lr=1e-6", "pause", "stop"):
         box.send(parse_command(words.split()))
     assert plugin.rlhf_decide(moment("episode")) == []
@@ -37,7 +37,7 @@ def test_a_command_is_an_action(folder, at):
 
 
 def test_it_is_answered_and_noted(folder):
-    plugin, box = build(Section(), HookContext(run_folder=folder.path)), ControlBox(folder.control)
+    plugin, box = Control(Section(), HookContext(run_folder=folder.path)), ControlBox(folder.control)
     sent = [box.send(parse_command(["stop"])), box.send(parse_command(["set", "kl_coef=1"]))]
     stop, change = plugin.rlhf_decide(moment())
     stop.answer("stops at the end of episode 2", False)
@@ -55,5 +55,5 @@ def test_commands_from_before_the_folder_was_taken_are_dropped(folder):
     taken = folder.lock.stat().st_mtime_ns
     os.utime(folder.control / f"{stale}.json", ns=(taken - 1, taken - 1))
     os.utime(folder.control / f"{kept}.json", ns=(taken, taken))
-    plugin = build(Section(), HookContext(run_folder=folder.path))
+    plugin = Control(Section(), HookContext(run_folder=folder.path))
     assert [action.kind for action in plugin.rlhf_decide(moment())] == ["pause"]

@@ -60,7 +60,9 @@ def test_wandb_offline_has_one_run_in_the_folder(tmp_path: Path) -> None:
 
 def test_secrets_of_the_run_file_do_not_reach_a_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[HookContext] = []
-    monkeypatch.setattr("rlhf_loggers.tensorboard.build", lambda config, context: seen.append(context) or _Nothing())
+    monkeypatch.setattr(
+        "rlhf_loggers.tensorboard.TensorBoardLogger", lambda config, context: seen.append(context) or _Nothing()
+    )
     (tmp_path / "paid.py").write_text("def paid(rollouts, *, api_key: str = ''): return [1.0] * len(rollouts)")
     reward = {"name": f"{tmp_path / 'paid.py'}:paid", "api_key": "hidden-value"}
     train(

@@ -7,7 +7,6 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.components import TaskContext
-from rlhf_core.config import resolve
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins import load
 from rlhf_reasoning_gym.config import ReasoningGymPrompts, ReasoningGymReward
@@ -48,13 +47,14 @@ def test_problems_that_repeat_an_earlier_one_are_left_out_where_wanted(fake_libr
     asked = {every[index]["prompt"] for index in range(30)}
     assert 1 < len(stream) == len(asked) < len(every)
     assert {stream.prompt(position).text for position in range(len(stream))} == asked
-    with pytest.raises(ConfigError, match="unique: is an option no more: say prompts.duplicates: skip"):
-        resolve(
-            {
-                "model": {"path": "builtin:tiny-digits"},
-                "prompts": {"name": "reasoning-gym", "task": "sum", "unique": True},
-            }
-        )
+
+
+def test_a_run_that_began_with_unique_has_the_same_problems(fake_library, tmp_path):
+    every = source(tmp_path, size=30, task_options={"most": 1})
+    unique = source(tmp_path, size=30, task_options={"most": 1}, unique=True)
+    asked = [every[index]["prompt"] for index in range(30)]
+    assert [unique[index]["prompt"] for index in range(len(unique))] == list(dict.fromkeys(asked))
+    assert 1 < len(unique) < len(every)
 
 
 def test_the_answer_in_a_tag(fake_library, tmp_path):

@@ -72,13 +72,24 @@ def test_processor_time_is_limited_in_the_main_thread_only():
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"$ref": "#"}, "leads back to itself"),
+        ({"$ref": "#"}, "reference '#' leads back to itself"),
         (
             {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
             "leads",
         ),
-        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}}, "leads back"),
-        ({"$dynamicRef": "#me", "$dynamicAnchor": "me"}, "leads back"),
+        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}}, "'#/\\$defs/a' leads back"),
+        ({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}}, "leads back"),
+        (
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {
+                    "a": {"items": {"$ref": "#/$defs/b"}, "not": {"$ref": "#/$defs/b"}},
+                    "b": {"$ref": "#/$defs/a"},
+                },
+            },
+            "leads back",
+        ),
+        ({"$dynamicRef": "#me", "$dynamicAnchor": "me"}, "'#me' leads back"),
         ({"properties": {"x": {"$ref": "#/$defs/missing"}}}, "'#/\\$defs/missing' leads nowhere"),
         ({"$ref": "https://example.com/schema"}, "leads nowhere"),
         ({"pattern": "("}, "is not a 'regex'"),
@@ -97,6 +108,14 @@ def test_a_schema_that_checks_nothing_is_a_config_error(schema, message, tmp_pat
         json_schema([rollout("1", schema=schema)], metadata_key="schema")
 
 
+def test_references_that_branch_on_and_on_hold_up_nothing(monkeypatch):
+    monkeypatch.setattr("rlhf_reward_rules.json_schema._SECONDS_PER_ANSWER", 0.3)
+    levels = {str(level): {"allOf": [{"$ref": f"#/$defs/{level + 1}"}] * 2} for level in range(60)}
+    schema = {"$ref": "#/$defs/0", "$defs": levels | {"60": {}}}
+    assert json_schema([rollout("1")], inline_schema=schema) == [0.0]
+    assert json_schema([rollout("1", schema=schema), rollout("1")], metadata_key="schema") == [0.0, 1.0]
+
+
 @pytest.mark.parametrize("text", ["{", "5", "[]", '"$schema"'])
 def test_a_file_that_is_no_schema_is_a_config_error(tmp_path, text):
     file = tmp_path / "schema.json"
@@ -113,6 +132,7 @@ def test_a_file_that_is_no_schema_is_a_config_error(tmp_path, text):
         {"$ref": "https://json-schema.org/draft/2020-12/schema"},
         {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "http://json-schema.org/draft-07/schema#"},
         {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": ["object", "boolean"]}}},
+        {"$defs": {"unused": {"$ref": "https://example.com/schema"}}},
         {"properties": {"$ref": {"type": "string"}, "pattern": True, "enum": {"enum": [{"$ref": "#"}]}}},
         {"$id": "https://a.test/", "$defs": {"b": {"$id": "b", "items": {"$ref": "/"}}}, "items": {"$ref": "b"}},
         {"dependentSchemas": {"a": {"required": ["b"]}}, "if": {"required": ["c"]}, "then": {"minProperties": 2}},

@@ -92,6 +92,14 @@ class Group:
         return ["first", "second", "third", value]
 
 
+def test_processes_form_whole_groups(monkeypatch):
+    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=3), StrategyContext(device="cpu"))
+    strategy.group = Group()
+    monkeypatch.setattr(Group, "join", lambda self: None, raising=False)
+    with pytest.raises(UserInputError, match=r"4 processes do not form groups of 3.*\n.*a multiple of 3"):
+        strategy.setup()
+
+
 def test_processes_of_a_group_are_one_rank():
     strategy = FsdpStrategy(FsdpConfig(tensor_parallel=2), StrategyContext(device="cpu"))
     strategy.group, strategy._mesh = Group(), object()

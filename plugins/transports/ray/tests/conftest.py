@@ -102,9 +102,9 @@ def rlhf_fit_start(info):
 
 def wait_for_weights_in_flight():
     """Answers of the episode after the one that is trained on wait, after their first tokens, for its weights."""
-    from rlhf_ray.engine_thread import EngineThread
+    from rlhf_ray.engine_thread import SharedEngine
 
-    plain = EngineThread._between
+    plain = SharedEngine._between
 
     def between(self):
         ahead = self._open and all(sample // 16 > (self._weights.newest or 0) for sample, _ in self._open)
@@ -113,7 +113,7 @@ def wait_for_weights_in_flight():
             time.sleep(0.01)
         return plain(self)
 
-    EngineThread._between = between
+    SharedEngine._between = between
 
 
 def rlhf_maker_loop_start(maker):

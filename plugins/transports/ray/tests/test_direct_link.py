@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -22,8 +23,8 @@ from rlhf_ray.direct_link import (
     MakerEnd,
     copied,
     form_link,
-    listening_store,
 )
+from rlhf_strategies import served_store
 
 HERE = "127.0.0.1"
 CPU = torch.device("cpu")
@@ -49,7 +50,7 @@ def ends() -> Iterator[Callable[..., tuple[Link, MakerEnd]]]:
     made: list[Link] = []
 
     def make(timeout_seconds: float = PATIENCE_SECONDS) -> tuple[Link, MakerEnd]:
-        store = listening_store(HERE, PATIENCE_SECONDS)
+        store = served_store(HERE, timeout=timedelta(seconds=PATIENCE_SECONDS))
         offer = LinkOffer(HERE, store.port, "a key", "cpu", timeout_seconds=PATIENCE_SECONDS)
         maker = MakerEnd()
         joining = threading.Thread(target=maker.join, args=(offer, HERE, CPU))
@@ -145,6 +146,6 @@ def test_a_trainer_that_does_not_answer_is_an_error_in_time() -> None:
 
 
 def test_an_end_that_is_never_joined_is_an_error_in_time() -> None:
-    store = listening_store(HERE, PATIENCE_SECONDS)
+    store = served_store(HERE, timeout=timedelta(seconds=PATIENCE_SECONDS))
     with pytest.raises(LinkError, match="no gloo link was formed"):
         form_link(store, SENDER, LinkOffer(HERE, store.port, "a key", "cpu", timeout_seconds=0.1), HERE)

@@ -21,7 +21,7 @@ from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers
 from rlhf_core.rollout.weight_sync import named_weights
 from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, SamplingParams
 from rlhf_ray.config import RayConfig
-from rlhf_ray.engine_thread import EngineThread
+from rlhf_ray.engine_thread import SharedEngine
 from rlhf_ray.experience_maker_holder import Lanes
 from rlhf_ray.holder_weights import StagedWeights
 from rlhf_ray.maker_parts import MakerWorker
@@ -65,8 +65,8 @@ def staged(module: nn.Module, engine: Engine) -> StagedWeights:
 
 
 @pytest.fixture
-def shared(engine: Engine, staged: StagedWeights) -> Iterator[EngineThread]:
-    thread = EngineThread(engine, staged)
+def shared(engine: Engine, staged: StagedWeights) -> Iterator[SharedEngine]:
+    thread = SharedEngine(engine, staged)
     yield thread
     thread.close()
     assert engine.closed
@@ -82,7 +82,7 @@ def ask(sample_id: int, branch: int = 0) -> GenerationRequest:
     return GenerationRequest(sample_id=sample_id, prompt_ids=(5,), branch=branch)
 
 
-def test_callers_share_the_steps_and_a_later_one_need_not_wait(engine: Engine, shared: EngineThread) -> None:
+def test_callers_share_the_steps_and_a_later_one_need_not_wait(engine: Engine, shared: SharedEngine) -> None:
     gate = threading.Event()
     engine.before = lambda step: gate.wait(PATIENCE_SECONDS) if step == 3 else None
     long = shared.generate([ask(40)], SAMPLING)
@@ -94,7 +94,7 @@ def test_callers_share_the_steps_and_a_later_one_need_not_wait(engine: Engine, s
 
 
 def test_weights_come_between_two_steps(
-    engine: Engine, shared: EngineThread, staged: StagedWeights, module: nn.Module
+    engine: Engine, shared: SharedEngine, staged: StagedWeights, module: nn.Module
 ) -> None:
     engine.before = lambda step: send(staged, module, 1) if step == 10 else None
     answers = {each.sample_id: each for each in shared.generate([ask(20), ask(3)], SAMPLING)}
@@ -107,7 +107,7 @@ def test_weights_come_between_two_steps(
 
 
 def test_other_work_with_the_models_comes_between_two_steps_too(
-    engine: Engine, shared: EngineThread, staged: StagedWeights, module: nn.Module
+    engine: Engine, shared: SharedEngine, staged: StagedWeights, module: nn.Module
 ) -> None:
     def broken() -> None:
         raise ValueError("of the work alone")
@@ -122,7 +122,7 @@ def test_other_work_with_the_models_comes_between_two_steps_too(
     assert shared.take_seconds() > 0.0
 
 
-def test_an_error_of_the_engine_reaches_every_caller(engine: Engine, shared: EngineThread) -> None:
+def test_an_error_of_the_engine_reaches_every_caller(engine: Engine, shared: SharedEngine) -> None:
     def fails(step: int) -> None:
         if step == 5:
             raise RlhfError("out of memory", where="engine fake")
@@ -136,7 +136,7 @@ def test_an_error_of_the_engine_reaches_every_caller(engine: Engine, shared: Eng
         shared.run(lambda: None)
 
 
-def test_a_sample_that_is_made_again_waits_for_the_one_under_way(engine: Engine, shared: EngineThread) -> None:
+def test_a_sample_that_is_made_again_waits_for_the_one_under_way(engine: Engine, shared: SharedEngine) -> None:
     first = shared.generate([ask(20), ask(21)], SAMPLING)
     again = shared.generate([ask(20)], SAMPLING)
     assert [each.sample_id for each in again] == [20]
@@ -144,7 +144,7 @@ def test_a_sample_that_is_made_again_waits_for_the_one_under_way(engine: Engine,
 
 
 def test_when_it_is_closed_callers_are_told(engine: Engine, staged: StagedWeights) -> None:
-    shared = EngineThread(engine, staged)
+    shared = SharedEngine(engine, staged)
     inside, gate = threading.Event(), threading.Event()
 
     def hold(step: int) -> None:
@@ -203,7 +203,7 @@ class Feed:
         """Nothing is under way."""
 
 
-def worker_of(shared: EngineThread, staged: StagedWeights, num_lanes: int) -> MakerWorker:
+def worker_of(shared: SharedEngine, staged: StagedWeights, num_lanes: int) -> MakerWorker:
     scorer: Any = Scorer()
     makers = [
         PolicyExperienceMaker(
@@ -218,7 +218,7 @@ def worker_of(shared: EngineThread, staged: StagedWeights, num_lanes: int) -> Ma
 
 
 def test_batches_are_made_side_by_side_and_each_is_sent_when_it_is_done(
-    engine: Engine, shared: EngineThread, staged: StagedWeights
+    engine: Engine, shared: SharedEngine, staged: StagedWeights
 ) -> None:
     """The second batch is over before the long answer of the first; a third begins in its lane."""
     feed: Any = Feed([[50, 2], [3, 4], [5]])
@@ -237,7 +237,7 @@ def test_batches_are_made_side_by_side_and_each_is_sent_when_it_is_done(
     assert feed.under_way[0] == 0 and max(feed.under_way) == 1
 
 
-def test_an_error_in_a_lane_ends_the_loop(engine: Engine, shared: EngineThread, staged: StagedWeights) -> None:
+def test_an_error_in_a_lane_ends_the_loop(engine: Engine, shared: SharedEngine, staged: StagedWeights) -> None:
     def fails(step: int) -> None:
         if step == 5:
             raise RlhfError("out of memory", where="engine fake")
@@ -248,7 +248,7 @@ def test_an_error_in_a_lane_ends_the_loop(engine: Engine, shared: EngineThread, 
 
 
 def test_samples_carry_the_versions_of_their_tokens(
-    engine: Engine, shared: EngineThread, staged: StagedWeights, module: nn.Module
+    engine: Engine, shared: SharedEngine, staged: StagedWeights, module: nn.Module
 ) -> None:
     engine.before = lambda step: send(staged, module, 1) if step == 10 else None
     groups, _ = worker_of(shared, staged, 1).make([make_prompt(30), make_prompt(4)])
@@ -263,7 +263,7 @@ def test_samples_carry_the_versions_of_their_tokens(
 
 
 def test_weights_come_in_the_middle_of_an_episode(
-    engine: Engine, shared: EngineThread, staged: StagedWeights, module: nn.Module
+    engine: Engine, shared: SharedEngine, staged: StagedWeights, module: nn.Module
 ) -> None:
     engine._answer = lambda request, version: [11, 12, EOS]
     engine.before = lambda step: send(staged, module, 1) if engine.num_steps == 5 else None

@@ -334,6 +334,19 @@ class TestSampler:
         assert len(sampler.learnt) == 3 and sampler.episodes == [0, 0]
         assert owner.take_metrics() == {"rollout/refused_prompts": 1.0, "curriculum/learnt": 3.0}
 
+    def test_a_group_that_was_learnt_and_then_lost_counts_once_also_after_a_resume(self):
+        first = coordinator(sampler=Recorder())
+        first.lease(3, "a")
+        for position in (0, 1, 2):
+            first.submit(make_group(position), success=position / 10)
+        assert first.withdraw(lambda group: group.position == 1) == 1
+        sampler = Recorder()
+        second = coordinator(sampler=sampler)
+        second.load_state_dict(with_groups(with_groups(first.state_dict(), group_to_tree), group_from_tree))
+        assert [each.position for each in second.lease(9, "b")] == [1]
+        second.submit(make_group(1), success=0.9)
+        assert second.ready(0) and sampler.learnt == [(100, 0.0), (101, 0.1), (102, 0.2)]
+
     def test_a_resume_in_the_middle_of_a_wave_forgets_nothing(self):
         first = coordinator(sampler=Recorder(), max_staleness=1)
         first.lease(6, "a")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from running import PATIENCE_SECONDS
 from torch import nn
 
+from rlhf_core.columns import ENGINE_COLUMNS, TEMPERATURE, Columns
 from rlhf_core.errors import DataError, RlhfError, SyncError
-from rlhf_core.types import Experience
+from rlhf_core.types import BufferItem, Experience, RolloutGroup
 from rlhf_ray.detached_trainer import DetachedTrainer, FitPlan
 from rlhf_ray.maker_feed import deal, maker_number, sample_id
-from rlhf_ray.maker_parts import trained_names
+from rlhf_ray.maker_parts import _SampledAt, trained_names
 from rlhf_ray.maker_presence import MakerPresence
 from rlhf_ray.wire import num_bytes, pack, unpack
 
@@ -54,6 +56,22 @@ def test_items_are_dealt_in_turn(sizes: list[int], num_targets: int) -> None:
         for target, part in enumerate(dealt):
             received[target].extend(part)
     assert received == [list(range(target, made, num_targets)) for target in range(num_targets)]
+
+
+def test_a_token_keeps_the_temperature_that_its_engine_reported() -> None:
+    ids, mask = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
+    plain = BufferItem(
+        sample_id=0,
+        group_id=0,
+        policy_version=0,
+        prompt_ids=ids,
+        response_ids=ids,
+        action_mask=mask,
+        action_log_probs=torch.zeros(2),
+    )
+    told = replace(plain, columns=Columns({TEMPERATURE: [1.5, 0.0]}, ENGINE_COLUMNS))
+    rows = _SampledAt(0.5).run([RolloutGroup(position=0, rollouts=(), items=(plain, told))])
+    assert [row[TEMPERATURE] for row in rows] == [[0.5, 0.5], [1.5, 0.5]]
 
 
 def test_a_run_starts_the_class_that_is_used_by_hand() -> None:

@@ -51,15 +51,14 @@ def build(config: DistillConfig, context: AlgorithmContext) -> Distill:
 class Distill(RolloutAlgorithm):
     """Learns from a teacher, and from rewards where they have a factor."""
 
+    roles: frozenset[Role] = frozenset({"policy", "teacher"})
+    needs_all_rows = False
+
     def __init__(self, config: DistillConfig, context: AlgorithmContext) -> None:
         self._config = config
         self._temperature = context.sampling.temperature
         self._vocabulary = len(context.tokenizer)
         self._norm_length = config.norm_length or context.sampling.max_new_tokens
-
-    @property
-    def roles(self) -> frozenset[Role]:
-        return frozenset({"policy", "teacher"})
 
     @property
     def frozen_models(self) -> Mapping[Role, FrozenModel]:
@@ -68,10 +67,6 @@ class Distill(RolloutAlgorithm):
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
         return [TeacherPass(context, top_k=self._config.top_k, vocabulary=self._vocabulary)]
-
-    @property
-    def needs_all_rows(self) -> bool:
-        return False
 
     @property
     def terms(self) -> Mapping[str, LossTerm]:

@@ -46,13 +46,10 @@ class KTO(PairLines):
     """Mean loss over the answers of the global batch."""
 
     name = "kto"
+    roles: frozenset[Role] = frozenset({"policy", "reference"})
     config: KTOConfig
     _kl = 0.0
     """Nats; measured at the start of each episode. Held-out answers are measured against the newest."""
-
-    @property
-    def roles(self) -> frozenset[Role]:
-        return frozenset({"policy", "reference"})
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Raise `DataError` for a line that is neither a judged answer nor a pair."""

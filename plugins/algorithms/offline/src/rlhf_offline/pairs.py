@@ -35,7 +35,6 @@ class PairLines(PolicyOnly[Answers, AnswersBatch]):
     def __init__(self, config: AnswerPairConfig | RewardModelConfig, context: AlgorithmContext) -> None:
         super().__init__(config, context)
         self._known = KnownReference()
-        self._pad_id = 0
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         for key in ("chosen", "rejected"):

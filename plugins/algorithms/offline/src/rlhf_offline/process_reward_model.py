@@ -11,7 +11,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean
-from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_forward import innermost, own_lengths
@@ -19,7 +18,6 @@ from rlhf_forward import innermost, own_lengths
 from .config import ProcessRewardModelConfig
 from .examples import Example, ExampleBatch, collate_examples
 from .policy_only import PolicyOnly
-from .reward_model import set_pad_token
 
 ValueT = TypeVar("ValueT")
 _WHERE = "process-reward-model"
@@ -29,16 +27,8 @@ _HINT = 'each line needs {"prompt": …, "steps": ["…", …], "labels": [true,
 class ProcessRewardModel(PolicyOnly[Example, ExampleBatch]):
     """Mean binary cross-entropy over the steps of the global batch (Lightman 2023, section 2.6)."""
 
+    model_kind = "sequence-classification"
     config: ProcessRewardModelConfig
-
-    def __init__(self, config: ProcessRewardModelConfig, context: AlgorithmContext) -> None:
-        """The tokenizer gets a pad token other than EOS, as for a reward model."""
-        super().__init__(config, context)
-        self._pad_id = set_pad_token(context.tokenizer)
-
-    @property
-    def model_kind(self) -> str:
-        return "sequence-classification"
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Raise `DataError` for a line without labelled steps, or with a step that has no text."""

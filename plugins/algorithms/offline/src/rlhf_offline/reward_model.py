@@ -10,30 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.components import AlgorithmContext
-from rlhf_core.errors import DataError, UserInputError
+from rlhf_core.errors import DataError
 from rlhf_forward import own_lengths
 
 from .answers import Answers, AnswersBatch
 from .config import RewardModelConfig
 from .pairs import PairAlgorithm, PairLoss
-
-
-def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of the tokenizer's pad token; where it has none other than EOS, it is given one.
-
-    transformers reads the score at the rightmost token that is not padding. Every text ends in EOS, so with a separate
-    pad token that is the last real token, here and for any loader of the saved folder.
-    """
-    if tokenizer.eos_token_id is None:
-        raise UserInputError(
-            "the tokenizer has no end-of-sequence token, where the score is read",
-            where="model.path",
-            hint="set eos_token in the model's tokenizer_config.json",
-        )
-    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
-        tokenizer.pad_token = _other_token(tokenizer)
-    return int(tokenizer.pad_token_id)
 
 
 def bradley_terry_loss(
@@ -58,16 +40,8 @@ class RewardModel(PairAlgorithm):
     """Mean Bradley-Terry loss over the pairs of the global batch."""
 
     name = "reward-model"
+    model_kind = "sequence-classification"
     config: RewardModelConfig
-
-    def __init__(self, config: RewardModelConfig, context: AlgorithmContext) -> None:
-        """The tokenizer gets a pad token other than EOS."""
-        super().__init__(config, context)
-        self._pad_id = set_pad_token(context.tokenizer)
-
-    @property
-    def model_kind(self) -> str:
-        return "sequence-classification"
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         super().check_record(record)
@@ -91,11 +65,3 @@ class RewardModel(PairAlgorithm):
 
     def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
         return bradley_terry_loss(chosen, rejected, margin=batch.margins, centring_coef=self.config.centring_coef)
-
-
-def _other_token(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A pad token that no text ends with: a special token, otherwise any but EOS."""
-    for token in (tokenizer.unk_token, tokenizer.bos_token):
-        if token is not None and token != tokenizer.eos_token:
-            return str(token)
-    return str(tokenizer.convert_ids_to_tokens(0 if tokenizer.eos_token_id != 0 else 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -65,12 +64,12 @@ def plan(
         f"{found.num_parameters:,} parameters, {found.num_trainable:,} trained; "
         f"{found.tokens_per_sample:.0f} tokens a sample; on {found.device}{other}\n"
     )
-    rows = []
+    rows = [["PROCESS", "MEMORY", "PEAK"]]
     for process in found.processes:
         name = f"{process.kind} x {process.count}"
         rows += [[name, part, _size(size)] for part, size in process.bytes_by_part.items()]
         rows.append([name, "together", _size(process.total_bytes)])
-    _print_table(["process", "memory", "peak"], rows)
+    _print_table(rows)
     if found.layout is not None:
         _echo("\n" + _layout(found.layout, resolved))
 
@@ -107,18 +106,15 @@ def _size(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def _print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print uncut lines with columns two spaces apart; on a terminal the header is bold."""
-    is_terminal = sys.stdout.isatty()
-    lines = [headers if is_terminal else [header.upper() for header in headers], *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
-    for number, line in enumerate(lines):
-        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        _echo(text, bold=is_terminal and number == 0)
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print uncut lines with columns two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        _echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _echo(text: str, *, bold: bool = False) -> None:
+def _echo(text: str) -> None:
     """Print text with control characters escaped: device and option names are not ours."""
     from rlhf_core.util import printable
 
-    click.echo(click.style(printable(text), bold=True) if bold else printable(text))
+    click.echo(printable(text))

@@ -10,7 +10,6 @@ import click
 
 from .terminal import echo, heading, print_json
 
-_SHOWN_AS_ZERO = 5e-5
 _GROUPS = ("best", "worst", "random", "first", "last")
 
 
@@ -72,22 +71,18 @@ def _without_samples(*, is_running: bool) -> tuple[str, str]:
     return "there are no samples", never
 
 
-def _brief(value: float) -> str:
-    """Four significant digits at most: `2`, `0.3333`; what is nothing but rounding is 0."""
-    return "0" if abs(value) < _SHOWN_AS_ZERO else f"{value:.4g}"
-
-
 def _show(sample: Mapping[str, Any]) -> None:
     """Print a sample: a line of numbers, the prompt, and the answer or an episode's turns, uncut."""
     from .conversation import conversation_lines
+    from .numbers import number
 
     rewards = sample.get("rewards") or {}
     facts = [
         f"#{sample.get('sample_id')}" + (f" branch {sample['branch']}" if sample.get("branch") else ""),
         f"episode {int(sample.get('episode', 0)) + 1}",
         f"policy {sample.get('policy_version')}",
-        *([] if sample.get("score") is None else [f"weighted score {_brief(sample['score'])}"]),
-        *(f"{name} {_brief(value)}" for name, value in rewards.items()),
+        *([] if sample.get("score") is None else [f"weighted score {number(sample['score'])}"]),
+        *(f"{name} {number(value)}" for name, value in rewards.items()),
         f"{sample.get('num_tokens')} tokens",
         str(sample.get("finish_reason")),
     ]

@@ -33,10 +33,9 @@ class _Group:
 
     def add(self, rank: tuple[float, ...], sample: Sample) -> None:
         """rank: another for each sample."""
-        if len(self._heap) < self._size:
-            heapq.heappush(self._heap, (rank, sample))
-        elif rank > self._heap[0][0]:
-            heapq.heapreplace(self._heap, (rank, sample))
+        heapq.heappush(self._heap, (rank, sample))
+        if len(self._heap) > self._size:
+            heapq.heappop(self._heap)
 
     def samples(self) -> list[Sample]:
         """By rank, the largest first."""

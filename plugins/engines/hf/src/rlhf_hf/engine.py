@@ -42,28 +42,16 @@ class HfEngine:
         self._seed = context.seed
         self._module = context.model
         self._forward = ModelForward(context.model)
-        self._eos_ids = eos_token_ids(self._forward.base, context.tokenizer)
+        self.context_tokens = self._forward.context_tokens
+        """Longest sequence the model has positions for."""
+        self.eos_token_ids = eos_token_ids(self._forward.base, context.tokenizer)
         self._path: Path | None = None
         self._packed: PackedLinears | None = None
         self._dtype = _mixed_dtype(config, context, self._forward.dtype)
         """Type of matrix multiplications; None is the weights' own type."""
-        self._policy_version = 0
+        self.policy_version = 0
         self._prefixes = PrefixStore(config.prefix_cache_tokens)
         self._flight: Flight | None = None
-
-    @property
-    def policy_version(self) -> int:
-        return self._policy_version
-
-    @property
-    def context_tokens(self) -> int | None:
-        """Longest sequence the model has positions for."""
-        return self._forward.context_tokens
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """EOS token ids of the model and its tokenizer."""
-        return self._eos_ids
 
     @property
     def path(self) -> Path:
@@ -86,12 +74,12 @@ class HfEngine:
         too small for one sequence, both here; `OutOfMemoryError`, `DivergenceError` and, when the weights change
         before the last completion was taken, `SyncError` while iterating.
         """
-        flight, version = self.begin(requests, sampling), self._policy_version
+        flight, version = self.begin(requests, sampling), self.policy_version
 
         def unchanged() -> Sequence[Asked]:
-            if version != self._policy_version:
+            if version != self.policy_version:
                 raise SyncError(
-                    f"weights of version {self._policy_version} arrived while version {version} was generating",
+                    f"weights of version {self.policy_version} arrived while version {version} was generating",
                     where="engine hf",
                     hint="take all completions of a generate call before publishing",
                 )
@@ -101,8 +89,8 @@ class HfEngine:
 
     def begin(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Flight:
         """The rows of one `generate` call, which no others join. Raises as that does, before the first step."""
-        flight = Flight(self._sampler, self._batch, self._forward.context_tokens)
-        flight.weights_are(self._policy_version)
+        flight = Flight(self._sampler, self._batch, self.context_tokens)
+        flight.weights_are(self.policy_version)
         flight.add([(request, sampling) for request in requests])
         if flight.busy:
             flight.begin()
@@ -114,16 +102,17 @@ class HfEngine:
         Raises what `generate` raises, while iterating.
         """
         batch = partial(self._batch, goes_on=True)
-        self._flight = Flight(self._sampler, batch, self._forward.context_tokens)
+        self._flight = Flight(self._sampler, batch, self.context_tokens)
         return self._completions(self._flight, between, goes_on=True)
 
     def cancel(self, sample_id: int, branch: int = 0) -> None:
         """Drop an open request of `generate_in_flight`; called in `between` (see `CancelingEngine`)."""
         if self._flight is not None:
+            self._flight.weights_are(self.policy_version)  # else its keys and values are kept for the new weights
             self._flight.cancel(sample_id, branch)
 
     def _sampler(self, sampling: SamplingParams) -> Sampler:
-        return Sampler(self._seed, sampling, StopRule(self._eos_ids, sampling.stop, self._tokenizer))
+        return Sampler(self._seed, sampling, StopRule(self.eos_token_ids, sampling.stop, self._tokenizer))
 
     def _batch(self, rows: deque[Row], *, goes_on: bool = False) -> SlotBatch | LockstepBatch:
         """A new one for these rows that wait. `goes_on`: others may join them."""
@@ -156,7 +145,7 @@ class HfEngine:
         try:
             while True:
                 asked = between()
-                flight.weights_are(self._policy_version)
+                flight.weights_are(self.policy_version)
                 flight.add(asked)
                 if not flight.busy:
                     return
@@ -197,7 +186,7 @@ class HfEngine:
         """The module has the weights of `version`: forget the packed copies, and what earlier turns left."""
         self._packed = None
         self._prefixes.clear()
-        self._policy_version = version
+        self.policy_version = version
 
     def close(self) -> None:
         """Free the packed weights and what earlier turns left; the module belongs to the caller."""

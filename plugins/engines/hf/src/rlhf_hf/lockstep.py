@@ -121,18 +121,15 @@ class LockstepBatch:
 
 
 def take_alike(waiting: deque[Row], max_batch_size: int, *, same_length: bool) -> list[Row]:
-    """Take the shortest prompts that may start together out of `waiting`, with inputs for the model of one shape."""
+    """Take the shortest prompts that may start with the first of `waiting`; inputs for the model have one shape."""
 
-    def shapes(row: Row) -> list[tuple[str, tuple[int, ...]]]:
-        return sorted((name, tuple(values.shape)) for name, values in row.request.inputs.items())
+    def kind(row: Row) -> tuple[int, list[tuple[str, tuple[int, ...]]]]:
+        shapes = sorted((name, tuple(values.shape)) for name, values in row.request.inputs.items())
+        return len(row.prompt_ids) if same_length else 0, shapes
 
-    first, *others = sorted(waiting, key=lambda row: (len(row.prompt_ids), shapes(row)))
-    alike = [
-        row
-        for row in others
-        if shapes(row) == shapes(first) and not (same_length and len(row.prompt_ids) > len(first.prompt_ids))
-    ]
-    taken = [first, *alike[: max_batch_size - 1]]
+    first = kind(waiting[0])
+    alike = [row for row in waiting if kind(row) == first]
+    taken = sorted(alike, key=lambda row: len(row.prompt_ids))[:max_batch_size]
     for row in taken:
         row.num_computed = len(row.prompt_ids)
         waiting.remove(row)

@@ -34,12 +34,12 @@ class VllmEngine:
         self._config = config
         self._module = context.model
         self._seed = context.seed
-        self._policy_version = 0
+        self.policy_version = 0
         self._loaded: list[int] = []
         """Versions that vLLM was given, in order."""
         model: Any = context.model
         base = model.get_base_model() if is_lora(model) else model
-        self._eos_ids = eos_token_ids(base, context.tokenizer)
+        self.eos_token_ids = eos_token_ids(base, context.tokenizer)
         with tempfile.TemporaryDirectory(prefix="rlhf-vllm-") as folder:
             base.config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
@@ -48,24 +48,15 @@ class VllmEngine:
                 folder=Path(folder),
                 dtype=str(context.compute_dtype or next(base.parameters()).dtype).removeprefix("torch."),
                 device=str(context.device),
-                eos_ids=tuple(sorted(self._eos_ids)),
+                eos_ids=tuple(sorted(self.eos_token_ids)),
                 in_flight=context.in_flight,
             )
             self._backend = VllmProcess(settings)
 
     @property
-    def policy_version(self) -> int:
-        return self._policy_version
-
-    @property
     def context_tokens(self) -> int | None:
         """Longest sequence vLLM was started for."""
         return self._backend.max_model_tokens
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """EOS token ids of the model and its tokenizer."""
-        return self._eos_ids
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """Check all requests, then yield completions as they finish (see `RolloutEngine.generate`).
@@ -98,12 +89,12 @@ class VllmEngine:
         )
 
     def _of_one_version(self, jobs: Sequence[Job]) -> Iterator[Completion]:
-        version = self._policy_version
+        version = self.policy_version
         batches = iter([jobs])
         for completion in self._completions(lambda: next(batches, ()), in_flight=False):
-            if version != self._policy_version:
+            if version != self.policy_version:
                 raise SyncError(
-                    f"weights of version {self._policy_version} arrived while version {version} was generating",
+                    f"weights of version {self.policy_version} arrived while version {version} was generating",
                     where=WHERE,
                     hint="take all completions of a generate call before publishing",
                 )
@@ -112,7 +103,7 @@ class VllmEngine:
     def _completions(self, joining: Callable[[], Sequence[Job]], *, in_flight: bool) -> Iterator[Completion]:
         """Answer what `joining` returns, which is called before each step, until nothing is open."""
         if not self._loaded:
-            self._load(self._policy_version)
+            self._load(self.policy_version)
         num_open = 0
         try:
             while True:
@@ -146,7 +137,7 @@ class VllmEngine:
         Raises `SyncError` when that fails; the engine is then closed, since vLLM may hold mixed weights.
         """
         self._load(version)
-        self._policy_version = version
+        self.policy_version = version
 
     def _load(self, version: int) -> None:
         try:

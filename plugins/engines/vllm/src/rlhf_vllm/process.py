@@ -53,7 +53,7 @@ class VllmProcess:
             self._ask("vLLM to rest", ("rest",))
 
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
-        """See `VllmBackend`. Only one shard is in shared memory at a time; a failure ends the process."""
+        """See `VllmBackend`. For one worker, one shard is in shared memory at a time; a failure ends the process."""
         self._ask("vLLM to ask for new weights", ("update",))
         try:
             for number, shard in enumerate(shards):

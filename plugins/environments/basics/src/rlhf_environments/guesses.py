@@ -21,12 +21,9 @@ class Guesses:
     out what the answers are good for.
     """
 
-    def __init__(self, *, numbers: int, size: int, max_past_guesses: int, end_of_turn: str, seed: int) -> None:
-        self._numbers = numbers
-        self._size = size
-        self._max_past = max_past_guesses
-        self._end = end_of_turn
-        self._seed = seed
+    def __init__(self, config: GuessesConfig) -> None:
+        self._config = config
+        self._size = config.numbers if config.size is None else config.size
 
     def __len__(self) -> int:
         return self._size
@@ -34,14 +31,15 @@ class Guesses:
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         if not 0 <= index < self._size:
             raise IndexError(index)
-        random = Random(derive_seed(self._seed, "guess-number", index))
-        number = index % self._numbers
+        config = self._config
+        random = Random(derive_seed(config.problem_seed, "guess-number", index))
+        number = index % config.numbers
         prompt = OPENING
-        for _ in range(random.randint(0, self._max_past)):
+        for _ in range(random.randint(0, config.max_past_guesses)):
             # Any number but the one looked for: the game would be over.
-            wrong = (number + random.randrange(1, self._numbers)) % self._numbers
-            prompt += f"{wrong}{self._end}{direction(wrong, number)}"
-        return {"prompt": prompt, "answer": number, "completion": str(random.randrange(self._numbers))}
+            wrong = (number + random.randrange(1, config.numbers)) % config.numbers
+            prompt += f"{wrong}{config.end_of_turn}{direction(wrong, number)}"
+        return {"prompt": prompt, "answer": number, "completion": str(random.randrange(config.numbers))}
 
     def describe(self, index: int) -> str:
         return f"guess-number game {index}"
@@ -49,10 +47,4 @@ class Guesses:
 
 def build(config: GuessesConfig, context: TaskContext) -> PromptSource:
     """The source of a `prompts` section."""
-    return Guesses(
-        numbers=config.numbers,
-        size=config.numbers if config.size is None else config.size,
-        max_past_guesses=config.max_past_guesses,
-        end_of_turn=config.end_of_turn,
-        seed=config.problem_seed,
-    )
+    return Guesses(config)

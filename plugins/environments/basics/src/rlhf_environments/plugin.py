@@ -25,6 +25,6 @@ conversation = Component(
 tools = Component(
     summary="Functions of Python files as tools, and a Python interpreter in a sandbox; no reward of its own.",
     config=ToolsConfig,
-    build="rlhf_environments.tools:build",
+    build="rlhf_environments.tools:Tools",
     isolate=True,
 )

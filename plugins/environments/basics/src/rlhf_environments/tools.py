@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from rlhf_core.components import TaskContext
 from rlhf_core.plugins import function_of_file
 
@@ -15,19 +12,14 @@ from .python_tool import python_tool
 class Tools:
     """Gives no reward of its own: `rewards` judge the rollout."""
 
-    def __init__(self, tools: Mapping[str, Callable[..., Any]]) -> None:
-        self.tools = tools
+    def __init__(self, config: ToolsConfig, context: TaskContext) -> None:
+        """Those of one episode.
 
-
-def build(config: ToolsConfig, context: TaskContext) -> Tools:
-    """The tools of one episode.
-
-    Raises `PluginError` where a file has no such function, `ConfigError` where this machine has no sandbox.
-    """
-    found = {
-        name.rpartition(":")[2]: python_tool(config)
-        if name == PYTHON
-        else function_of_file(name, context.base_folder, "tool")
-        for name in config.functions
-    }
-    return Tools(found)
+        Raises `PluginError` where a file has no such function, `ConfigError` where this machine has no sandbox.
+        """
+        self.tools = {
+            name.rpartition(":")[2]: python_tool(config)
+            if name == PYTHON
+            else function_of_file(name, context.base_folder, "tool")
+            for name in config.functions
+        }

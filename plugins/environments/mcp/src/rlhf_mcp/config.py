@@ -20,8 +20,7 @@ class McpConfig(Section):
     )
     env: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
         default_factory=list,
-        description="Names of environment variables that the server gets; of all others, it gets PATH, HOME, SHELL, "
-        "TERM and the user's name.",
+        description="Names of environment variables that the server gets; of all others, it gets PATH and HOME only.",
     )
     tools: list[ToolName] | None = Field(
         None, min_length=1, description="Names of the server's tools that the policy gets; null is all of them."

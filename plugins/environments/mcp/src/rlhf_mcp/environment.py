@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mcp.client.stdio import StdioServerParameters
 from mcp.types import Tool as ServerTool
 
 from rlhf_core.components import TaskContext
@@ -20,23 +19,29 @@ from rlhf_core.util import printable
 from rlhf_episodes import Outcome, Policy, Task, converse
 
 from .config import McpConfig
+from .process import ServerProcess
 from .server import Server, ToolRefused
-from .tools import schemas, text_of
+from .tools import schemas, takes, text_of
 
 logger = logging.getLogger(__name__)
+
+_ALWAYS = ("PATH", "HOME")
+"""Environment variables that every server gets."""
 
 
 class McpEnvironment:
     """The server is started for the episode and ended with it, so what it keeps is the episode's own."""
 
-    def __init__(self, config: McpConfig, program: StdioServerParameters) -> None:
+    def __init__(self, config: McpConfig, process: ServerProcess) -> None:
         self._config = config
-        self._program = program
+        self._process = process
         self._num_errors = 0
+        self._num_misfits = 0
+        """Calls whose arguments do not fit the tool's schema."""
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
         """Turns, and the calls in them, until the policy calls no tool or a bound ends it."""
-        server = Server(self._program)
+        server = Server(self._process)
         try:
             return await server.serve(partial(self._play, server, task, policy))
         except asyncio.CancelledError:
@@ -49,8 +54,10 @@ class McpEnvironment:
         tools = await server.tools()
         hidden = [name for name in (config.setup_tool, config.reward_tool) if name is not None]
         offered = schemas(tools, config.tools, hidden)
+        by_name = {tool.name: tool for tool in tools}
 
         async def use(tool_call: ToolCall) -> str:
+            self._num_misfits += not takes(by_name[tool_call.name], tool_call.arguments)
             try:
                 result = await server.call(tool_call.name, dict(tool_call.arguments))
             except ToolRefused as refused:
@@ -66,7 +73,12 @@ class McpEnvironment:
         reward = 0.0
         if config.reward_tool is not None:
             reward = _number(await self._of_task(server, config.reward_tool, tools, task), config.reward_tool)
-        return Outcome(reward=reward, metrics={"tool_errors": float(self._num_errors)}, status=status)
+        return Outcome(
+            reward=reward,
+            metrics={"tool_errors": float(self._num_errors)},
+            status=status,
+            bad_tool_calls=self._num_misfits,
+        )
 
     async def _of_task(self, server: Server, name: str, tools: Sequence[ServerTool], task: Task) -> str:
         """The result of a tool that the policy does not see."""
@@ -112,7 +124,5 @@ def build(config: McpConfig, context: TaskContext) -> McpEnvironment:
     program, *arguments = config.command
     if "/" in program:
         program = str(context.base_folder / Path(program).expanduser())
-    environment = {name: os.environ[name] for name in config.env}
-    return McpEnvironment(
-        config, StdioServerParameters(command=program, args=arguments, env=environment, cwd=context.base_folder)
-    )
+    environment = {name: os.environ[name] for name in (*_ALWAYS, *config.env) if name in os.environ}
+    return McpEnvironment(config, ServerProcess([program, *arguments], environment, context.base_folder))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
-from tempfile import TemporaryFile
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from mcp import Client, MCPError
-from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import CONNECTION_CLOSED, CallToolResult, Tool
 
 from rlhf_core.errors import ConfigError, EpisodeError, RlhfError, first_line
 from rlhf_core.util import printable
 
+from .process import ServerProcess
+
 T = TypeVar("T")
 MAX_TOOLS = 128
 _MAX_PAGES = 64
-_MAX_QUOTED_BYTES = 300
 _HINT = "mend the server, or set environment.on_failure: zero or drop"
 
 
@@ -26,34 +24,31 @@ class ToolRefused(Exception):
 
 
 class Server:
-    """A process that speaks MCP. The library starts it, and ends it with all of its process group."""
+    """A process that speaks MCP."""
 
-    def __init__(self, program: StdioServerParameters) -> None:
+    def __init__(self, process: ServerProcess) -> None:
         self.doing = ""
         """The call in progress, in words; empty where there is none."""
-        self._program = program
+        self._process = process
         self._client: Client
-        self._errors: IO[str]
-        """What it writes to its standard error."""
 
     async def serve(self, play: Callable[[], Awaitable[T]]) -> T:
-        """Start it, play, and let it end with its input closed and a moment's time.
+        """Start it, play, and let it end with its input closed and a moment's time; a cancelled play ends it at once.
 
         Raises what `play` raises, `ConfigError` where there is no such program, else `EpisodeError`.
         """
         found: T | Exception
         self.doing = "starting"
-        with TemporaryFile("w") as self._errors:
-            try:
-                async with Client(stdio_client(self._program, self._errors), cache=None) as self._client:
-                    self.doing = ""
-                    try:
-                        found = await play()
-                    except Exception as error:  # raised on, it would come out of the library in a group
-                        found = error
-                    self.doing = "ending"
-            except Exception as error:  # of the library's tasks: a group
-                raise self._explanation(self.doing, _first(error)) from error
+        try:
+            async with Client(self._process, cache=None) as self._client:
+                self.doing = ""
+                try:
+                    found = await play()
+                except Exception as error:  # raised on, it would come out of the library in a group
+                    found = error
+                self.doing = "ending"
+        except Exception as error:  # of the library's tasks: a group
+            raise await self._explanation(self.doing, _first(error)) from error
         if isinstance(found, Exception):
             raise found
         return found
@@ -73,7 +68,7 @@ class Server:
         except ToolRefused:
             raise
         except Exception as error:
-            raise self._explanation(what, error) from error
+            raise await self._explanation(what, error) from error
         self.doing = ""
         return found
 
@@ -102,25 +97,18 @@ class Server:
                 raise
             raise ToolRefused(error.error.message) from error
 
-    def _explanation(self, what: str, error: BaseException) -> RlhfError:
+    async def _explanation(self, what: str, error: BaseException) -> RlhfError:
         if isinstance(error, RlhfError):
             return error
         if isinstance(error, OSError) and what == "starting":
             return ConfigError(
-                f"{printable(self._program.command)} does not start: {error.strerror or error}",
+                f"{printable(self._process.command[0])} does not start: {error.strerror or error}",
                 where="environment.command",
                 hint="name a program that PATH finds, or a file that is executable and begins with #!",
             )
         is_closed = isinstance(error, MCPError) and error.error.code == CONNECTION_CLOSED
-        said = ("it has ended" if is_closed else printable(first_line(error))) + self._last_words()
+        said = (self._process.fault if is_closed else printable(first_line(error))) + await self._process.last_words()
         return EpisodeError(f"the MCP server failed while {what}: {said}", where="environment", hint=_HINT)
-
-    def _last_words(self) -> str:
-        """The end of what it wrote to its standard error, as the end of a sentence."""
-        file = self._errors.fileno()
-        start = max(0, os.fstat(file).st_size - _MAX_QUOTED_BYTES)
-        words = " ".join(os.pread(file, _MAX_QUOTED_BYTES, start).decode(errors="replace").split())
-        return f"; its last words: {printable(words)}" if words else ""
 
 
 def _first(error: BaseException) -> BaseException:

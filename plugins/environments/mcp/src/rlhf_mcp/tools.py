@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jsonschema import Draft202012Validator
+from jsonschema.validators import create
 from mcp.types import CallToolResult, EmbeddedResource, TextContent, TextResourceContents
 from mcp.types import Tool as ServerTool
 
@@ -65,6 +67,23 @@ def _clean(value: Any) -> Any:
     if isinstance(value, dict):
         return {_clean(key): _clean(part) for key, part in value.items()}
     return [_clean(part) for part in value] if isinstance(value, list) else value
+
+
+_QUICK = ("type", "enum", "required", "properties", "items", "anyOf")
+"""Keywords that are checked: no pattern that a model could answer with a text that takes minutes, and no reference."""
+_Validator = create(
+    {},
+    {keyword: Draft202012Validator.VALIDATORS[keyword] for keyword in _QUICK},
+    type_checker=Draft202012Validator.TYPE_CHECKER,
+)
+
+
+def takes(tool: ServerTool, arguments: Mapping[str, Any]) -> bool:
+    """Whether the arguments fit the tool's schema, as far as that is quickly found; True if it cannot be applied."""
+    try:
+        return bool(_Validator(tool.input_schema).is_valid(dict(arguments)))
+    except Exception:  # servers may give any schema
+        return True
 
 
 def text_of(result: CallToolResult, longest: int) -> str:

@@ -33,7 +33,7 @@ logger = logging.getLogger("rlhf.openenv")
 class OpenEnvEnvironment:
     """A session of its own at the server, which begins with the task's seed: all samples of a prompt share it."""
 
-    def __init__(self, config: OpenEnvConfig) -> None:
+    def __init__(self, config: OpenEnvConfig, context: TaskContext) -> None:
         self.metrics = {"invalid_actions": 0.0}
         self._config = config
         self._client: Any = None
@@ -103,8 +103,3 @@ class OpenEnvEnvironment:
                 where="environment",
                 hint="environment.observation_field names what the policy is shown",
             ) from error
-
-
-def build(config: OpenEnvConfig, context: TaskContext) -> OpenEnvEnvironment:
-    """An environment for one episode."""
-    return OpenEnvEnvironment(config)

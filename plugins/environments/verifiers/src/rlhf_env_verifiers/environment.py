@@ -14,7 +14,7 @@ from rlhf_core.errors import ConfigError
 from rlhf_episodes import Outcome, Policy, Status, Task
 
 from .config import VerifiersConfig
-from .loading import Loaded, load
+from .loading import load
 
 _MAX_SAID_CHARS = 600
 
@@ -26,8 +26,9 @@ class RolloutFailed(Exception):
 class VerifiersEnvironment:
     """Task `task.seed` (modulo their number) of the environment's own, played by its harness at our endpoint."""
 
-    def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
+    def __init__(self, config: VerifiersConfig, context: TaskContext) -> None:
+        """Raises `ConfigError` for what verifiers cannot load."""
+        self._loaded = load(config)
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
         """Have verifiers play it. Raises `RolloutFailed` for what it says has failed."""
@@ -94,8 +95,3 @@ def _said(error: vf.Error) -> str:
     if len(said) <= _MAX_SAID_CHARS:
         return said
     return f"{said[: _MAX_SAID_CHARS // 3]} … {said[-_MAX_SAID_CHARS * 2 // 3 :]}"
-
-
-def build(config: VerifiersConfig, context: TaskContext) -> VerifiersEnvironment:
-    """An environment for one episode. Raises `ConfigError` for what verifiers cannot load."""
-    return VerifiersEnvironment(load(config))

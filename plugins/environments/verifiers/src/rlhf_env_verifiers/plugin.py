@@ -9,7 +9,7 @@ from .config import VerifiersConfig
 verifiers = Component(
     summary="An environment of the library verifiers, whose agent plays with the policy; its own tasks and reward.",
     config=VerifiersConfig,
-    build="rlhf_env_verifiers.environment:build",
+    build="rlhf_env_verifiers.environment:VerifiersEnvironment",
     requires=("verifiers",),
     install="pip install 'rlhf-env-verifiers[verifiers]'",
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from rlhf_core import Section
 from rlhf_core.components import HookContext
@@ -20,8 +19,8 @@ CONTROL = "control"
 class Control:
     """Takes the commands in a run folder after each update, and answers and notes them once they are done."""
 
-    def __init__(self, run_folder: Path) -> None:
-        self._folder = RunFolder(run_folder)
+    def __init__(self, config: Section, context: HookContext) -> None:
+        self._folder = RunFolder(context.run_folder)
         self._box = ControlBox(self._folder.control)
         if (lock := self._folder.lock).exists():  # written when the folder was taken, before the first stage
             self._box.clear(lock.stat().st_mtime_ns)
@@ -40,8 +39,3 @@ class Control:
         self._box.answer(command.id, text, refused=refused)
         facts = {"command": str(command), "step": moment.step, "episode": moment.episode, "answer": text}
         self._folder.add_event(CONTROL, facts)
-
-
-def build(config: Section, context: HookContext) -> Control:
-    """The hook plugin."""
-    return Control(context.run_folder)

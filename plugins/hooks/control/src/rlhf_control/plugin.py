@@ -7,6 +7,6 @@ from rlhf_core import Component, Section
 control = Component(
     summary="Has a run do what `rlhf control` sends it.",
     config=Section,
-    build="rlhf_control.hooks:build",
+    build="rlhf_control.hooks:Control",
     always_on=True,
 )

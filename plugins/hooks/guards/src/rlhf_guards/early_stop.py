@@ -36,7 +36,7 @@ class EarlyStopConfig(Section):
 class EarlyStop:
     """Asks to finish after `patience` measured episodes in a row whose metric is beyond the bound."""
 
-    def __init__(self, config: EarlyStopConfig) -> None:
+    def __init__(self, config: EarlyStopConfig, context: HookContext) -> None:
         self._config = config
         self._held = 0
         self._was_seen = False
@@ -75,13 +75,8 @@ class EarlyStop:
         logger.warning("hooks.%s.metric: this run has no %s%s", NAME, self._config.metric, near)
 
 
-def build(config: EarlyStopConfig, context: HookContext) -> EarlyStop:
-    """The hook of `hooks: {early-stop: …}`."""
-    return EarlyStop(config)
-
-
 early_stop = Component(
     summary="Ends the run as done once a metric is above or below a bound.",
     config=EarlyStopConfig,
-    build="rlhf_guards.early_stop:build",
+    build="rlhf_guards.early_stop:EarlyStop",
 )

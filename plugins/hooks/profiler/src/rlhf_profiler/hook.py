@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.components import HookContext
@@ -17,9 +16,9 @@ logger = logging.getLogger("rlhf.profiler")
 class Profiler:
     """Starts torch's profiler at the start of a chosen episode, and writes its trace at the end."""
 
-    def __init__(self, config: ProfilerConfig, folder: Path) -> None:
+    def __init__(self, config: ProfilerConfig, context: HookContext) -> None:
         self._config = config
-        self._folder = folder
+        self._folder = context.run_folder / config.folder
         self._profile: Any = None
         self._regions: list[tuple[str, Any]] = []
         self._has_snapshot = False
@@ -102,8 +101,3 @@ class Profiler:
     def _close(self, name: str) -> None:
         if self._regions and self._regions[-1][0] == name:
             self._regions.pop()[1].__exit__(None, None, None)
-
-
-def build(config: ProfilerConfig, context: HookContext) -> Profiler:
-    """The hook of `hooks: {profiler: …}`."""
-    return Profiler(config, context.run_folder / config.folder)

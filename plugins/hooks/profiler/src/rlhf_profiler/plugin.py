@@ -25,5 +25,5 @@ class ProfilerConfig(Section):
 profiler = Component(
     summary="Traces chosen episodes with torch's profiler; memory snapshots.",
     config=ProfilerConfig,
-    build="rlhf_profiler.hook:build",
+    build="rlhf_profiler.hook:Profiler",
 )

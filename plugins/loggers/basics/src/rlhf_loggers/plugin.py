@@ -9,7 +9,7 @@ from .config import TensorBoardConfig, WandbConfig
 tensorboard = Component(
     summary="TensorBoard event files in the run folder.",
     config=TensorBoardConfig,
-    build="rlhf_loggers.tensorboard:build",
+    build="rlhf_loggers.tensorboard:TensorBoardLogger",
     requires=("tensorboard",),
     install="pip install 'rlhf-loggers[tensorboard]', or set logging.tensorboard to false",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_core.components import HookContext
@@ -15,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger:
-    """Writes event files into `folder`.
+    """Writes event files into the folder of its options.
 
     The writer is created at the first update, so that after a resume it can drop the events from there on.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, config: TensorBoardConfig, context: HookContext) -> None:
+        self._folder = context.run_folder / config.folder
         self._writer: SummaryWriter | None = None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -37,8 +36,3 @@ class TensorBoardLogger:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def build(config: TensorBoardConfig, context: HookContext) -> TensorBoardLogger:
-    """The logger of `logging: {tensorboard: …}`."""
-    return TensorBoardLogger(context.run_folder / config.folder)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from rlhf_core import Section
 from rlhf_core.config import PromptsConfig
-
-if TYPE_CHECKING:
-    pass
-
-Count = Annotated[int, Field(ge=1)]
 
 
 class HfDatasetConfig(PromptsConfig):

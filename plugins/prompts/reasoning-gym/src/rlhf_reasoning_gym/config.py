@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,11 +12,10 @@ from rlhf_core.config import PromptsConfig, Section
 class ReasoningGymPrompts(PromptsConfig):
     """Options of the prompt source `reasoning-gym`."""
 
-    removed: ClassVar[Mapping[str, str]] = {"unique": "say prompts.duplicates: skip"}
-
     task: str = Field(min_length=1, description="A task of the library, such as chain_sum.")
     size: int = Field(500, ge=1, description="How many problems.")
     seed: int = Field(0, ge=0, description="Which problems; independent of the run's seed, as a file would be.")
+    unique: bool = Field(False, description="As duplicates: skip, which new run files say; runs that began so go on.")
     chat: bool | None = Field(
         None, description="Problems as chat messages; null makes them where the model has a chat template."
     )

@@ -30,6 +30,11 @@ class ReasoningGymSource:
         self._chat = chat
         order = {"task": config.task, "options": self._options, "seed": config.seed, "size": config.size}
         self._problems = list(_make(order))
+        if config.unique:
+            first: dict[str, str] = {}
+            for problem in self._problems:
+                first.setdefault(json.loads(problem)["question"], problem)
+            self._problems = list(first.values())
 
     def __len__(self) -> int:
         return len(self._problems)

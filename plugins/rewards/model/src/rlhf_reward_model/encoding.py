@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -20,30 +21,25 @@ class Sample(NamedTuple):
     places: list[int]
 
 
+@dataclass
 class RolloutEncoder:
-    """Token ids of whole samples: prompt and answer, read at the last token.
+    """Token ids of whole samples: prompt and answer, read at the last token."""
 
-    `pools_itself` says that the model does not read the last token (BERT and its kin): a text is then tokenized as a
-    whole, with the special tokens its tokenizer puts around it.
+    tokenizer: PreTrainedTokenizerBase
+    config: ModelRewardConfig
+    _: KW_ONLY
+    same_tokenizer: bool
+    """As the policy."""
+    limit_tokens: int
+    """Of a sample."""
+    pools_itself: bool = False
+    """Whether the model does not read the last token (BERT and its kin): a text is then tokenized as a whole, with the
+    special tokens its tokenizer puts around it.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        config: ModelRewardConfig,
-        *,
-        same_tokenizer: bool,
-        limit_tokens: int,
-        pools_itself: bool = False,
-    ) -> None:
-        """same_tokenizer: as the policy; limit_tokens: of a sample."""
-        self.tokenizer = tokenizer
-        self.config = config
-        self.same_tokenizer = same_tokenizer
-        self._limit_tokens = limit_tokens
-        self._pools_itself = pools_itself
-        self._cut = config.too_long == "cut"
-        self._prompts = PromptEncoder(tokenizer)
+    def __post_init__(self) -> None:
+        self._cut = self.config.too_long == "cut"
+        self._prompts = PromptEncoder(self.tokenizer)
 
     def encode(self, rollout: Rollout) -> Sample:
         """Raises `ValueError` naming a sample that cannot be encoded."""
@@ -51,15 +47,15 @@ class RolloutEncoder:
         if not ids:
             raise ValueError(f"sample {rollout.sample_id} has no token to read")
         if self._cut:
-            ids = ids[: self._limit_tokens] if self._pools_itself else ids[-self._limit_tokens :]
+            ids = ids[: self.limit_tokens] if self.pools_itself else ids[-self.limit_tokens :]
         self.check_length(ids, rollout, ", or say too_long: cut")
         return Sample(ids, [len(ids) - 1])
 
     def check_length(self, ids: list[int], rollout: Rollout, advice: str = "") -> None:
         """Raise `ValueError` for more tokens than the model reads."""
-        if len(ids) > self._limit_tokens:
+        if len(ids) > self.limit_tokens:
             raise ValueError(
-                f"sample {rollout.sample_id} is {len(ids)} tokens long, the reward model reads {self._limit_tokens}: "
+                f"sample {rollout.sample_id} is {len(ids)} tokens long, the reward model reads {self.limit_tokens}: "
                 f"lower engine.max_new_tokens or prompts.max_prompt_tokens{advice}"
             )
 
@@ -79,9 +75,9 @@ class RolloutEncoder:
         return self._conversation(rollout) if encoding == "conversation" else self._continuation(rollout)
 
     def _continuation(self, rollout: Rollout) -> list[int]:
-        if self._pools_itself and rollout.messages is None:
+        if self.pools_itself and rollout.messages is None:
             text = rollout.prompt + rollout.completion
-            ids = self.tokenizer(text, truncation=self._cut, max_length=self._limit_tokens if self._cut else None)
+            ids = self.tokenizer(text, truncation=self._cut, max_length=self.limit_tokens if self._cut else None)
             return list(ids["input_ids"])
         answer = self.tokenizer(rollout.completion, add_special_tokens=False)["input_ids"]
         ended = self.config.append_eos or rollout.finish_reason != "length"

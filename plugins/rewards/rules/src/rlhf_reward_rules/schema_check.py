@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,10 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import specification_with
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
+"""Keywords whose schemas are applied to the value that their own schema is applied to."""
+_DEFINITIONS = ("$defs", "definitions")
+"""Keywords whose schemas are applied only where a reference leads to them."""
 
 
 def make_validator(schema: object) -> Any:
@@ -26,34 +31,39 @@ def make_validator(schema: object) -> Any:
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema)
-        _check_references(schema, specification_with(kind.ID_OF(kind.META_SCHEMA)))
+        _follow_references(schema, specification_with(kind.ID_OF(kind.META_SCHEMA)))
     except jsonschema.SchemaError as error:
         raise ValueError(f"the schema is no JSON schema: {error.message}") from error
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
-    validator = kind(schema, registry=Registry())  # an empty registry: nothing is fetched from outside
-    try:
-        list(validator.iter_errors([None]))
-    except RecursionError:
-        raise ValueError("the schema has a reference that leads back to itself without end") from None
-    return validator
+    return kind(schema, registry=Registry())  # an empty registry: nothing is fetched from outside
 
 
-def _check_references(schema: object, specification: Specification[Any]) -> None:
-    """Look up the references of each schema that a schema holds or refers to."""
+def _follow_references(root: object, specification: Specification[Any]) -> None:
+    """Visit each schema once, those that are applied to one value before the schemas of its parts.
+
+    Raises `ValueError` for a reference that leads nowhere, or back to a schema that is being applied to the same value.
+    """
+    resource = specification.create_resource
     visited: set[int] = set()
-    waiting = [(schema, REGISTRY.resolver_with_root(specification.create_resource(schema)))]
+    at_root: tuple[Any, Any, str, frozenset[int]] = (root, REGISTRY.resolver_with_root(resource(root)), "", frozenset())
+    waiting = deque([at_root])
     while waiting:
-        schema, resolver = waiting.pop()
+        schema, resolver, reference, applied = waiting.pop()
+        if id(schema) in applied:
+            raise ValueError(f"the schema's reference {reference!r} leads back to itself without end")
         if not isinstance(schema, Mapping) or id(schema) in visited:
             continue
         visited.add(id(schema))
-        resource = specification.create_resource(schema)
-        resolver = resolver.in_subresource(resource)
+        applied |= {id(schema)}
+        resolver = resolver.in_subresource(resource(schema))
+        same_value = {key: schema[key] for key in schema if key in _SAME_VALUE}
+        of_parts = {key: schema[key] for key in schema if key not in (*_SAME_VALUE, *_DEFINITIONS)}
+        waiting.extendleft((each.contents, resolver, "", frozenset()) for each in resource(of_parts).subresources())
+        waiting.extend((each.contents, resolver, reference, applied) for each in resource(same_value).subresources())
         for name in (schema[keyword] for keyword in _REFERENCES if keyword in schema):
             try:
                 target = resolver.lookup(name)
             except Unresolvable:
                 raise ValueError(f"the schema's reference {name!r} leads nowhere; none is fetched") from None
-            waiting.append((target.contents, target.resolver))
-        waiting += [(each.contents, resolver) for each in resource.subresources()]
+            waiting.append((target.contents, target.resolver, name, applied))

@@ -38,13 +38,10 @@ _CHUNKS_OF_SMALL_MODELS = 4
 class GeminiStrategy(ZeroStrategy):
     """Everything sharded; bf16 unless fp16 is configured."""
 
+    shards_parameters = True
     precision_on_cpu = "bf16"
     offload_options = ("offload_optim_frac", "offload_param_frac")
     _config: GeminiConfig
-
-    @property
-    def shards_parameters(self) -> bool:
-        return True
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
         """Sharded, except for the weights that `shard_param_frac` leaves whole; offloaded parts count too."""

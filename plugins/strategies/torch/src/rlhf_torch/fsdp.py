@@ -21,6 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from rlhf_core.errors import UserInputError
 from rlhf_core.place import ReduceOp
 from rlhf_core.strategy import StateBytes, Trained
 from rlhf_strategies import (
@@ -35,7 +36,7 @@ from rlhf_strategies import (
 from .blocks import transformer_blocks
 from .config import FsdpConfig
 from .tensor_parallel import parallelise
-from .tensor_parallel_plan import plan_of
+from .tensor_parallel_plan import WHERE, plan_of
 from .vocabulary_parallel import vocabulary_modules
 
 ValueT = TypeVar("ValueT")
@@ -47,14 +48,21 @@ class FsdpStrategy(StrategyBase):
     `rank` and `world_size` are those of a tensor-parallel group: all its processes are given the same rows.
     """
 
+    shards_parameters = True
     offload_options = ("offload",)
     _config: FsdpConfig
     _mesh: DeviceMesh | None = None
 
     def setup(self) -> None:
         super().setup()
-        if self._config.tensor_parallel > 1:
-            self._mesh = make_mesh(self.group, self._config.tensor_parallel)
+        if (size := self._config.tensor_parallel) > 1:
+            if self.num_processes % size:  # of a script: a run file's are checked before anything starts
+                raise UserInputError(
+                    f"{self.num_processes} processes do not form groups of {size}",
+                    where=WHERE,
+                    hint=f"start a multiple of {size}, or set tensor_parallel to a divisor of their number",
+                )
+            self._mesh = make_mesh(self.group, size)
 
     def teardown(self) -> None:
         self._mesh = None
@@ -88,10 +96,6 @@ class FsdpStrategy(StrategyBase):
     def agreed(self, value: ValueT) -> ValueT:
         own: ValueT = self.all_gather_objects(value)[self.rank] if self._mesh is not None else value
         return own
-
-    @property
-    def shards_parameters(self) -> bool:
-        return True
 
     def autocast(self) -> AbstractContextManager[Any]:
         """No autocast: `MixedPrecisionPolicy` casts the weights as they are gathered."""

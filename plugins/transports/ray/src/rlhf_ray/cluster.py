@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import ray
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import RlhfError, first_line
 
 from .config import RayConfig
 from .orphan_reaper import end, watched, with_descendants
@@ -123,11 +123,7 @@ def _start(address: str | None, options: Mapping[str, Any]) -> None:
         what, hint = "a local Ray cannot be started", "see Ray's session logs"
         if address is not None:
             what, hint = f"no Ray answers at {address}", "is the address right, and its Ray of the same version?"
-        raise RlhfError(
-            f"{what}: {str(error).strip().splitlines()[0]}",
-            where="transport.address",
-            hint=hint,
-        ) from error
+        raise RlhfError(f"{what}: {first_line(error)}", where="transport.address", hint=hint) from error
 
 
 @contextmanager

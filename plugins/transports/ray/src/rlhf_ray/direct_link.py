@@ -13,7 +13,6 @@ prefix.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -21,12 +20,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import RlhfError, first_line
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 WHERE = "direct weight sync"
 SENDER, RECEIVER = 0, 1
@@ -172,7 +171,7 @@ class Link:
             raise self._broken(error) from None
 
     def _broken(self, error: RuntimeError) -> LinkError:
-        return LinkError(f"the link broke: {str(error).strip().splitlines()[0]}", where=WHERE)
+        return LinkError(f"the link broke: {first_line(error)}", where=WHERE)
 
 
 class MakerEnd:
@@ -196,22 +195,6 @@ class MakerEnd:
         return found
 
 
-def listening_store(address: str, timeout_seconds: float) -> TCPStore:
-    """A store that listens at `address` alone, on a free port (`.port`)."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    listener = socket.create_server((address, 0))
-    return TCPStore(
-        address,
-        listener.getsockname()[1],
-        None,
-        is_master=True,
-        timeout=timedelta(seconds=timeout_seconds),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # the store's from here on
-    )
-
-
 def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
     """This process's end, once the other end is formed too. Raises `LinkError`, also when that takes too long.
 
@@ -226,8 +209,7 @@ def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
     try:
         group = make(PrefixStore(offer.key, store), rank, address, timedelta(seconds=offer.timeout_seconds), device)
     except RuntimeError as error:
-        problem = str(error).strip().splitlines()[0]
-        raise LinkError(f"no {backend} link was formed: {problem}", where=WHERE) from None
+        raise LinkError(f"no {backend} link was formed: {first_line(error)}", where=WHERE) from None
     return Link(group, backend, device, offer.timeout_seconds)
 
 
@@ -241,8 +223,8 @@ def join_link(offer: LinkOffer, address: str, device: torch.device) -> Link:
     try:
         store = TCPStore(offer.host, offer.port, None, is_master=False, timeout=timeout)
     except RuntimeError as error:
-        problem = str(error).strip().splitlines()[0]
-        raise LinkError(f"no trainer answers at {offer.host}:{offer.port}: {problem}", where=WHERE) from None
+        told = f"no trainer answers at {offer.host}:{offer.port}: {first_line(error)}"
+        raise LinkError(told, where=WHERE) from None
     return form_link(store, RECEIVER, offer, address)
 
 

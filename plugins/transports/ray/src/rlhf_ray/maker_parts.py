@@ -35,7 +35,7 @@ from rlhf_forward import model_passes
 from rlhf_models import disable_dropout, is_lora
 from rlhf_seed import seed_reward, set_eos, strategy_by_name
 
-from .engine_thread import EngineThread
+from .engine_thread import SharedEngine
 from .holder_weights import StagedWeights
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class MakerWorker:
         weights: StagedWeights,
         device: torch.device,
     ) -> None:
-        """makers: one, or with an `EngineThread` as many as there are batches at a time. engine, scorer: of all.
+        """makers: one, or with an `SharedEngine` as many as there are batches at a time. engine, scorer: of all.
         weights: on their way to the engine's models. device: of these models.
         """
         self.engine = engine
@@ -66,7 +66,7 @@ class MakerWorker:
         self._free = list(makers)
 
     def make(self, prompts: Sequence[Prompt]) -> tuple[list[RolloutGroup], PhaseTimes]:
-        """Make one batch, and say what it cost. Where the engine is no `EngineThread`, all of it with the newest
+        """Make one batch, and say what it cost. Where the engine is no `SharedEngine`, all of it with the newest
         whole version that had arrived when it began. At most `num_lanes` threads at a time.
         """
         maker = self._free.pop()
@@ -76,13 +76,13 @@ class MakerWorker:
         finally:
             times = maker.take_times()
             self._free.append(maker)
-        if isinstance(self.engine, EngineThread):
+        if isinstance(self.engine, SharedEngine):
             times.rollout_s = self.engine.take_seconds()
         return groups, times
 
     def computing(self) -> AbstractContextManager[None]:
         """Context for computing with the engine; weights change in it only as the engine's thread lets them."""
-        return nullcontext() if isinstance(self.engine, EngineThread) else self.weights.making()
+        return nullcontext() if isinstance(self.engine, SharedEngine) else self.weights.making()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the rewards, and of each lane's players; empty if none keeps any."""
@@ -110,7 +110,7 @@ class MakerWorker:
 class _BetweenSteps(GroupPasses):
     """The passes over finished groups, on the engine's thread."""
 
-    def __init__(self, plain: GroupPasses, engine: EngineThread) -> None:
+    def __init__(self, plain: GroupPasses, engine: SharedEngine) -> None:
         self._plain = plain
         self._engine = engine
 
@@ -122,7 +122,10 @@ class _BetweenSteps(GroupPasses):
 
 
 class _SampledAt(GroupPass):
-    """Core's column `temperature`, by which a trainer that has no sampling options reads log-probs."""
+    """Core's column `temperature`, by which a trainer that has no sampling options reads log-probs.
+
+    What the engine itself has reported of a token is kept.
+    """
 
     columns: Mapping[str, Column] = {"temperature": Column(optional=True)}
 
@@ -130,8 +133,9 @@ class _SampledAt(GroupPass):
         self._temperature = temperature
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
-        lengths = [item.num_response_tokens for group in groups for item in group.items]
-        return [{"temperature": [self._temperature] * length} for length in lengths]
+        items = [item for group in groups for item in group.items]
+        owns = [item.columns.get("temperature", [0.0] * item.num_response_tokens) for item in items]
+        return [{"temperature": [float(each) or self._temperature for each in own]} for own in owns]
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
@@ -182,7 +186,7 @@ def build_maker(
     weights = StagedWeights(models, adapters, idle_seconds=sync_timeout_seconds, published=published)
     if num_lanes is not None:
         assert isinstance(engine, InFlightEngine)
-        run.engine = thread = EngineThread(engine, weights)
+        run.engine = thread = SharedEngine(engine, weights)
         run.passes = None if passes is None else _BetweenSteps(passes, thread)
     makers = [run.maker(hooks) for _ in range(num_lanes or 1)]
     worker = MakerWorker(makers, run.engine, run.scorer, weights, place.device)

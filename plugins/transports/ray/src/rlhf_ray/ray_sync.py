@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.strategy import Strategy, Trained
@@ -49,32 +49,26 @@ class SyncReport:
     """Makers that got a part of it through the object store: all of them where there are no links."""
 
 
+@dataclass
 class MakerSync:
     """Sends versions of the policy and, where there is one, the critic. A chunk is serialised once for all makers."""
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        trained: Mapping[str, Trained],
-        adapters: Mapping[str, frozenset[str]],
-        makers: NamedActors,
-        *,
-        sender: str,
-        timeout_seconds: float,
-    ) -> None:
-        """adapters: role -> names in an adapter-only version; all of the role's weights where there are none.
-        sender: name of the trainer, by which a maker keeps the versions of several trainers apart.
-        timeout_seconds: longest wait for the makers to take one part of a version.
-        """
-        self.makers = makers
-        self.report: SyncReport | None = None
-        """Report of the last version."""
-        self._strategy = strategy
-        self._trained = {role: trained[role] for role in ("policy", "critic") if role in trained}
-        self._adapters = adapters
-        self._sender = sender
-        self._timeout_seconds = timeout_seconds
-        self._links: Links | None = None
+    strategy: Strategy
+    trained: Mapping[str, Trained]
+    adapters: Mapping[str, frozenset[str]]
+    """Role -> names in an adapter-only version; all of the role's weights where there are none."""
+    makers: NamedActors
+    _: KW_ONLY
+    sender: str
+    """Name of the trainer, by which a maker keeps the versions of several trainers apart."""
+    timeout_seconds: float
+    """Longest wait for the makers to take one part of a version."""
+    report: SyncReport | None = None
+    """Of the last version."""
+    _links: Links | None = None
+
+    def __post_init__(self) -> None:
+        self._trained = {role: self.trained[role] for role in ("policy", "critic") if role in self.trained}
 
     def send(
         self,
@@ -92,17 +86,17 @@ class MakerSync:
         `ActorLostError`, or `DeadlineError` when one does not take a part in time.
         """
         started = time.perf_counter()
-        timeout = self._timeout_seconds
+        timeout = self.timeout_seconds
         sending = Sending(
             self.makers, list(names), version=version, timeout_seconds=timeout, kept=kept, links=self._links
         )
-        common = {"fully_update": not adapter_only, "version": version, "sender": self._sender}
+        common = {"fully_update": not adapter_only, "version": version, "sender": self.sender}
         sending.call({"chunk_start": True, **common})
         checksums: dict[str, str] = {}
         num_chunks = size = 0
         for role in self._trained:
             checksum = Checksum()
-            lora = {_LORA_KEYWORDS[role]: lora_scales(self._strategy.unwrap(self._trained[role].model)) or None}
+            lora = {_LORA_KEYWORDS[role]: lora_scales(self.strategy.unwrap(self._trained[role].model)) or None}
             for shard in self.shards(role, max_shard_bytes, adapter_only=adapter_only):
                 if not sending.names and kept is None:
                     continue
@@ -119,15 +113,15 @@ class MakerSync:
 
     def repeat(self, calls: Sequence[Mapping[str, Any]], names: Iterable[str], version: int) -> None:
         """Send a version again from its kept calls."""
-        sending = Sending(self.makers, list(names), version=version, timeout_seconds=self._timeout_seconds, kept=[])
+        sending = Sending(self.makers, list(names), version=version, timeout_seconds=self.timeout_seconds, kept=[])
         for call in calls:
             sending.call(dict(call))
         sending.wait_for_all()
 
     def shards(self, role: str, max_shard_bytes: int, *, adapter_only: bool) -> Iterator[Mapping[str, Tensor]]:
         """The role's weights, or its adapter's, in parts of an object's size. Collective until exhausted."""
-        only = self._adapters[role].__contains__ if adapter_only and self._adapters[role] else None
-        for shard in self._strategy.state_dict_shards(self._trained[role].model, max_shard_bytes, only):
+        only = self.adapters[role].__contains__ if adapter_only and self.adapters[role] else None
+        for shard in self.strategy.state_dict_shards(self._trained[role].model, max_shard_bytes, only):
             yield from group_into_shards(shard.items(), _OBJECT_BYTES)
 
 
@@ -159,7 +153,7 @@ class RunSync(MakerSync):
     def publish(self, version: int) -> None:
         """Send `version` to all makers and release the prompts that wait for it. Raises like `send`."""
         calls: list[dict[str, Any]] = []
-        is_main = self._strategy.is_main
+        is_main = self.strategy.is_main
         makers: dict[str, Any] = ask(self._coordinator, "makers") if is_main else {}
         self.makers.know(makers)
         if self._links is not None:
@@ -179,7 +173,7 @@ class RunSync(MakerSync):
                 self.repeat(calls, late, version)
                 told |= late.keys()
 
-        self._strategy.run_on_main(finish)
+        self.strategy.run_on_main(finish)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last publish: bytes put into the object store (once for all makers), seconds, makers; with

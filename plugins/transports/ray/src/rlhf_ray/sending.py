@@ -12,12 +12,16 @@ import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, TimeoutError
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+from rlhf_strategies import served_store
+
 from .calls import ActorLostError, Call, NamedActors, collect, node_address
-from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, copied, form_link, listening_store
+from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, copied, form_link
 from .wire import num_bytes, pack
 
 if TYPE_CHECKING:
@@ -30,32 +34,24 @@ _CALLS_UNDER_WAY = 3
 """Chunks that makers may still be reading while the next is gathered; bounds the object store's memory."""
 
 
+@dataclass
 class Sending:
     """Sends the parts of one version, each written to the object store once for all makers."""
 
-    def __init__(
-        self,
-        makers: NamedActors,
-        names: list[str],
-        *,
-        version: int,
-        timeout_seconds: float,
-        kept: list[dict[str, Any]] | None = None,
-        links: Links | None = None,
-    ) -> None:
-        """kept: receives all calls, to repeat for a maker that starts later, or whose link breaks. timeout_seconds:
-        longest wait for the makers to take one part. links: over which chunks go to the makers that have one.
-        """
-        self.names = names
-        """Makers that are left."""
-        self.fallbacks: set[str] = set()
-        """Makers that got a part of this version through the object store."""
-        self._makers = makers
-        self._version = version
-        self._timeout_seconds = timeout_seconds
-        self._kept = kept
-        self._links = links
-        self._under_way: list[list[Call]] = []
+    makers: NamedActors
+    names: list[str]
+    """Makers that are left."""
+    _: KW_ONLY
+    version: int
+    timeout_seconds: float
+    """Longest wait for the makers to take one part."""
+    kept: list[dict[str, Any]] | None = None
+    """All calls, to repeat for a maker that starts later, or whose link breaks; None keeps none."""
+    links: Links | None = None
+    """Over which chunks go to the makers that have one."""
+    fallbacks: set[str] = field(default_factory=set)
+    """Makers that got a part of this version through the object store."""
+    _under_way: list[list[Call]] = field(default_factory=list)
 
     def call(self, options: dict[str, Any]) -> None:
         """Call all makers that are left, then wait until few calls are pending. A maker takes its calls in order."""
@@ -70,7 +66,7 @@ class Sending:
         calls: list[Call | None] = []
         copies: dict[str, Tensor] = {}
         for name in list(self.names):
-            link = None if self._links is None else self._links.get(name)
+            link = None if self.links is None else self.links.get(name)
             if link is None:
                 self.fallbacks.add(name)
                 calls.append(self._start(name, stored))
@@ -86,7 +82,7 @@ class Sending:
     def wait_for_all(self) -> None:
         """Wait until every call has been answered. Raises what a maker that is left answered."""
         self._wait(0)
-        if (links := self._links) is None:
+        if (links := self.links) is None:
             return
         for name in self.names:
             if (link := links.get(name)) is not None:
@@ -97,13 +93,13 @@ class Sending:
                     links.drop(name)
 
     def _keep(self, options: dict[str, Any]) -> None:
-        if self._kept is not None:
-            self._kept.append(options)
+        if self.kept is not None:
+            self.kept.append(options)
 
     def _start(self, name: str, options: Mapping[str, Any]) -> Call | None:
         """Call one maker; None where it is gone."""
         try:
-            maker = self._makers.handle(name)
+            maker = self.makers.handle(name)
         except ActorLostError as error:
             self._leave_out(name, error)
             return None
@@ -115,11 +111,11 @@ class Sending:
 
     def _wait(self, num_left: int) -> None:
         """Wait until so few calls of each maker are left. Raises a maker's error, or `DeadlineError`."""
-        doing = f"to take policy version {self._version}"
+        doing = f"to take policy version {self.version}"
         while len(self._under_way) > num_left:
             for call in self._under_way.pop(0):
                 try:
-                    collect([call], timeout_seconds=self._timeout_seconds, doing=doing)
+                    collect([call], timeout_seconds=self.timeout_seconds, doing=doing)
                 except LinkError as error:
                     self._fall_back(call[0], error)
                 except ActorLostError as error:
@@ -128,25 +124,25 @@ class Sending:
     def _leave_out(self, name: str, error: ActorLostError) -> None:
         """Go on without a maker that died. Raises `error` where nobody is left and none will start later."""
         self.fallbacks.discard(name)  # its link broke because it died
-        if self._links is not None:
-            self._links.drop(name)
+        if self.links is not None:
+            self.links.drop(name)
         if name not in self.names:
             return  # another of its calls has said so
         logger.error("%s; it is left out of this weight sync", error)
-        self._makers.lose(name)
+        self.makers.lose(name)
         self.names.remove(name)
-        if not self.names and self._kept is None:
+        if not self.names and self.kept is None:
             raise error
 
     def _fall_back(self, name: str, error: LinkError) -> None:
         """Send everything so far again, through the object store: the maker drops what it has of the version."""
-        assert self._links is not None and self._kept is not None
-        logger.warning("%s gets version %d through the object store: %s", name, self._version, error)
-        self._links.drop(name)
+        assert self.links is not None and self.kept is not None
+        logger.warning("%s gets version %d through the object store: %s", name, self.version, error)
+        self.links.drop(name)
         self.fallbacks.add(name)
         for calls in self._under_way:
             calls[:] = [call for call in calls if call[0] != name]
-        self._under_way += [[call] for options in self._kept if (call := self._start(name, options))]
+        self._under_way += [[call] for options in self.kept if (call := self._start(name, options))]
 
 
 class Links:
@@ -191,7 +187,7 @@ class Links:
     def _formed(self, name: str, maker: Any) -> Link:
         address, timeout = node_address(), self._timeout_seconds
         if self._store is None:
-            self._store = listening_store(address, timeout)
+            self._store = served_store(address, timeout=timedelta(seconds=timeout))
         offer = LinkOffer(address, self._store.port, secrets.token_hex(16), self._device.type, timeout)
         # Both ends wait for each other, on a thread since torch's own wait for a peer cannot be called off; the maker's
         # answer says when it is no use to wait any longer.

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,30 +101,25 @@ class StatusFile:
         self._path.unlink(missing_ok=True)
 
 
+@dataclass
 class Supervisor:
     """Supervises the actors until they end."""
 
-    def __init__(
-        self,
-        actors: Actors,
-        request: RunRequest,
-        hooks: HookRelay,
-        status: StatusFile,
-        connection: Connection,
-    ) -> None:
-        self._actors = actors
-        self._request = request
-        self._hooks = hooks
-        self._status = status
-        self._connection = connection
-        self._told_to_stop = False
-        self._fleet = Fleet(actors)
-        clear_request(request.folder.path)
+    actors: Actors
+    request: RunRequest
+    hooks: HookRelay
+    status: StatusFile
+    connection: Connection
+    _told_to_stop: bool = False
+
+    def __post_init__(self) -> None:
+        self._fleet = Fleet(self.actors)
+        clear_request(self.request.folder.path)
 
     def run(self) -> FitResult:
         """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
         try:
-            fits = self._actors.fit()
+            fits = self.actors.fit()
             while (result := self._outcome(fits)) is None:
                 view = self._look(_POLL_SECONDS)
                 self._do_what_is_asked()
@@ -132,7 +128,7 @@ class Supervisor:
                 self._fleet.step(view)
                 self._watch_trainers(view, fits)
             self._look(0.0)
-            self._actors.finish()
+            self.actors.finish()
             return result
         finally:
             # Replay the actors' last events; the coordinator itself may be gone.
@@ -140,15 +136,15 @@ class Supervisor:
                 self._look(0.0)
 
     def _look(self, wait_seconds: float) -> Overview:
-        actors = self._actors
+        actors = self.actors
         view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
-        replay(view.events, self._hooks)
-        self._status.write(view, actors, self._fleet.answer)
+        replay(view.events, self.hooks)
+        self.status.write(view, actors, self._fleet.answer)
         return view
 
     def _do_what_is_asked(self) -> None:
         """Do what a command has asked for: `rlhf ray scale`, or `stop`, which is a Ctrl-C, or two."""
-        request = take_request(self._request.folder.path)
+        request = take_request(self.request.folder.path)
         if request is None:
             return
         if request.do == "scale":
@@ -158,13 +154,13 @@ class Supervisor:
             signal.raise_signal(signal.SIGINT)
 
     def _pass_interrupt_on(self) -> None:
-        if self._request.interrupted() and not self._told_to_stop:
+        if self.request.interrupted() and not self._told_to_stop:
             self._told_to_stop = True
-            self._actors.coordinator.interrupt.remote()
+            self.actors.coordinator.interrupt.remote()
 
     def _watch_ray(self) -> None:
         """End the run while this process still can: nothing that is lost from here on could be replaced."""
-        if program := self._connection.lost():
+        if program := self.connection.lost():
             raise ActorLostError(
                 f"the process {program} of the local Ray is gone", where="ray", hint="continue with --resume auto"
             )

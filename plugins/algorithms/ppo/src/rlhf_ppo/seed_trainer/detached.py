@@ -139,6 +139,16 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         self._save(lambda: self._learner.save("critic", Path(path)))
 
     @ray.method(concurrency_group="model_io")
+    def strategy_save_actor_optim(self, path: str, only_rank0: bool = False) -> None:
+        """Write the actor's optimizer state into a folder. Collective, as `strategy_save_actor`."""
+        self._save(lambda: self._learner.save_optimizer("policy", Path(path)))
+
+    @ray.method(concurrency_group="model_io")
+    def strategy_save_critic_optim(self, path: str, only_rank0: bool = False) -> None:
+        """Write the critic's optimizer state into a folder. Collective, as `strategy_save_actor`."""
+        self._save(lambda: self._learner.save_optimizer("critic", Path(path)))
+
+    @ray.method(concurrency_group="model_io")
     def get_sync_report(self) -> SyncReport | None:
         """Report of the last weight sync (bytes, seconds, makers); None before the first."""
         return self._sync_to_makers.report

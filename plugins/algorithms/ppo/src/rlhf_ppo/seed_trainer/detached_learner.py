@@ -110,6 +110,11 @@ class DetachedLearner:
         with self.busy:
             save(self.strategy, self.trained[role].model, path)
 
+    def save_optimizer(self, role: str, path: Path) -> None:
+        """Write the optimizer's state under the names of the parameters."""
+        with self.busy:
+            self.strategy.save_optimizer(self.trained[role].optimizer, path)
+
     def _with_advantages(self, experience: Experience) -> Experience:
         """Sum rewards, apply the KL penalty at each sample's own coefficient, compute GAE, whiten. Collective."""
         if not experience.rewards or experience.values is None:

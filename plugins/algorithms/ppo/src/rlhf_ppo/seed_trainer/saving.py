@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rlhf_core.strategy import Strategy
-from rlhf_models import is_lora, merged_weights, write_transformers_folder
+from rlhf_models import is_lora, write_transformers_folder
 
 from ..critic import PEFT_PREFIX, Critic
 
@@ -17,16 +17,8 @@ _SHARD_BYTES = 512 * 1024**2
 
 def save_actor(strategy: Strategy, model: nn.Module, path: Path) -> None:
     """Write a folder for `AutoModelForCausalLM.from_pretrained`, any LoRA adapter merged; without a tokenizer."""
-    weights = _gather(strategy, model)
-    inner: Any = strategy.unwrap(model)
-
-    def write() -> None:
-        if is_lora(inner):
-            write_transformers_folder(inner.get_base_model(), merged_weights(inner, weights), path)
-        else:
-            write_transformers_folder(inner, weights, path)
-
-    strategy.run_on_main(write)
+    weights, inner = _gather(strategy, model), strategy.unwrap(model)
+    strategy.run_on_main(lambda: write_transformers_folder(inner, weights, path))
 
 
 def save_critic(strategy: Strategy, model: nn.Module, path: Path) -> None:

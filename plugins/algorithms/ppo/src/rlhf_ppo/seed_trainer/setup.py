@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.strategy import Trained
 from rlhf_core.types import SamplingParams
 from rlhf_models import is_lora
 
@@ -34,14 +34,13 @@ class Models:
     reward: Any
     initial: nn.Module | None
 
-    def strategy(self, trained: dict[str, Trained]) -> RoleStrategies:
-        """Both boosters as one strategy. Raises `UserInputError` if either is not a booster or strategy."""
+    def strategy(self, trained: dict[str, Trained], kl_coef: float) -> RoleStrategies:
+        """Both boosters as one strategy. Raises `UserInputError` if either is not a booster or strategy, and for a KL
+        penalty without a reference.
+        """
         actor = as_strategy(self.actor_booster, trained["policy"], where=f"{_WHERE}.actor_booster")
         critic = as_strategy(self.critic_booster, trained["critic"], where=f"{_WHERE}.critic_booster")
-        return RoleStrategies({"policy": actor, "critic": critic}, trained)
-
-    def check(self, strategy: Strategy, kl_coef: float) -> None:
-        """Raise `UserInputError` for a KL penalty without a reference."""
+        strategy = RoleStrategies({"policy": actor, "critic": critic}, trained)
         lora = is_lora(strategy.unwrap(self.actor))
         same = self.initial is self.actor
         if kl_coef > 0 and not lora and (self.initial is None or same):
@@ -51,12 +50,14 @@ class Models:
                 where=f"{_WHERE}.initial_model",
                 hint="give a copy of the start policy (copy.deepcopy before training), or kl_coef=0.0",
             )
+        return strategy
 
 
 def config_of(
-    options: PPOConfig, parameters: Mapping[str, float | None], *, ptx_coef: float, apply_loss_mask: bool
+    options: PPOConfig | None, parameters: Mapping[str, float | None], *, ptx_coef: float, apply_loss_mask: bool
 ) -> PPOConfig:
     """The algorithm's options, with the seed's parameters under their names here. Raises `UserInputError`."""
+    options = options or PPOConfig()
     pretraining = options.model_fields_set & {"ptx_path", "ptx_coef", "ptx_max_tokens"}
     if pretraining:
         raise UserInputError(
@@ -97,11 +98,8 @@ class Batching:
     """Samples that run forward together, on each trainer."""
     accumulation_steps: int
     """Batches in one optimizer step."""
-    buffer_limit: int
-    """Most samples of an episode, on each trainer; 0 or less is any number."""
     buffer_cpu_offload: bool
     sample_buffer: bool
-    pin_memory: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,21 +102,14 @@ class PPOTrainer(OLTrainer):
         seed: int = 0,
         **generate_kwargs: Any,
     ) -> None:
-        config = config_of(
-            PPOConfig() if options is None else options,
-            {"kl_coef": kl_coef, "clip_eps": eps_clip, "vf_coef": vf_coef, "value_clip": value_clip},
-            ptx_coef=ptx_coef,
-            apply_loss_mask=apply_loss_mask,
-        )
+        given = {"kl_coef": kl_coef, "clip_eps": eps_clip, "vf_coef": vf_coef, "value_clip": value_clip}
+        config = config_of(options, given, ptx_coef=ptx_coef, apply_loss_mask=apply_loss_mask)
         models = Models(actor_booster, critic_booster, actor, critic, reward_model, initial_model)
         trained = {
             "policy": Trained(actor, actor_optim, actor_lr_scheduler),
             "critic": Trained(critic, critic_optim, critic_lr_scheduler),
         }
-        pin_memory = dataloader_pin_memory
-        batching = Batching(
-            train_batch_size, accumulation_steps, buffer_limit, buffer_cpu_offload, sample_buffer, pin_memory
-        )
+        batching = Batching(train_batch_size, accumulation_steps, buffer_cpu_offload, sample_buffer)
         sampling = sampling_params(generate_kwargs, tokenizer)
         rollouts = Rollouts(sampling, engine, samples_per_prompt, seed, offload_inference_models)
         check_numbers(batching, rollouts, save_interval, save_dir)
@@ -124,24 +117,8 @@ class PPOTrainer(OLTrainer):
         set_eos(actor, generate_kwargs.get("eos_token_id"))
         data_buffer = SampleBuffer(train_batch_size, buffer_limit, seed=seed)
         super().__init__(actor_booster, critic_booster, data_buffer, sample_buffer, dataloader_pin_memory, callbacks)
-        self._begin(models, trained, config, batching, rollouts, tokenizer)
-        self._save_interval = save_interval
-        self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
-        self.coordinator = coordinator
-
-    def _begin(
-        self,
-        models: Models,
-        trained: dict[str, Trained],
-        config: PPOConfig,
-        batching: Batching,
-        rollouts: Rollouts,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> None:
-        strategy = models.strategy(trained)
-        models.check(strategy, config.kl_coef)
-        pin_memory = batching.pin_memory and strategy.device.type == "cuda"
-        sampling = rollouts.sampling
+        strategy = models.strategy(trained, config.kl_coef)
+        pin_memory = dataloader_pin_memory and strategy.device.type == "cuda"
         longest = min(sampling.max_new_tokens, sampling.max_length or sampling.max_new_tokens)
         self._context = TrainerContext(
             models=models,
@@ -153,13 +130,21 @@ class PPOTrainer(OLTrainer):
             algorithm=PPO(config, temperature=sampling.temperature, max_new_tokens=longest, pin_memory=pin_memory),
             hooks=self.hooks,
         )
-        self._ptx_coef = config.ptx_coef
-        self.actor, self.actor_optim, self.actor_scheduler = trained["policy"]
-        self.critic, self.critic_optim, self.critic_scheduler = trained["critic"]
-        self.tokenizer = tokenizer
-        self.accumulation_steps = batching.accumulation_steps
-        self.device = strategy.device
-        self._reader = BatchReader(tokenizer, tokenizer, needs_mask=True)
+        self._save_interval = save_interval
+        self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
+        self.coordinator = coordinator
+        self._begin()
+
+    def _begin(self) -> None:
+        """What subclasses find, and what changes from here on."""
+        context = self._context
+        self._ptx_coef = context.algorithm.config.ptx_coef
+        self.actor, self.actor_optim, self.actor_scheduler = context.trained["policy"]
+        self.critic, self.critic_optim, self.critic_scheduler = context.trained["critic"]
+        self.tokenizer = context.tokenizer
+        self.accumulation_steps = context.batching.accumulation_steps
+        self.device = context.strategy.device
+        self._reader = BatchReader(context.tokenizer, context.tokenizer, needs_mask=True)
         self._num_collected = 0
         self._first_episode = 0
         self._batches_before = {"prompt": 0, "pretrain": 0}
