@@ -97,11 +97,17 @@ soak-verifiers: env-verifiers
 soak-loggers: env-loggers
 	$(LOGGERS)/bin/python -m pytest plugins/loggers/mlflow plugins/loggers/trackio
 
-lint: setup  ## style, types and import contracts
+# Pages that are held to plain words so far.
+PLAIN := README.md benchmarks docs/README.md docs/agents.md docs/commands.md docs/data.md docs/distributions.md \
+         docs/environment-libraries.md docs/environments.md docs/episodes.md docs/hooks.md docs/model-to-server.md \
+         docs/plugins.md docs/rewards.md docs/algorithms docs/kinds
+
+lint: setup  ## style, types, import contracts and plain words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/support/plain_words.py $(PLAIN)
 
 format: setup  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
