@@ -3,7 +3,7 @@ rlhf train --output runs/goal --set hooks.early-stop.metric=reward/mean --set ho
 grep '"status": "done"' runs/goal/summary.json
 grep '"guard": "early-stop"' runs/goal/summary.json
 test -s runs/goal/model/config.json
-rlhf train --output runs/goal --resume auto > again.txt
+rlhf train --output runs/goal --resume auto > again.txt 2>&1
 grep "already done: early-stop" again.txt
 rlhf generate --model runs/goal/model --prompt "31524987>"
 
