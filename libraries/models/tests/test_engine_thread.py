@@ -41,8 +41,9 @@ def test_an_error_is_raised_to_those_who_wait_and_later_requests_are_answered(ki
     assert [each.sample_id for each in found] == [3, 2, 1]
 
 
-def test_other_work_is_done_on_its_thread_also_while_it_rests():
-    with closing(EngineThread(FakeEngine(answer=answer))) as thread:
+@pytest.mark.parametrize("kind", [FakeEngine, WholeBatches])
+def test_other_work_is_done_on_its_thread_also_while_it_rests(kind):
+    with closing(EngineThread(kind(answer=answer))) as thread:
         assert thread.run(lambda: 7) == 7
         with pytest.raises(ZeroDivisionError):
             thread.run(lambda: 1 // 0)

@@ -47,6 +47,7 @@ class EngineThread:
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
+        self._in_flight = isinstance(engine, InFlightEngine)
         self._changed = threading.Condition()
         self._asked: list[_Open] = []
         """Those that wait."""
@@ -115,21 +116,20 @@ class EngineThread:
             return self._ended is None
 
     def _sample(self) -> None:
-        in_flight = isinstance(self._engine, InFlightEngine)
         for completion in self._completions():
             with self._changed:
                 self._open.pop((completion.sample_id, completion.branch)).tell(completion)
-            if not in_flight and all(each.answer.done() for each in self._open.values()):
+            if not self._in_flight and all(each.answer.done() for each in self._open.values()):
                 return  # no one waits for the others
 
     def _completions(self) -> Iterator[Completion]:
         if isinstance(self._engine, InFlightEngine):
             return self._engine.generate_in_flight(self._between)
-        taken = self._take(alike=True)
-        return self._engine.generate([each.request for each in taken], taken[0].sampling) if taken else iter(())
+        asked = self._between()
+        return self._engine.generate([request for request, _ in asked], asked[0][1]) if asked else iter(())
 
     def _between(self) -> Sequence[Asked]:
-        """Before each step: do other work, drop what no one waits for any more; the requests that join."""
+        """Before each step or batch: do other work, drop what no one waits for any more; the requests that join."""
         while self._works:
             work, done = self._works.popleft()
             try:
@@ -142,16 +142,16 @@ class EngineThread:
                     cancel(*place)
                     del self._open[place]
             self._check()
-            return [(each.request, each.sampling) for each in self._take(alike=False)]
+            return [(each.request, each.sampling) for each in self._take()]
 
-    def _take(self, *, alike: bool) -> list[_Open]:
-        """Open the requests that wait, one for each place. alike: only those that are sampled as the first is."""
+    def _take(self) -> list[_Open]:
+        """Open the requests that wait, one for each place; those of a batch are sampled as the first of them is."""
         taken: list[_Open] = []
         with self._changed:
             waiting = [each for each in self._asked if not each.answer.done()]
             self._asked = []
             for each in waiting:
-                fits = not alike or each.sampling == waiting[0].sampling
+                fits = self._in_flight or each.sampling == waiting[0].sampling
                 if fits and self._open.setdefault(each.place, each) is each:
                     taken.append(each)
                 else:

@@ -54,7 +54,7 @@ class MakerWorker:
         weights: StagedWeights,
         device: torch.device,
     ) -> None:
-        """makers: one, or with an `SharedEngine` as many as there are batches at a time. engine, scorer: of all.
+        """makers: one, or with a `SharedEngine` as many as there are batches at a time. engine, scorer: of all.
         weights: on their way to the engine's models. device: of these models.
         """
         self.engine = engine
