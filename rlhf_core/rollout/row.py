@@ -62,11 +62,6 @@ class Row:
         ends = list(accumulate(len(turn.token_ids) for turn in self.turns))
         return {number: ends[place] - 1 for number, place in self.own_turns.items()}
 
-    @property
-    def num_sampled(self) -> int:
-        """Sampled tokens, shared ones included."""
-        return sum(len(each.token_ids) for _, each in self.sampled.values())
-
     def per_token(self, given: T, sampled: Callable[[Completion], Sequence[T]]) -> list[T]:
         """A value for each token of the response: `sampled` of what was sampled in this row, `given` of all else."""
         values: list[T] = []

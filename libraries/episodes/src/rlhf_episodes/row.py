@@ -39,6 +39,11 @@ class EpisodeRow(Row):
         return sum(len(turn.token_ids) for turn in self.turns[self.num_shared_turns :])
 
     @property
+    def num_sampled(self) -> int:
+        """Sampled tokens, shared ones included."""
+        return sum(len(each.token_ids) for _, each in self.sampled.values())
+
+    @property
     def replies(self) -> list[tuple[int, ...]]:
         """The tokens of the policy's replies: turns with nothing between them are one, cut and continued."""
         runs = groupby(self.turns, key=lambda turn: turn.role)
