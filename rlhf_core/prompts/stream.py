@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import DataError, PluginError
 from ..protocols import PromptSource
@@ -19,11 +19,15 @@ _EPOCHS_KEPT = 4
 """Shuffled epochs kept: several makers read before and after the end of one."""
 
 
-class ShuffledEpochs:
-    """The endless order of the training records, shuffled again in each epoch.
+class Order(Protocol):
+    """An endless order of training records. It holds no record, so that it can be sent to another process."""
 
-    It holds no record, so it can be sent to another process.
-    """
+    def index(self, position: int) -> int:
+        """Return the index in the source of the record at `position` (>= 0)."""
+
+
+class ShuffledEpochs:
+    """An `Order` of the training records, shuffled again in each epoch."""
 
     def __init__(self, training: Sequence[int], seed: int) -> None:
         """training: indices in the source."""
@@ -32,7 +36,6 @@ class ShuffledEpochs:
         self._epoch = lru_cache(_EPOCHS_KEPT)(self._shuffled)
 
     def index(self, position: int) -> int:
-        """Return the index in the source of the record at `position` (>= 0)."""
         epoch, place = divmod(position, len(self._training))
         return self._training[self._epoch(epoch)[place]]
 
@@ -58,7 +61,7 @@ class PromptStream:
     """`records` that were read, and how many of them each filter leaves out."""
     training: Sequence[int] | None = None
     """Indices in the source of the training records; None if their number is unknown."""
-    order: ShuffledEpochs | None = None
+    order: Order | None = None
     """Their order, if `training` has indices."""
 
     @staticmethod

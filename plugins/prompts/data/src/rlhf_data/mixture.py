@@ -42,7 +42,7 @@ class Mixture:
         """Return the records of all sources in turn. Raises `DataError` on wrong ones."""
         records = PromptStream(self, rules, seed=seed, held_out=held_out)
         assert records.training is not None
-        records.order = self.order(records.training, seed) or records.order  # type: ignore[assignment]  # it has the same `index`
+        records.order = self.order(records.training, seed) or records.order
         return records
 
     def order(self, training: Sequence[int], seed: int) -> MixtureOrder | None:
