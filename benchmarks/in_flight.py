@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from rlhf_core.components import EngineContext
-from rlhf_core.protocols import Asked
+from rlhf_core.protocols import SamplingRequest
 from rlhf_core.rollout import RolloutCoordinator
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
@@ -169,7 +169,7 @@ class RealMaker:
     def _now(self) -> float:
         return time.process_time() + self._skipped
 
-    def _between(self) -> list[Asked]:
+    def _between(self) -> list[SamplingRequest]:
         self._train()
         self._take_weights()
         return [(request, SAMPLING) for request in self._lease(self._case.num_lanes())]

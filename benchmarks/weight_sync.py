@@ -21,7 +21,7 @@ import ray
 import torch
 from torch import nn
 
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import TrainedModel
 from rlhf_ray.calls import node_address
 from rlhf_ray.cluster import connected
 from rlhf_ray.config import RayConfig
@@ -131,7 +131,7 @@ def time_sync(
     model = make_model(megabytes)
     config = RayConfig(sync=mode, max_shard_bytes=CHUNK_BYTES, sync_timeout_seconds=120)
     strategy: Any = OneProcess()
-    trained = {"policy": Trained(model, None, None)}  # type: ignore[arg-type]
+    trained = {"policy": TrainedModel(model, None, None)}  # type: ignore[arg-type]
     sync = RunSync(coordinator, strategy, trained, {"policy": adapter_of(model)}, config)
     version = 0
 

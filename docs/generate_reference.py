@@ -32,7 +32,7 @@ from rlhf_core.config.select import shared_options
 from rlhf_core.hookspecs import Action, MakerHooks, Moment, SetupHooks, TrainerHooks
 from rlhf_core.models.kinds import ModelKind
 from rlhf_core.plugins.discovery import discover
-from rlhf_core.plugins.selected import Selected, has_options, load_ref
+from rlhf_core.plugins.selected import SelectedPlugin, has_options, load_ref
 from rlhf_core.protocols import Logger, PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.request import RunRequest, Transport
@@ -250,7 +250,7 @@ def tools_part() -> list[str]:
     ]
 
 
-def installed(kind: str) -> Iterable[Selected]:
+def installed(kind: str) -> Iterable[SelectedPlugin]:
     """Those whose distribution lies in this repository, by name."""
     manifests = [
         ROOT / "pyproject.toml",
@@ -263,7 +263,7 @@ def installed(kind: str) -> Iterable[Selected]:
     return [load_ref(ref) for ref in discover(kind).values() if ref.distribution in ours and has_options(ref)]
 
 
-def plugin_part(selected: Selected, shared: type[BaseModel] | None) -> list[str]:
+def plugin_part(selected: SelectedPlugin, shared: type[BaseModel] | None) -> list[str]:
     """Name, summary, what it needs, and the options that are its own."""
     component = selected.component
     says = inspect.getdoc(selected.function) if selected.function else None

@@ -25,10 +25,10 @@ CONTRACT = (
     "place",
     "hookspecs",
     "batching",
-    "whole",
+    "episode_view",
 )
 BUILDING: dict[str, tuple[str, ...]] = {
-    "entry.resume": ("own_config",),
+    "entry.resume": ("load_run_config",),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
 LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
@@ -39,13 +39,14 @@ LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
 """Modules of libraries whose public names count besides those of `__init__`."""
 _FOR_TRANSPORTS = """
 CheckpointStore
-BatchPlan EpisodeBatches EpisodeEstimates EpisodeRecord Estimated EvaluationRow FitResult
-HookRelay ItemSummary LocalTransport MadeEpisode OwnProcesses PhaseTimer PhaseTimes
+BatchPlan EpisodeBatches EpisodeEstimator EpisodeRecord EstimatedEpisode EvaluationRow FitResult
+HookRelay ItemSummary LocalTransport CollectedEpisode OwnProcesses PhaseTimer PhaseTimes
 PolicyEvaluator PolicyExperienceMaker PrintableFormatter RewardCallOptions RewardCombiner RewardScorer RewardSpec
-RolloutCoordinator RunParts RunRequest RunState SamplesLost SingleAnswers Trainer
-TrainerParts TrainerSession Transport Updater build_engine_beside build_strategy default_tokens evaluation_metrics
-load_channel_state load_run_state made_episode model_dtype own_config register_all
-replace_weights reward_spec save_run_state set_up_host_memory verify_weights
+RolloutCoordinator RunParts RunRequest RunState SamplesLost SingleTurnPlayer Trainer
+TrainerParts TrainerSession Transport Updater build_colocated_engine build_strategy
+default_micro_batch_tokens evaluation_metrics
+load_channel_state load_run_state collected_episode model_dtype load_run_config register_hooks
+replace_weights make_reward_spec save_run_state set_up_host_memory verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""

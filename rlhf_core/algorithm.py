@@ -195,9 +195,9 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
     def advantages(self, episode: Experience) -> Experience:
         """The rows with `advantages` (and `returns`) from `scores`, log-probs and values, and with `metrics`.
 
-        Arithmetic only. `episode` has all rows of an episode in `sample_id` order, or those of this rank where the
-        algorithm asks for no more (`needs_all_rows`). Then `rlhf_core.whole.Whole.of(episode)` has numbers of all rows,
-        and sums over the ranks, which each calls alike; metrics must come out the same on every rank.
+        Arithmetic only. `episode` has all rows of an episode in `sample_id` order, or only this rank's if
+        `needs_all_rows` is false. `rlhf_core.episode_view.EpisodeView.of(episode)` then has per-row numbers of the
+        whole episode, and sums over ranks, which every rank must call. Metrics must be the same on every rank.
         """
 
     @property

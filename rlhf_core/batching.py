@@ -25,7 +25,7 @@ UnitT = TypeVar("UnitT")
 DataT = TypeVar("DataT")
 
 
-def default_tokens(device_type: str, num_parameters: int = 0) -> int:
+def default_micro_batch_tokens(device_type: str, num_parameters: int = 0) -> int:
     """Most tokens of one pass through a model of `num_parameters` where the user has set no bound.
 
     On a CPU more are hardly faster, and cost memory: 192 rows nearly fill the products of a large model
@@ -110,7 +110,7 @@ def to_device(batch: DataT, device: torch.device) -> DataT:
     return _map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
 
-def pinned(batch: DataT) -> DataT:
+def pin_memory(batch: DataT) -> DataT:
     """The same batch with its CPU tensors in page-locked memory, so that copies to a GPU are asynchronous."""
     return _map_tensors(batch, lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)
 

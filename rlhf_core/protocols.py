@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Rollout, RolloutGroup, SamplingParams
+from .types import BufferItem, CollectedEpisode, Completion, GenerationRequest, Rollout, RolloutGroup, SamplingParams
 
 Score: TypeAlias = "float | Mapping[int, float]"
 """A number for one answer, or numbers for some of its turns."""
@@ -102,7 +102,7 @@ class RolloutEngine(Protocol):
     def close(self) -> None: ...
 
 
-Asked = tuple[GenerationRequest, SamplingParams]
+SamplingRequest = tuple[GenerationRequest, SamplingParams]
 """A request, and how to sample for it."""
 
 
@@ -113,7 +113,7 @@ class InFlightEngine(RolloutEngine, Protocol):
     It may have `cancel(sample_id, branch=0)`, called in `between`: that open request yields no completion.
     """
 
-    def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
+    def generate_in_flight(self, between: Callable[[], Sequence[SamplingRequest]]) -> Iterator[Completion]:
         """Answer what `between` returns, each as soon as it is done, until all is answered and it returns nothing.
 
         `between` is called before every decoding step, while nothing is computed. It may change the weights and call
@@ -127,7 +127,7 @@ class EpisodeData(Protocol):
     """The tokens and texts of an episode's samples, wherever they are."""
 
     def load(self, rows: Sequence[int], texts: Sequence[int]) -> tuple[list[BufferItem], list[Rollout]]:
-        """The items and the rollouts of these rows of `MadeEpisode.rows`, in this order; each rank asks for its own.
+        """Return the items and rollouts of these `CollectedEpisode.rows`, in this order. Each rank requests its own.
 
         Collective over trainer ranks. Raises `SamplesLost` on all of them when some cannot be had any more: the
         channel makes those again, and its `episode` gives the whole episode once more.
@@ -137,7 +137,7 @@ class EpisodeData(Protocol):
 class ExperienceChannel(Protocol):
     """Gives a trainer the samples of an episode, and evaluations, wherever they are made. Collective over ranks."""
 
-    def episode(self, index: int) -> MadeEpisode:
+    def episode(self, index: int) -> CollectedEpisode:
         """The episode once all its samples are made, the same on every trainer rank."""
 
     def published(self, version: int) -> None:

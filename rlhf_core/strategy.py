@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """A model prepared for training. Unpacks like `Booster.boost`'s first members."""
 
     model: nn.Module
@@ -103,7 +103,7 @@ class Strategy(Place):
         scheduler: LRScheduler | None = None,
         *,
         max_grad_norm: float | None = None,
-    ) -> Trained:
+    ) -> TrainedModel:
         """Wrap a model for training. Clipping is set here because Gemini takes it only in its constructor."""
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
@@ -120,14 +120,14 @@ class Strategy(Place):
         """Divisor that the wrapped model applies to summed gradients (world size, or 1); the trainer undoes it."""
 
     @abstractmethod
-    def step(self, trained: Trained) -> float:
+    def step(self, trained: TrainedModel) -> float:
         """Clip, step optimizer and scheduler, zero gradients. Returns the global gradient norm before clipping.
 
         A norm that is not finite raises `DivergenceError` on every rank and changes nothing.
         Under fp16, which searches its loss scale, such a step is skipped and `inf` returned until the scale is 1.
         """
 
-    def drop_gradients(self, trained: Trained) -> None:
+    def drop_gradients(self, trained: TrainedModel) -> None:
         """Discard the gradients since the last step, without a step. Every rank calls it."""
         trained.optimizer.zero_grad()
 

@@ -20,8 +20,8 @@ from .columns import Columns
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .episode_view import EpisodeView
     from .protocols import EpisodeData
-    from .whole import Whole
 
 Role = str
 """A model's part in an algorithm: `policy`, `critic`, `reference`, or that of a frozen model which it declares."""
@@ -229,7 +229,7 @@ class Experience:
     """[B] int64; None where every episode is one row."""
     columns: Columns = field(default_factory=Columns)
     """As those of the samples: [B, A, ...] per token, [B, ...] per sample and prompt, B mappings of metrics."""
-    part_of: Whole | None = None
+    view: EpisodeView | None = None
     """The episode these rows are part of, while an algorithm computes advantages; None where they are all of it."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Values of the episode, to log on each of its lines (`kl/mean`, …); set by an algorithm with the advantages."""
@@ -321,7 +321,7 @@ class ItemSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeEpisode:
+class CollectedEpisode:
     """An episode whose samples are made: a summary of each, and the way to the rest."""
 
     rows: Sequence[ItemSummary]

@@ -10,7 +10,7 @@ from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.resolved import ResolvedRun
 from rlhf_core.errors import ConfigError
-from rlhf_core.models.kinds import kind_for
+from rlhf_core.models.kinds import model_kind_for
 from rlhf_core.place import LocalPlace, resolve_device
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 from rlhf_core.prompts.stream import PromptEncoder
@@ -44,7 +44,7 @@ def generate_answers(
     plays = "environment" in run
     with closing(_answering(resolved)) as parts:
         tokenizer = parts.inputs.tokenizer
-        encoder = PromptEncoder(tokenizer, kind=kind_for(resolved.run.model))
+        encoder = PromptEncoder(tokenizer, kind=model_kind_for(resolved.run.model))
         is_chat = bool(prompts and tokenizer.chat_template)
         records = [{"prompt": [{"role": "user", "content": text}] if is_chat else text} for text in prompts or [""]]
         encoded = [encoder.prompt(record, i, f"prompt {i + 1}") for i, record in enumerate(records)]
@@ -90,7 +90,8 @@ def _answering(resolved: ResolvedRun) -> RunParts:
     """
     import torch
 
-    inputs, kind, device = RunInputs(resolved), kind_for(resolved.run.model), resolve_device(resolved.run.model.device)
+    model = resolved.run.model
+    inputs, kind, device = RunInputs(resolved), model_kind_for(model), resolve_device(model.device)
     kind.check()
     place = LocalPlace(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
     policy = kind.load_policy(dtype=place.parameter_dtype, seed=resolved.run.train.seed, tokenizer=inputs.tokenizer)

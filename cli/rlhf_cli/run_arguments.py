@@ -132,9 +132,9 @@ class RunArguments:
 
     def _base(self) -> str | dict[str, Any]:
         if self.origin is None and self.run_file is None and self.resumed is not None:
-            from rlhf_core.entry.resume import own_config
+            from rlhf_core.entry.resume import load_run_config
 
-            return own_config(self.resumed)
+            return load_run_config(self.resumed)
         if self.origin is None:
             if self.run_file is not None:
                 return self.run_file

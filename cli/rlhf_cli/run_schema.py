@@ -12,7 +12,7 @@ from rlhf_core.config.select import DEFAULT_PLUGINS, mixed, shared_options
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins.discovery import check_clash, discover
 from rlhf_core.plugins.functions import PLAIN
-from rlhf_core.plugins.selected import Selected, has_options, load_ref
+from rlhf_core.plugins.selected import SelectedPlugin, has_options, load_ref
 
 _OF_A_FILE = r"\.py:\w+$"
 
@@ -29,8 +29,8 @@ def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
     """The schema (JSON Schema 2020-12), and the errors of plugins that are left out of it."""
     left_out: dict[str, PluginError] = {}
 
-    def installed(kind: str) -> list[Selected]:
-        found: list[Selected] = []
+    def installed(kind: str) -> list[SelectedPlugin]:
+        found: list[SelectedPlugin] = []
         for ref in discover(kind).values():
             try:
                 check_clash(ref)
@@ -52,7 +52,7 @@ def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
         inside = {last: _optional(section(each)) for each, (place, _, last) in places if place == path}
         return _extended(kind, inside) if inside else kind
 
-    def section(plugin: Selected) -> Any:
+    def section(plugin: SelectedPlugin) -> Any:
         config: Any = plugin.component.config
         return with_nested(plugin.name, named(config.selects, beside=config) if config.selects else config)
 
@@ -84,12 +84,14 @@ def _optional(kind: Any) -> tuple[Any, None]:
     return kind | None, None
 
 
-def _switch(plugin: Selected) -> tuple[Any, Any]:
+def _switch(plugin: SelectedPlugin) -> tuple[Any, Any]:
     """A plugin that a section lists: with its options, on or off."""
     return _union(plugin.component.config, bool), Field(False, description=plugin.component.summary)
 
 
-def _with_name(plugin: Selected, others: type[Section], default: str | None, fields: dict[str, Any]) -> type[BaseModel]:
+def _with_name(
+    plugin: SelectedPlugin, others: type[Section], default: str | None, fields: dict[str, Any]
+) -> type[BaseModel]:
     told = plugin.component.summary
     name = Field(plugin.name, description=told) if plugin.name == default else Field(description=told)
     fields["name"] = (Literal[plugin.name], name)

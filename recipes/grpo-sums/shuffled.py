@@ -13,11 +13,11 @@ from rlhf_objective import needs
 if TYPE_CHECKING:  # a check of a run file reads the options alone
     from torch import Tensor
 
-    from rlhf_core.whole import Whole
+    from rlhf_core.episode_view import EpisodeView
 
 
 @needs("scalars", compares_answers=True)
-def shuffled(episode: Whole, *, shuffle_seed: int = 0) -> Tensor:
+def shuffled(episode: EpisodeView, *, shuffle_seed: int = 0) -> Tensor:
     """Advantages of GRPO, of rewards that have changed places with others of their episode."""
     from rlhf_objective import group_normalised
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..components import Component
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import discover
-from ..plugins.selected import Selected, load
+from ..plugins.selected import SelectedPlugin, load
 from ..util.did_you_mean import fold
 from .problems import Problem
 from .section import Section
@@ -69,7 +69,7 @@ class TransportConfig(Section):
         return False
 
 
-def too_many(strategy: Selected, num_processes: int) -> tuple[str, str] | None:
+def too_many(strategy: SelectedPlugin, num_processes: int) -> tuple[str, str] | None:
     """Why the strategy cannot train across `num_processes`, and a hint at those that can; None if it can."""
 
     def can(each: Component) -> bool:

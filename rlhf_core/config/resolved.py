@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import BaseModel
 
 from ..columns import Column, columns_of
-from ..plugins.selected import Selected
+from ..plugins.selected import SelectedPlugin
 from ..plugins.trust import EVERY_FILE, FileTrust
 from ..types import SamplingParams
 from .load import OWN_REWARD, PLUGIN_SECTIONS
@@ -44,18 +44,18 @@ INVALID: Any = _Invalid()
 
 
 @dataclass(frozen=True)
-class Configured(Selected):
+class Configured(SelectedPlugin):
     """A selected plugin with its checked options."""
 
     config: BaseModel = field(kw_only=True)
     """Its own options, with those of core or of a section that stand beside them."""
     place: str = field(default="", kw_only=True)
     """Where the run file names it, such as `rewards.0`."""
-    section: Selected | None = field(default=None, kw_only=True)
+    section: SelectedPlugin | None = field(default=None, kw_only=True)
     """The section of a plugin that selects it (`Section.selects`)."""
 
     @classmethod
-    def of(cls, selected: Selected, config: BaseModel, place: str = "") -> Self:
+    def of(cls, selected: SelectedPlugin, config: BaseModel, place: str = "") -> Self:
         """The plugin with these options."""
         return cls(**vars(selected), config=config, place=place)
 
@@ -137,7 +137,7 @@ class ResolvedRun:
         return found
 
     @property
-    def selected(self) -> Sequence[Selected]:
+    def selected(self) -> Sequence[SelectedPlugin]:
         """`plugins`, and the sections that select some of them."""
         return [*self.plugins, *(each.section for each in self.plugins if each.section is not None)]
 

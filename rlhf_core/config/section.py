@@ -11,7 +11,7 @@ from ..util.redact import learn_secret
 from .problems import Problem
 
 if TYPE_CHECKING:
-    from ..plugins.selected import Selected
+    from ..plugins.selected import SelectedPlugin
     from ..prompts.stream import PromptStream
     from ..protocols import Sampler
     from ..rollout.player import Player, PlayerContext
@@ -78,7 +78,7 @@ class Section(BaseModel):
         """
         return None
 
-    def with_plugin(self, plugin: Selected) -> Self:
+    def with_plugin(self, plugin: SelectedPlugin) -> Self:
         """Return the options as the plugin that they are of needs them. Raises `PluginError` if it cannot be used.
 
         Of a section that `selects` a plugin, the options stand beside those of that plugin.

@@ -25,7 +25,7 @@ from .section import Section as Section
 
 if TYPE_CHECKING:
     from ..components import Component
-    from ..plugins.selected import Selected
+    from ..plugins.selected import SelectedPlugin
     from .resolved import ResolvedRun
 
 
@@ -223,7 +223,7 @@ class RewardEntry(RewardCallOptions):
         None, min_length=1, description="Name in metrics and samples; null takes the reward's own name."
     )
 
-    def with_plugin(self, plugin: Selected) -> Self:
+    def with_plugin(self, plugin: SelectedPlugin) -> Self:
         self.fitted_to(plugin.component).callers()
         label = self.label or plugin.name.rpartition(":")[2]  # `./my_reward.py:brevity` is called brevity
         return self.model_copy(update={"label": label})

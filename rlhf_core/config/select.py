@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from ..errors import PluginError
 from ..plugins.discovery import PluginRef, check_clash, discover
 from ..plugins.functions import component_of
-from ..plugins.selected import Selected, load, load_ref
+from ..plugins.selected import SelectedPlugin, load, load_ref
 from ..plugins.trust import EVERY_FILE, FileTrust, referenced_files
 from ..util.did_you_mean import suggestion
 from .load import OWN_REWARD, PLUGIN_SECTIONS
@@ -86,7 +86,7 @@ class Selector:
     """Which files of code and programs that the run names are run."""
 
     def plugin(
-        self, kind: str, path: str, data: Any, *, name_path: str | None = None, section: Selected | None = None
+        self, kind: str, path: str, data: Any, *, name_path: str | None = None, section: SelectedPlugin | None = None
     ) -> Configured | None:
         """The plugin that a section names, with its own options and those that stand beside them.
 
@@ -116,7 +116,7 @@ class Selector:
 
     def options(
         self,
-        selected: Selected,
+        selected: SelectedPlugin,
         given: Mapping[str, Any],
         path: str,
         beside: type[Section] | None = None,
@@ -177,7 +177,7 @@ class Selector:
         except PluginError as error:
             self.problems.add_error(path, error)
             return None
-        selected = Selected("rewards", f"{module}:{name}", component, module, "function", function)
+        selected = SelectedPlugin("rewards", f"{module}:{name}", component, module, "function", function)
         return self.options(selected, {}, path, RewardEntry)
 
     def rewards(self, entries: Any, path: str, *, plays: bool) -> tuple[Configured, ...]:
@@ -242,7 +242,7 @@ def section_names(parent: str = "") -> list[str]:
     return [last for place, _, last in parts if place == parent]
 
 
-def check_options(selected: Selected, beside: type[Section] | None = None) -> None:
+def check_options(selected: SelectedPlugin, beside: type[Section] | None = None) -> None:
     """Raise `PluginError` where options lack the base of their kind, or have names of those `beside` them."""
     model = selected.component.config
     if selected.kind == "sections" and selected.name in {*RunConfig.model_fields, *OTHER_SECTIONS}:

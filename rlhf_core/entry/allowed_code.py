@@ -13,7 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from ..util.files import is_own
+from ..util.files import is_own_file
 from ..util.jsonl import write_json
 
 
@@ -33,7 +33,7 @@ def allowed_before(folder: Path) -> frozenset[Path]:
     """The files that the run in `folder` was allowed to run."""
     note = _note(folder)
     try:
-        known = json.loads(note.read_text(encoding="utf-8")) if is_own(note) else {}
+        known = json.loads(note.read_text(encoding="utf-8")) if is_own_file(note) else {}
         inode = folder.stat().st_ino
     except (OSError, ValueError):
         return frozenset()

@@ -13,7 +13,7 @@ from ..config.resolve import without_removed
 from ..errors import UserInputError
 from ..plugins.discovery import SINGULAR, discover
 from ..plugins.names import KNOWN
-from ..runfolder.checkpoints import CheckpointStore, whole_checkpoint
+from ..runfolder.checkpoints import CheckpointStore, find_complete_checkpoint
 from ..runfolder.folder import RunFolder, find_newest
 from ..util.did_you_mean import fold
 from ..util.redact import redact_mapping
@@ -52,7 +52,7 @@ def begun_run(resume: str | None, output: Path | None) -> Path | None:
     return found
 
 
-def own_config(path: Path) -> dict[str, Any]:
+def load_run_config(path: Path) -> dict[str, Any]:
     """The `config.yaml` of the run folder `path`, to go on with. Raises `UserInputError` where there is none.
 
     A model of a run inside of it, such as the quickstart's warm start, has moved with the folder.
@@ -100,7 +100,7 @@ def find_checkpoint(resume: str, output: Path, *, restart: bool = False) -> Path
         UserInputError: there is no run, or no whole checkpoint, or the run's checkpoints are lost.
     """
     folder = output if resume == "auto" else Path(resume)
-    if (found := whole_checkpoint(folder)) is not None:
+    if (found := find_complete_checkpoint(folder)) is not None:
         return found
     store = CheckpointStore(folder / "checkpoints")
     what = "there is no checkpoint to continue from"

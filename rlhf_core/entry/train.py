@@ -23,7 +23,7 @@ from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, PluginError, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
-from ..models.kinds import kind_for
+from ..models.kinds import model_kind_for
 from ..plugins.errors_of import errors_of
 from ..plugins.trust import EVERY_FILE, FileTrust, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
@@ -259,7 +259,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     from ..rollout.samples import check_columns
     from ..wiring.models import check_frozen
 
-    kind_for(resolved.run.model).check()
+    model_kind_for(resolved.run.model).check()
     for selected in resolved.selected:
         if not selected.is_unread and selected.kind != "sections":
             selected.import_build()

@@ -1,2 +1,2 @@
-from .installed import register_all as register_all
+from .installed import register_hooks as register_hooks
 from .relay import HookRelay as HookRelay

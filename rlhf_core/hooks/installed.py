@@ -62,7 +62,7 @@ def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -
             relay.register(each.build(each.config, context), name=each.name, distribution=each.owner)
 
 
-def register_all(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
+def register_hooks(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
     """Register every hook plugin of a run, with options or without. Raises as the two functions above do."""
     load_hook_plugins(relay, resolved.run.hooks.disable)
     register_listed(relay, resolved, run_folder)

@@ -1,5 +1,5 @@
 from .forward_passes import ForwardPasses as ForwardPasses
 from .kinds import ModelKind as ModelKind
-from .kinds import kind_for as kind_for
-from .kinds import kind_of as kind_of
+from .kinds import model_kind_for as model_kind_for
+from .kinds import model_kind_of as model_kind_of
 from .passes import GroupPasses as GroupPasses

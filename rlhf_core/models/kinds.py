@@ -21,7 +21,7 @@ from ..columns import Column
 from ..config.sections import ModelConfig
 from ..errors import PluginError, UserInputError
 from ..plugins.discovery import discover
-from ..plugins.selected import Selected, load, load_ref
+from ..plugins.selected import SelectedPlugin, load, load_ref
 
 if TYPE_CHECKING:
     import torch
@@ -112,9 +112,9 @@ class ModelKind(ABC):
         """
 
 
-def owner_of(path: str) -> Selected | None:
+def owner_of(path: str) -> SelectedPlugin | None:
     """The plugin that claims a model's path; None if no one does. Raises `PluginError` if two do."""
-    found: list[Selected] = []
+    found: list[SelectedPlugin] = []
     config = config_of(path)
     for ref in (each for first in discover("models").values() for each in (first, *first.clashes)):
         try:
@@ -132,7 +132,7 @@ def owner_of(path: str) -> Selected | None:
     return found[0] if found else None
 
 
-def kind_for(model: ModelConfig, name: str | None = None) -> ModelKind:
+def model_kind_for(model: ModelConfig, name: str | None = None) -> ModelKind:
     """The kind that loads a model. name: the algorithm's `model_kind`, which must be the kind's own.
 
     Raises `PluginError`: two plugins claim the path; `UserInputError`: the algorithm trains another kind.
@@ -148,7 +148,7 @@ def kind_for(model: ModelConfig, name: str | None = None) -> ModelKind:
     return kind
 
 
-def kind_of(model: nn.Module) -> ModelKind:
+def model_kind_of(model: nn.Module) -> ModelKind:
     """The kind that loaded the innermost `model`, or its trunk; a model that was made otherwise is a causal LM."""
     found = (vars(part).get(MARK) for part in model.modules())
     return next((kind for kind in found if kind is not None), None) or default_kind()

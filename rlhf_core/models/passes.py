@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..algorithm import Algorithm, GroupPass, Item, PassContext, RolloutAlgorithm
-from ..batching import collate, default_tokens, masked, plan_micro_batches, to_device
+from ..batching import collate, default_micro_batch_tokens, masked, plan_micro_batches, to_device
 from ..columns import Columns
 from ..errors import PluginError
 from ..place import LocalPlace, Place
@@ -92,7 +92,7 @@ class GroupPasses(PassContext):
         except KeyError:
             raise TypeError(f"the algorithm asks a {role}, which is not among its roles") from None
         passes, size = passes_of(place), sum(parameter.numel() for parameter in place.unwrap(model).parameters())
-        tokens = self._batch_tokens or default_tokens(place.device.type, size)
+        tokens = self._batch_tokens or default_micro_batch_tokens(place.device.type, size)
         plans = plan_micro_batches(items, tokens, passes.price)
         num_steps = int(place.all_reduce(torch.tensor([float(len(plans))]), "max").item())
         found: dict[int, Tensor] = {}

@@ -1,2 +1,2 @@
-from .functions import function_of_file as function_of_file
+from .functions import function_from_file as function_from_file
 from .selected import load as load

@@ -91,7 +91,7 @@ def load_function_file(
 
 
 @cache
-def function_of_file(reference: str, base_folder: Path, spoken: str) -> Callable[..., Any]:
+def function_from_file(reference: str, base_folder: Path, spoken: str) -> Callable[..., Any]:
     """The function that an option of a plugin names (`FILE.py:FUNCTION`, relative to `base_folder`).
 
     The file is run once per process; its trust was checked with the run's options. spoken: its role, for errors, which

@@ -35,7 +35,7 @@ _CALLED = {"rewards": "rollouts", "schedules": "the index of an update"}
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedPlugin:
     """A plugin that was imported and fits this core."""
 
     kind: str
@@ -150,7 +150,7 @@ class Recipe:
         return self.builder()()
 
 
-def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: FileTrust = EVERY_FILE) -> Selected:
+def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: FileTrust = EVERY_FILE) -> SelectedPlugin:
     """Import the plugin of that name and check that it fits this core.
 
     `FILE.py:NAME` names a plain function or class (see `Plain`). A file that `trust` runs none of has to be there.
@@ -165,14 +165,14 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: Fil
     return selected
 
 
-def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
+def _load_file(kind: str, reference: str, trust: FileTrust) -> SelectedPlugin:
     where = f'{SINGULAR[kind]} "{reference}"'
     if not trust.runs:
         path, name = split_reference(reference, where)
-        return Selected(kind, f"{path}:{name}", Component("", UnreadOptions), path.name, "file")
+        return SelectedPlugin(kind, f"{path}:{name}", Component("", UnreadOptions), path.name, "file")
     path, found = load_function_file(reference, trust, where=where, is_class=PLAIN[kind].is_class)
     name = f"{path}:{reference.rpartition(':')[2]}"
-    return Selected(kind, name, component_of(found, kind, where=where), path.name, "file", found)
+    return SelectedPlugin(kind, name, component_of(found, kind, where=where), path.name, "file", found)
 
 
 def has_options(ref: PluginRef) -> bool:
@@ -180,12 +180,12 @@ def has_options(ref: PluginRef) -> bool:
     return ref.kind != "hooks" or isinstance(import_target(ref), Component)
 
 
-def load_ref(ref: PluginRef) -> Selected:
+def load_ref(ref: PluginRef) -> SelectedPlugin:
     """Import one found plugin (`load` without the check of what it requires)."""
     found = import_target(ref)
     if isinstance(found, Component) and ref.kind in KINDS:
         _check_component(found, ref)
-        return Selected(ref.kind, ref.name, found, ref.distribution, ref.version)
+        return SelectedPlugin(ref.kind, ref.name, found, ref.distribution, ref.version)
     if ref.kind == "hooks":
         raise PluginError(
             "is on when it is installed, and has no options",
@@ -197,7 +197,7 @@ def load_ref(ref: PluginRef) -> Selected:
         wanted = ["a rlhf_core.Component"] * (ref.kind in KINDS) + ([f"a {plain.noun}"] if plain is not None else [])
         raise PluginError(f"{ref.target} is a {type(found).__name__}, not {' or '.join(wanted)}", where=ref.label)
     component = component_of(found, ref.kind, where=ref.label, build=ref.target)
-    return Selected(ref.kind, ref.name, component, ref.distribution, ref.version, found)
+    return SelectedPlugin(ref.kind, ref.name, component, ref.distribution, ref.version, found)
 
 
 def _check_component(component: Component, ref: PluginRef) -> None:

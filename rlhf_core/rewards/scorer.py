@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from ..components import RewardContext
 from ..config.sections import RewardCallOptions
 from ..errors import RewardError
-from ..plugins.selected import Selected
+from ..plugins.selected import SelectedPlugin
 from ..types import Rollout
 from ..util.kept_state import load_state_of, state_of
 from .calling import RewardSpec
@@ -26,15 +26,15 @@ from .combiner import Combined, RewardCombiner
 from .runner import RewardRunner
 from .threads import LoopThread
 
-__all__ = ["Combined", "RewardCombiner", "RewardScorer", "RewardSpec", "Scores", "reward_spec"]
+__all__ = ["Combined", "RewardCombiner", "RewardScorer", "RewardSpec", "Scores", "make_reward_spec"]
 
 Scores = list[dict[str, float] | None]
 """One entry a sample: raw score by reward name, or None where a reward's policy drops the sample."""
 _STOPPED = "scoring was stopped: the run is ending"
 
 
-def reward_spec(
-    selected: Selected,
+def make_reward_spec(
+    selected: SelectedPlugin,
     config: BaseModel,
     context: RewardContext,
     call_options: RewardCallOptions,

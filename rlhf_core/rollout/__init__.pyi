@@ -5,12 +5,12 @@ from .evaluate import PolicyEvaluator as PolicyEvaluator
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .player import Player as Player
 from .player import PlayerContext as PlayerContext
-from .player import SingleAnswers as SingleAnswers
+from .player import SingleTurnPlayer as SingleTurnPlayer
 from .row import Played as Played
 from .row import Row as Row
 from .samples import SamplesLost as SamplesLost
-from .samples import made_episode as made_episode
-from .weight_sync import build_engine_beside as build_engine_beside
+from .samples import collected_episode as collected_episode
+from .weight_sync import build_colocated_engine as build_colocated_engine
 from .weight_sync import named_weights as named_weights
 from .weight_sync import replace_weights as replace_weights
 from .weight_sync import verify_weights as verify_weights

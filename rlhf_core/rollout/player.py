@@ -76,7 +76,7 @@ class PlayerContext:
     run: ResolvedRun
 
 
-class SingleAnswers(TimedPlayer):
+class SingleTurnPlayer(TimedPlayer):
     """Samples one answer to each prompt."""
 
     def __init__(
@@ -128,7 +128,7 @@ class RunPlayer(TimedPlayer):
         """The player of each section that brings one, innermost first."""
         self._columns = {name for _, columns in run.row_columns for name in columns}
         self._by = "core's player"
-        self._outermost: Player = SingleAnswers(engine, tokenizer, sampling, self.times)
+        self._outermost: Player = SingleTurnPlayer(engine, tokenizer, sampling, self.times)
         journals = folder / "journal" if folder is not None and folder.is_dir() else None
         with ExitStack() as stack:
             for name, section, owner in run.player_sections:

@@ -11,7 +11,7 @@ from ..columns import ENGINE_COLUMNS, Column, Columns, check_owners
 from ..config.load import OWN_REWARD
 from ..errors import ConfigError, RlhfError
 from ..rewards.values import TurnScores
-from ..types import BufferItem, ItemSummary, MadeEpisode, PhaseTimes, Rollout
+from ..types import BufferItem, CollectedEpisode, ItemSummary, PhaseTimes, Rollout
 from .episode_metrics import EPISODE_COLUMNS
 from .row import Played, Row
 
@@ -188,16 +188,16 @@ class SamplesLost(RlhfError):
     """Samples of an episode were lost before they were trained on, and are made again."""
 
 
-def made_episode(
+def collected_episode(
     items: Iterable[BufferItem],
     times: PhaseTimes,
     *,
     rollouts: Iterable[Rollout] = (),
     metrics: Mapping[str, float] | None = None,
-) -> MadeEpisode:
+) -> CollectedEpisode:
     """The episode of samples that this process holds, in any order. `rollouts`: their texts, where these are kept."""
     data = _Held(items, rollouts)
-    return MadeEpisode(
+    return CollectedEpisode(
         rows=[ItemSummary.of(item) for item in data.items], data=data, times=times, metrics=metrics or {}
     )
 

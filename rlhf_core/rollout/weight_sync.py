@@ -66,7 +66,7 @@ def replace_weights(
             tensor.copy_(arrived[name])
 
 
-def build_engine_beside(
+def build_colocated_engine(
     strategy: Strategy,
     policy: nn.Module,
     *,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..strategy import Strategy, Trained
+from ..strategy import Strategy, TrainedModel
 from ..util.tensor_files import load_tree, save_tree
 
 _STATE = "state.json"
@@ -51,7 +51,7 @@ def save_run_state(
     folder: Path,
     state: RunState,
     channel: Mapping[str, Any] | None,
-    trained: Mapping[str, Trained],
+    trained: Mapping[str, TrainedModel],
     strategy: Strategy,
     plugins: Mapping[str, Any] | None = None,
 ) -> None:
@@ -72,7 +72,7 @@ def save_run_state(
     strategy.run_on_main(write_counters)
 
 
-def load_run_state(folder: Path, trained: Mapping[str, Trained], strategy: Strategy) -> RunState:
+def load_run_state(folder: Path, trained: Mapping[str, TrainedModel], strategy: Strategy) -> RunState:
     """Collective. Restore models, optimizers and schedules."""
     state = read_run_state(folder)
     for role, model in trained.items():

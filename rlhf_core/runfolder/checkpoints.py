@@ -138,7 +138,7 @@ class CheckpointStore:
             write_bytes(self._folder / _BEST, f"step-{best}\n".encode())
 
 
-def whole_checkpoint(source: Path) -> Path | None:
+def find_complete_checkpoint(source: Path) -> Path | None:
     """The folder `source`, where it is a checkpoint; else the newest whole one of the run folder `source`, if any.
 
     Raises `UserInputError` where it is a damaged one.

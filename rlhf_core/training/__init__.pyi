@@ -1,6 +1,6 @@
 from .batches import BatchPlan as BatchPlan
-from .estimates import EpisodeEstimates as EpisodeEstimates
-from .estimates import Estimated as Estimated
+from .estimates import EpisodeEstimator as EpisodeEstimator
+from .estimates import EstimatedEpisode as EstimatedEpisode
 from .loop import EpisodeBatches as EpisodeBatches
 from .loop import Metrics as Metrics
 from .loop import Trainer as Trainer

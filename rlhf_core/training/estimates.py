@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithm import RolloutAlgorithm
 from ..batching import collate, split, to_device
+from ..episode_view import EpisodeView, single_rank
 from ..errors import RlhfError
 from ..models.passes import GroupPasses
 from ..place import Place
@@ -16,8 +17,7 @@ from ..rewards.scorer import RewardCombiner
 from ..rollout.episode_metrics import ENVIRONMENT, environment_metrics
 from ..rollout.samples import GREEDY_REWARDS
 from ..runfolder.metrics import PhaseTimer
-from ..types import BufferItem, Experience, ItemSummary, MadeEpisode, Rollout
-from ..whole import Whole, alone
+from ..types import BufferItem, CollectedEpisode, Experience, ItemSummary, Rollout
 from .batches import BatchPlan, Rows, filled, rows_of_samples
 from .loop import EpisodeBatches
 
@@ -37,7 +37,7 @@ _COMPUTED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimated(EpisodeBatches[list[BufferItem]]):
+class EstimatedEpisode(EpisodeBatches[list[BufferItem]]):
     """This rank's batches of an episode with scores and advantages, and what they are cut from."""
 
     scores: Sequence[float]
@@ -48,7 +48,7 @@ class Estimated(EpisodeBatches[list[BufferItem]]):
     """The texts asked for."""
 
 
-class EpisodeEstimates:
+class EpisodeEstimator:
     """Makes one score of a sample's rewards, and lets the algorithm compute advantages from what it `needs_all_rows`.
 
     Mini-batches are cut in `sample_id` order."""
@@ -76,8 +76,8 @@ class EpisodeEstimates:
         self._plugin = plugin
 
     def of(
-        self, made: MadeEpisode, version: int, *, texts: Sequence[int] = (), timer: PhaseTimer | None = None
-    ) -> Estimated:
+        self, made: CollectedEpisode, version: int, *, texts: Sequence[int] = (), timer: PhaseTimer | None = None
+    ) -> EstimatedEpisode:
         """Collective. Raises `SamplesLost` before anything is changed.
 
         version: of the trainer's weights. texts: rows whose rollouts this rank wants. timer: counts forward passes as
@@ -96,17 +96,17 @@ class EpisodeEstimates:
         items, rollouts = made.data.load(held or [0], texts)
         if not held:  # in step with the other ranks
             items = [self.algorithm.masked(items[0])]
-        whole, metrics = self._whole(made.rows, held)
-        given = self._given(items, whole, timer or PhaseTimer())
+        view, metrics = self._view(made.rows, held)
+        given = self._given(items, view, timer or PhaseTimer())
         with errors_of(self._plugin, "advantages"):
             output = self.algorithm.advantages(given)
-        scores = whole.scores.tolist()
+        scores = view.scores.tolist()
         done = [
             _with_computed(item, row, scores[number])
             for number, item, row in zip(held or [0], items, _computed(given, output), strict=True)
         ]
         mine = dict(zip(held, done, strict=False))
-        return Estimated(
+        return EstimatedEpisode(
             epochs=filled(passes, mine, self.algorithm.masked(done[0])),
             # Responses as they were sampled: an algorithm may mask tokens of rows that other ranks have.
             metrics={
@@ -121,7 +121,7 @@ class EpisodeEstimates:
             rollouts=rollouts,
         )
 
-    def _whole(self, items: Sequence[ItemSummary], held: Sequence[int]) -> tuple[Whole, dict[str, float]]:
+    def _view(self, items: Sequence[ItemSummary], held: Sequence[int]) -> tuple[EpisodeView, dict[str, float]]:
         """The episode as seen by a rank that computes from the rows `held`, and metrics of its scores."""
         import torch
 
@@ -134,7 +134,7 @@ class EpisodeEstimates:
         if greedy_scores is not None:
             combined.metrics["rollout/greedy_score_mean"] = float(greedy_scores[first].mean())
         branches = torch.tensor([item.branch for item in items])
-        whole = Whole(
+        view = EpisodeView(
             sample_ids=torch.tensor([item.sample_id for item in items]),
             group_ids=torch.tensor([item.group_id for item in items]),
             scores=combined.scores,
@@ -145,16 +145,16 @@ class EpisodeEstimates:
             branches=branches if branches.any() else None,
             rows=torch.tensor(held or [-1]),
             # Where every rank has all rows, there is nothing to add up.
-            all_reduce=alone if self._has_all_rows else self._place.all_reduce,
+            all_reduce=single_rank if self._has_all_rows else self._place.all_reduce,
         )
-        return whole, combined.metrics
+        return view, combined.metrics
 
-    def _given(self, items: list[BufferItem], whole: Whole, timer: PhaseTimer) -> Experience:
+    def _given(self, items: list[BufferItem], view: EpisodeView, timer: PhaseTimer) -> Experience:
         """The rows that this rank computes from, as part of the whole. Collective."""
         rows = collate(self._with_log_probs(items, timer))
         # A branch may stand here without the others of its sample, or the other way round.
-        branches = None if whole.branches is None else whole.here(whole.branches)
-        return replace(rows, scores=whole.here(whole.scores), branches=branches, part_of=whole)
+        branches = None if view.branches is None else view.local(view.branches)
+        return replace(rows, scores=view.local(view.scores), branches=branches, view=view)
 
     def _with_log_probs(self, items: list[BufferItem], timer: PhaseTimer) -> list[BufferItem]:
         """The rows with the policy's log-probs, where the algorithm needs them. Collective."""

@@ -8,13 +8,15 @@ from typing import Any
 from ..algorithm import Algorithm
 from ..config.sections import OptimizerConfig
 from ..errors import UserInputError
-from ..strategy import Trained
+from ..strategy import TrainedModel
 
 
 class LiveOptions:
     """Sets them on this rank, and tracks differences from the run file, for checkpoints."""
 
-    def __init__(self, config: OptimizerConfig, trained: Mapping[str, Trained], algorithm: Algorithm[Any, Any]) -> None:
+    def __init__(
+        self, config: OptimizerConfig, trained: Mapping[str, TrainedModel], algorithm: Algorithm[Any, Any]
+    ) -> None:
         """Construct it before a checkpoint is loaded, while rates are those of the run file."""
         self._trained = trained
         self._algorithm = algorithm
@@ -76,6 +78,6 @@ class LiveOptions:
             self.lr_factors[role] = factor
 
 
-def _schedule(trained: Trained) -> Any:
+def _schedule(trained: TrainedModel) -> Any:
     """Its LambdaLR, untyped: torch's base class does not declare the attributes read here."""
     return trained.scheduler

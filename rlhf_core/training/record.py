@@ -15,9 +15,9 @@ from ..runfolder.folder import FileWatch, RunFolder
 from ..runfolder.lines import RunLines
 from ..runfolder.metrics import PhaseTimer, finite
 from ..runfolder.samples import choose, sample_line
-from ..types import MadeEpisode, PhaseTimes
+from ..types import CollectedEpisode, PhaseTimes
 from ..util.host_memory import peak_resident_bytes
-from .estimates import Estimated
+from .estimates import EstimatedEpisode
 from .updater import GAP_KEY
 
 
@@ -99,7 +99,7 @@ class EpisodeRecord:
         """The rows, of `num_rows` in an episode, whose rollouts `rollouts` needs."""
         return () if self._samples is None else choose(range(num_rows), self._logging.samples)
 
-    def rollouts(self, episode: int, made: MadeEpisode, estimated: Estimated) -> None:
+    def rollouts(self, episode: int, made: CollectedEpisode, estimated: EstimatedEpisode) -> None:
         """Record an episode's samples, with their combined scores, before training on them."""
         self.timer.add("rollout", made.times.rollout_s + made.times.forward_s)
         self.timer.add("reward", made.times.reward_s)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
-from ..batching import default_tokens, fills_host_memory
+from ..batching import default_micro_batch_tokens, fills_host_memory
 from ..config.sections import OptimizerConfig
 from ..errors import CheckpointError, DivergenceError, InterruptedRun
 from ..hooks.relay import HookRelay
 from ..hookspecs import FitInfo, Moment
 from ..models.forward_passes import passes_of
-from ..models.kinds import kind_of
+from ..models.kinds import model_kind_of
 from ..models.passes import GroupPasses
 from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
@@ -32,7 +32,7 @@ from .batches import BatchPlan, Units
 from .checkpoint_saver import CheckpointSaver
 from .dataset import DatasetSource
 from .decisions import Decisions, RollBack, finish_facts, finished_by
-from .estimates import EpisodeEstimates
+from .estimates import EpisodeEstimator
 from .live_options import LiveOptions
 from .loop import EpisodeBatches, Metrics, SkippedUpdate, Trainer
 from .record import EpisodeRecord
@@ -79,7 +79,7 @@ class TrainerSession(Trainer[list[Any]]):
             role: sum(p.numel() for p in strategy.unwrap(each.model).parameters()) for role, each in run.trained.items()
         }
         largest = max(self._num_parameters.values())
-        tokens = train.micro_batch_tokens or default_tokens(strategy.device.type, largest)
+        tokens = train.micro_batch_tokens or default_micro_batch_tokens(strategy.device.type, largest)
         self._releases_memory = fills_host_memory(strategy.device.type, largest)
         self._updater = Updater(algorithm, strategy, run.trained, micro_batch_tokens=tokens, plugin=plugin)
         sizes = train.train_batch_size, train.epochs_per_episode, strategy.rank, strategy.world_size
@@ -87,7 +87,7 @@ class TrainerSession(Trainer[list[Any]]):
         self._dataset = DatasetSource(run, algorithm, plan) if isinstance(algorithm, DatasetAlgorithm) else None
         if isinstance(algorithm, RolloutAlgorithm):
             models = GroupPasses(strategy, run.models, batch_tokens=tokens)
-            self._estimates = EpisodeEstimates(algorithm, self._combiner, strategy, plan, models=models, plugin=plugin)
+            self._estimates = EpisodeEstimator(algorithm, self._combiner, strategy, plan, models=models, plugin=plugin)
         self._record = EpisodeRecord()
         self._num_samples: int | None = 0
         self._version = 0
@@ -324,7 +324,7 @@ class TrainerSession(Trainer[list[Any]]):
         inner = self._strategy.unwrap(self._run.models["policy"])
         tokenizer, folder = self._run.inputs.tokenizer, self._folder
         self._strategy.run_on_main(
-            lambda: kind_of(inner).save_policy(inner, weights, tokenizer, folder.model, folder.adapter)
+            lambda: model_kind_of(inner).save_policy(inner, weights, tokenizer, folder.model, folder.adapter)
         )
 
     def _ended_by(self, error: CheckpointError) -> CheckpointError:

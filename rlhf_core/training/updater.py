@@ -12,7 +12,7 @@ from ..batching import to_device
 from ..errors import DivergenceError, OutOfMemoryError
 from ..models.forward_passes import applying, passes_of
 from ..plugins.errors_of import errors_of, is_out_of_memory
-from ..strategy import Strategy, Trained
+from ..strategy import Strategy, TrainedModel
 from ..types import Experience
 from .batches import Units
 
@@ -33,7 +33,7 @@ class Updater:
         self,
         algorithm: Algorithm[Any, Any],
         strategy: Strategy,
-        trained: Mapping[str, Trained],
+        trained: Mapping[str, TrainedModel],
         *,
         micro_batch_tokens: int | None = None,
         micro_batch_size: int | None = None,
@@ -106,7 +106,7 @@ class Updater:
         """Roles with a nonzero count in this update. Others take no step: AdamW moves weights at zero gradient too."""
         return frozenset(term.role for name, term in self._algorithm.terms.items() if counts[name] > 0)
 
-    def _step(self, trained: Trained, learns: bool) -> float:
+    def _step(self, trained: TrainedModel, learns: bool) -> float:
         """Step; returns the gradient norm before clipping, 0 where no step is made."""
         if learns:
             return self._strategy.step(trained)

@@ -15,10 +15,10 @@ from ..rewards.scorer import RewardScorer
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.evaluate import PolicyEvaluator
 from ..rollout.maker import PolicyExperienceMaker
-from ..rollout.samples import made_episode
+from ..rollout.samples import collected_episode
 from ..training.request import FitResult, RunRequest, Transport
 from ..training.session import TrainerSession
-from ..types import MadeEpisode, Prompt, RolloutGroup
+from ..types import CollectedEpisode, Prompt, RolloutGroup
 from ..wiring.models import build_strategy
 from ..wiring.parts import TrainerParts
 
@@ -90,7 +90,7 @@ class LocalChannel:
             evaluator=run.evaluator,
         )
 
-    def episode(self, index: int) -> MadeEpisode:
+    def episode(self, index: int) -> CollectedEpisode:
         """Make the episode, in as many waves as dynamic sampling needs."""
         assert self.maker is not None
         while not self.coordinator.ready(index):
@@ -105,7 +105,7 @@ class LocalChannel:
                 success = None if self.sampler is None else self.sampler.judge(group)
                 self.coordinator.submit(group, keep=keep, success=success)
         groups = self.coordinator.take(index)
-        return made_episode(
+        return collected_episode(
             [item for group in groups for item in group.items],
             self.maker.take_times(),
             rollouts=[rollout for group in groups for rollout in group.rollouts],

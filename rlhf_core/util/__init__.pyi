@@ -1,5 +1,5 @@
 from .did_you_mean import suggestion as suggestion
-from .files import is_own as is_own
+from .files import is_own_file as is_own_file
 from .host_memory import set_up_host_memory as set_up_host_memory
 from .jsonl import read_lines as read_lines
 from .jsonl import write_json as write_json

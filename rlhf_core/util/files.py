@@ -42,7 +42,7 @@ def oddity(path: Path, *, is_folder: bool = False) -> str | None:
     return "is a symbolic link" if stat.S_ISLNK(mode) else "is a pipe, socket or device, not a file"
 
 
-def is_own(path: Path) -> bool:
+def is_own_file(path: Path) -> bool:
     """Whether this is a regular file owned by this process's user."""
     try:
         found = path.lstat()

@@ -13,9 +13,9 @@ from ..config.resolved import Configured
 from ..config.section import Section
 from ..config.sections import PromptsConfig
 from ..errors import ConfigError, PluginError
-from ..models.kinds import kind_for
+from ..models.kinds import model_kind_for
 from ..plugins.errors_of import errors_of
-from ..plugins.functions import function_of_file
+from ..plugins.functions import function_from_file
 from ..prompts.encoder import PromptEncoder
 from ..prompts.records import Check, RecordRules
 from ..prompts.stream import PromptStream
@@ -40,7 +40,7 @@ class RunInputs:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return cast("PreTrainedTokenizerBase", kind_for(self.resolved.run.model).load_tokenizer())
+        return cast("PreTrainedTokenizerBase", model_kind_for(self.resolved.run.model).load_tokenizer())
 
     @cached_property
     def algorithm(self) -> Algorithm[Any, Any]:
@@ -93,12 +93,12 @@ class RunInputs:
         built = selected.build(selected.config, context)
         columns = getattr(built, "columns", {})
         rules = RecordRules(
-            PromptEncoder(self.tokenizer, kind=kind_for(resolved.run.model), columns=columns),
+            PromptEncoder(self.tokenizer, kind=model_kind_for(resolved.run.model), columns=columns),
             max_prompt_tokens=limits.max_prompt_tokens,
             too_long=limits.too_long,
             may_be_empty=any(each.typed(Section).needs_no_prompts for each in resolved.sections.values()),
             skip_duplicates=limits.duplicates == "skip",
-            keep=None if limits.filter is None else function_of_file(limits.filter, Path(), "prompts.filter"),
+            keep=None if limits.filter is None else function_from_file(limits.filter, Path(), "prompts.filter"),
             check=self._record_check() if is_checked and self._checks_records else None,
             measured=self._measured,
         )

@@ -13,9 +13,9 @@ from ..config.resolve import ResolvedRun
 from ..config.resolved import Configured
 from ..config.sections import ModelConfig, OptimizerConfig, TrainConfig
 from ..errors import PluginError, UserInputError
-from ..models.kinds import kind_for
+from ..models.kinds import model_kind_for
 from ..place import Place, resolve_device
-from ..strategy import Strategy, Trained
+from ..strategy import Strategy, TrainedModel
 from ..types import Role
 from .inputs import RunInputs
 
@@ -42,7 +42,7 @@ def model_dtype(resolved: ResolvedRun, place: Place) -> torch.dtype:
 
 def load_start_policy(resolved: ResolvedRun, place: Place) -> nn.Module:
     """Another copy of the start policy: a reference, or a module that takes the trained weights."""
-    kind = kind_for(resolved.run.model)
+    kind = model_kind_for(resolved.run.model)
     return kind.load_policy(dtype=model_dtype(resolved, place), seed=resolved.run.train.seed)
 
 
@@ -51,7 +51,7 @@ def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dic
     from torch.nn.modules.dropout import _DropoutNd
 
     resolved, algorithm = inputs.resolved, inputs.algorithm
-    kind, dtype = kind_for(resolved.run.model, algorithm.model_kind), model_dtype(resolved, place)
+    kind, dtype = model_kind_for(resolved.run.model, algorithm.model_kind), model_dtype(resolved, place)
     with place.model_init_context():
         policy = kind.load_policy(dtype=dtype, seed=resolved.run.train.seed, tokenizer=inputs.tokenizer)
         if trains:  # a ratio compares one function with itself; a dataset may be learned with an adapter's dropout
@@ -69,7 +69,7 @@ def check_frozen(algorithm: Algorithm[Any, Any], tokenizer: Any) -> None:
     """Raise `UserInputError` if a frozen model cannot be, or its tokens are not those of the policy's `tokenizer`."""
     for role, frozen in getattr(algorithm, "frozen_models", {}).items():
         with _of_role(role):
-            kind = kind_for(ModelConfig(path=frozen.path))
+            kind = model_kind_for(ModelConfig(path=frozen.path))
             kind.check()
             kind.check_tokens(tokenizer)
 
@@ -80,7 +80,7 @@ def place_frozen(role: Role, frozen: FrozenModel, place: Place, *, dtype: torch.
 
     chosen = dtype if frozen.dtype == "auto" else getattr(torch, frozen.dtype)
     with _of_role(role), place.model_init_context():
-        model = kind_for(ModelConfig(path=frozen.path)).load_policy(dtype=chosen, seed=seed)
+        model = model_kind_for(ModelConfig(path=frozen.path)).load_policy(dtype=chosen, seed=seed)
     return place.prepare_inference(model)
 
 
@@ -93,7 +93,7 @@ def _of_role(role: Role) -> Iterator[None]:
         raise UserInputError(error.message, where=f"algorithm.{role}.path", hint=error.hint) from error
 
 
-def prepare(resolved: ResolvedRun, role: Role, model: nn.Module, strategy: Strategy) -> Trained:
+def prepare(resolved: ResolvedRun, role: Role, model: nn.Module, strategy: Strategy) -> TrainedModel:
     """The model with its optimizer and schedule, as the strategy trains it."""
     model.train()
     options, train = resolved.optimizer.typed(OptimizerConfig), resolved.run.train

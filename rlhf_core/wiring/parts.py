@@ -14,15 +14,15 @@ from ..config.processes import TransportConfig
 from ..config.resolved import Configured
 from ..config.sections import RewardEntry
 from ..hooks.relay import HookRelay
-from ..models.kinds import kind_of
+from ..models.kinds import model_kind_of
 from ..models.passes import GroupPasses
 from ..place import Place
 from ..protocols import RolloutEngine
-from ..rewards.scorer import RewardScorer, reward_spec
+from ..rewards.scorer import RewardScorer, make_reward_spec
 from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from ..rollout.maker import PolicyExperienceMaker
 from ..rollout.player import Purpose, RunPlayer
-from ..rollout.weight_sync import build_engine_beside
+from ..rollout.weight_sync import build_colocated_engine
 from ..strategy import Strategy
 from ..types import Role, SamplingParams
 from .inputs import RunInputs
@@ -98,7 +98,7 @@ class RunParts:
         specs = []
         for reward in rewards:
             entry = reward.typed(RewardEntry)
-            specs.append(reward_spec(reward, entry, context, entry, name=entry.label, weight=entry.weight))
+            specs.append(make_reward_spec(reward, entry, context, entry, name=entry.label, weight=entry.weight))
         return self._opened.enter_context(closing(RewardScorer(specs)))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
@@ -124,7 +124,7 @@ class RunParts:
         around: dict[Role, Any] = {}
         if "reference" in algorithm.roles:
             inner = place.unwrap(policy := self.models["policy"])
-            if (adapter_off := kind_of(inner).adapter_off(inner)) is not None:
+            if (adapter_off := model_kind_of(inner).adapter_off(inner)) is not None:
                 models["reference"], around["reference"] = policy, adapter_off
             else:
                 with place.model_init_context():
@@ -204,7 +204,7 @@ class TrainerParts(RunParts):
 
     @cached_property
     def _engine_and_publish(self) -> tuple[RolloutEngine, Callable[[int], None]]:
-        engine, publish = build_engine_beside(
+        engine, publish = build_colocated_engine(
             self.strategy,
             self.models["policy"],
             build=self._engine_over,

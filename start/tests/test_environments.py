@@ -10,7 +10,7 @@ from rlhf_core.components import Component
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import Section
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.selected import Selected, load
+from rlhf_core.plugins.selected import SelectedPlugin, load
 from rlhf_start.quickstart import environment_runs, warm_start
 
 
@@ -46,7 +46,7 @@ def test_one_that_brings_none_says_what_to_write():
 def test_a_quickstart_that_is_not_there_is_its_plugins_fault():
     component = Component(summary="s", config=Section, build="m:b", quickstart="rlhf_core:nowhere")
     with pytest.raises(PluginError, match="quickstart rlhf_core:nowhere cannot be read"):
-        environment_runs(Selected("environments", "lost", component, "lost-dist", "1.0"))
+        environment_runs(SelectedPlugin("environments", "lost", component, "lost-dist", "1.0"))
 
 
 def test_an_environment_without_a_name_is_told_by_the_check_of_the_run():

@@ -14,7 +14,7 @@ from running import wait_until
 from rlhf_cli.main import run as rlhf
 from rlhf_control.control_box import ControlBox, parse_command
 from rlhf_control.hooks import CONTROL
-from rlhf_core.entry.resume import own_config
+from rlhf_core.entry.resume import load_run_config
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
 from rlhf_core.runfolder.folder import RunFolder
 from rlhf_start.stages import run_quickstart
@@ -74,7 +74,7 @@ def test_a_teacher_is_made_between_them(tmp_path):
     before = tree(tmp_path / "run/teacher")
     moved = tmp_path / "moved"
     (tmp_path / "run").rename(moved)
-    config = own_config(moved)
+    config = load_run_config(moved)
     assert config["model"]["path"] == str(moved / "warm-start/model")
     assert config["algorithm"]["teacher"]["path"] == str(moved / "teacher/model")
     result = run_quickstart(WARM_START, run, stages={"teacher": teacher}, output=moved, resume="auto")

@@ -83,7 +83,7 @@ def log_probs_return_to_the_cpu() -> AbstractContextManager[Any]:
 
 def moments_stay_on_the_cpu() -> AbstractContextManager[Any]:
     """A missing `.to(device)` where a checkpoint is read."""
-    return mock.patch("rlhf_strategies.base.part_of", lambda like, value: value)
+    return mock.patch("rlhf_strategies.base.local_part", lambda like, value: value)
 
 
 def engine_feeds_from_the_cpu() -> AbstractContextManager[Any]:

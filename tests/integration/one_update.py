@@ -17,11 +17,11 @@ from rlhf_core.columns import Columns
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.plugins.selected import load
 from rlhf_core.rewards.combiner import RewardCombiner
-from rlhf_core.rollout import made_episode
+from rlhf_core.rollout import collected_episode
 from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.batches import BatchPlan
-from rlhf_core.training.estimates import EpisodeEstimates
+from rlhf_core.training.estimates import EpisodeEstimator
 from rlhf_core.types import BufferItem, PhaseTimes, SamplingParams
 from rlhf_forward import policy_forward
 from rlhf_testing.models import tiny_model, tiny_tokenizer
@@ -52,7 +52,7 @@ def one_update(section: Mapping[str, Any], world_size: int) -> list[Update]:
 
 def _update(algorithm: RolloutAlgorithm, policy: nn.Module, plan: BatchPlan, strategy: Strategy) -> Update:
     combiner = RewardCombiner(REWARDS)
-    made = EpisodeEstimates(algorithm, combiner, strategy, plan).of(made_episode(_items(), PhaseTimes()), 0)
+    made = EpisodeEstimator(algorithm, combiner, strategy, plan).of(collected_episode(_items(), PhaseTimes()), 0)
     batch = next(iter(next(iter(made.epochs))))
     models = {"policy": policy}
     if "critic" in algorithm.roles:

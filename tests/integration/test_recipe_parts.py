@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.whole import Whole
+from rlhf_core.episode_view import EpisodeView
 from rlhf_testing.contracts import AdvantageContract, EnvironmentContract
 from rlhf_testing.models import save_tiny_model
 
@@ -60,10 +60,10 @@ def test_what_is_no_sum_is_not_calculated(calculator: Any, text: str) -> None:
     assert calculator.step(said(text)) == (None, 0.0, True)
 
 
-def scalars(rewards: list[float], first_sample: int) -> Whole:
+def scalars(rewards: list[float], first_sample: int) -> EpisodeView:
     number = len(rewards)
     scores = torch.tensor(rewards)
-    return Whole(
+    return EpisodeView(
         sample_ids=torch.arange(first_sample, first_sample + number),
         group_ids=torch.arange(number) // 4,
         scores=scores,

@@ -8,7 +8,7 @@ import torch
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.components import StrategyContext
-from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.samples import make_item
 
@@ -17,7 +17,7 @@ from rlhf_testing.samples import make_item
 class Setup:
     strategy: Strategy
     algorithm: RolloutAlgorithm
-    trained: dict[str, Trained]
+    trained: dict[str, TrainedModel]
     items: list[Any]
 
     def gradients(self):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.batching import collate, default_tokens, masked, plan_micro_batches, split, to_device
+from rlhf_core.batching import collate, default_micro_batch_tokens, masked, plan_micro_batches, split, to_device
 from rlhf_core.types import BufferItem
 
 SCORE = st.floats(-10, 10, width=32)
@@ -172,6 +172,6 @@ def test_plans_put_like_lengths_together() -> None:
 
 
 def test_a_large_model_takes_fewer_tokens_a_pass_on_a_cpu() -> None:
-    assert default_tokens("cpu") == default_tokens("cpu", 10_000_000) == 1024
-    assert default_tokens("cpu", 135_000_000) == 192
-    assert default_tokens("cuda", 135_000_000) == default_tokens("cuda") == 16384
+    assert default_micro_batch_tokens("cpu") == default_micro_batch_tokens("cpu", 10_000_000) == 1024
+    assert default_micro_batch_tokens("cpu", 135_000_000) == 192
+    assert default_micro_batch_tokens("cuda", 135_000_000) == default_micro_batch_tokens("cuda") == 16384

@@ -20,9 +20,9 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.rewards.scorer import RewardCombiner
-from rlhf_core.rollout import RolloutCoordinator, made_episode
+from rlhf_core.rollout import RolloutCoordinator, collected_episode
 from rlhf_core.training.batches import BatchPlan
-from rlhf_core.training.estimates import EpisodeEstimates
+from rlhf_core.training.estimates import EpisodeEstimator
 from rlhf_core.types import BufferItem, Experience, PhaseTimes, RolloutGroup
 from rlhf_core.util.tensor_files import load_tree, save_tree
 from rlhf_ray.groups import group_from_tree, group_to_tree, with_groups
@@ -97,8 +97,8 @@ def test_ranks_share_them(needs: str, items: list[BufferItem]) -> None:
     combiner = RewardCombiner(dict.fromkeys(items[0].rewards, 1.0))
 
     def work(rank: int, strategy: Any) -> list[BufferItem]:
-        estimates = EpisodeEstimates(algorithm, combiner, strategy, BatchPlan(5, 1, rank, 2))
-        return list(estimates.of(made_episode(items, PhaseTimes()), 0).items)
+        estimates = EpisodeEstimator(algorithm, combiner, strategy, BatchPlan(5, 1, rank, 2))
+        return list(estimates.of(collected_episode(items, PhaseTimes()), 0).items)
 
     found = [item for rank in Ranks(2).run(work) for item in rank]
     assert sorted(item.sample_id for item in found) == list(range(5))

@@ -16,7 +16,7 @@ from rlhf_example_novelty.section import NoveltyConfig
 from rlhf_core import Completion, DataError, GenerationRequest, SamplingParams
 from rlhf_core.components import ScheduleContext
 from rlhf_core.config import ModelConfig
-from rlhf_core.models import kind_of
+from rlhf_core.models import model_kind_of
 from rlhf_core.rollout import Played, Row
 from rlhf_models import load_policy
 from rlhf_testing.contracts import AlgorithmContract, EngineContract, HooksContract
@@ -140,8 +140,8 @@ def test_the_kind_claims_its_path_and_what_it_saved():
 
 def test_the_model_sees_the_variety_of_its_prompt():
     model = load_policy(ModelConfig(path=VARIED_PATH), dtype=torch.float32, seed=0)
-    assert isinstance(kind_of(model), Varied)
-    ids, columns = kind_of(model).encode({}, [5, 5, 6, 14])
+    assert isinstance(model_kind_of(model), Varied)
+    ids, columns = model_kind_of(model).encode({}, [5, 5, 6, 14])
     assert (ids, columns) == ([5, 5, 6, 14], {"variety": 0.75})
     sequence = torch.tensor([[5, 6, 14]])
     few, many = (model(sequence, variety=torch.tensor([share])).logits for share in (0.5, 1.0))

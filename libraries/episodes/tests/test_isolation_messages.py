@@ -15,10 +15,10 @@ from rlhf_episodes.isolation.messages import (
     Answer,
     BadMessage,
     Ended,
-    ErrorTold,
+    ErrorMessage,
     Failed,
     Frames,
-    TurnAsked,
+    TurnRequest,
     picklable,
     read_from_child,
     to_child,
@@ -27,10 +27,10 @@ from rlhf_episodes.isolation.messages import (
 
 
 def messages():
-    turn = TurnAsked(episode=1, branch=0, turn=2, messages=[{"role": "user", "content": "é\n"}], tools=[], stop=["a"])
+    turn = TurnRequest(episode=1, branch=0, turn=2, messages=[{"role": "user", "content": "é\n"}], tools=[], stop=["a"])
     outcome = Outcome(reward=0.1, turn_rewards={0: 1.0}, metrics={"speed": 2.0}, bad_tool_calls=3)
     ended = Ended(episode=1, outcome=outcome)
-    failed = Failed(episode=1, error=ErrorTold.of(PluginError("no", where="here", hint="do")))
+    failed = Failed(episode=1, error=ErrorMessage.of(PluginError("no", where="here", hint="do")))
     return [turn, ended, failed]
 
 
@@ -85,9 +85,9 @@ def test_errors_come_over_with_their_kind():
     class Own(ConfigError):
         pass
 
-    error = ErrorTold.of(Own("wrong", where="here", hint="do")).error()
+    error = ErrorMessage.of(Own("wrong", where="here", hint="do")).error()
     assert (type(error), error.message, error.where, error.hint) == (ConfigError, "wrong", "here", "do")
-    assert type(ErrorTold(kind="first_line", message="").error()) is RlhfError
+    assert type(ErrorMessage(kind="first_line", message="").error()) is RlhfError
 
 
 def test_what_the_process_is_told_is_pickled_errors_included():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from playing import EOS, Echo, Says, driven, items, play_one, rollouts
 
-from rlhf_core.rollout import made_episode
+from rlhf_core.rollout import collected_episode
 from rlhf_core.training.estimates import _response_metrics
 from rlhf_core.types import Completion, GenerationRequest, PhaseTimes, SamplingParams
 from rlhf_episodes.contract import Outcome
@@ -31,7 +31,7 @@ def test_each_token_has_its_version_and_given_ones_none() -> None:
     assert [version >= 0 for version in rollout.policy_versions] == list(rollout.action_mask or ())
     assert rollout.policy_version == item.policy_version == 0
     assert item.policy_versions is not None and item.policy_versions.tolist() == list(rollout.policy_versions)
-    assert made_episode([item], PhaseTimes()).rows[0].mixed
+    assert collected_episode([item], PhaseTimes()).rows[0].mixed
 
 
 def test_several_turns_of_one_version_need_no_list() -> None:
@@ -58,7 +58,7 @@ def test_a_fork_counts_its_own_tokens_and_is_as_old_as_what_it_began_with() -> N
 def test_the_share_of_such_samples_is_told_where_there_are_any() -> None:
     plain = items(play_one(Echo, engine=Says(lambda sample, branch, offset: [11, EOS])))
     mixed = items(play_one(Echo, engine=Moving(lambda sample, branch, offset: [11, 12, EOS])))
-    rows = [made_episode([each], PhaseTimes()).rows for each in (*plain, *mixed)]
+    rows = [collected_episode([each], PhaseTimes()).rows for each in (*plain, *mixed)]
     assert _response_metrics(rows, 1)["staleness/mixed_fraction"] == 0.5
     assert "staleness/mixed_fraction" not in _response_metrics(rows[:1], 1)
     assert _response_metrics(rows, 3)["staleness/max"] == 3.0

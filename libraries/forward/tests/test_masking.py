@@ -18,7 +18,7 @@ from rlhf_forward import (
     masked_whiten,
     to_tokens,
 )
-from rlhf_forward.masking import alone, last_true_index, position_ids_of, turn_ids, var_over_ranks
+from rlhf_forward.masking import last_true_index, position_ids_of, single_rank, turn_ids, var_over_ranks
 
 AGGREGATIONS = ("token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm")
 POISON = (math.nan, math.inf, -math.inf)
@@ -42,7 +42,7 @@ def test_hand_derived_numbers() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     assert masked_sum(values, mask) == 6.0
     assert masked_mean(values, mask) == 2.0
-    assert var_over_ranks(values, mask, alone) == pytest.approx(2.0 / 3.0)
+    assert var_over_ranks(values, mask, single_rank) == pytest.approx(2.0 / 3.0)
     assert masked_mean(values, mask, dim=-1).tolist() == [1.5, 3.0]
     step = math.sqrt(1.5)
     expected = torch.tensor([[-step, 0.0, 0.0], [step, 0.0, 0.0]])
@@ -68,7 +68,7 @@ def test_statistics_equal_a_float64_loop(case: tuple[torch.Tensor, torch.Tensor]
     var = sum((v - mean) ** 2 for v in kept) / len(kept) if kept else 0.0
     assert float(masked_sum(values, mask)) == pytest.approx(sum(kept), rel=1e-6, abs=1e-6)
     assert float(masked_mean(values, mask)) == pytest.approx(mean, rel=1e-6, abs=1e-6)
-    assert float(var_over_ranks(values, mask, alone)) == pytest.approx(var, rel=1e-6, abs=1e-6)
+    assert float(var_over_ranks(values, mask, single_rank)) == pytest.approx(var, rel=1e-6, abs=1e-6)
     white = masked_whiten(values, mask)
     assert (white[~mask] == 0).all()
     expected = [(v - mean) / math.sqrt(var + 1e-8) for v in kept]
@@ -151,7 +151,7 @@ def test_an_empty_mask_gives_zero(name: str) -> None:
     mask = torch.zeros(2, 3, dtype=torch.bool)
     assert aggregate_sum(values, mask, name, 5) == 0.0  # type: ignore[arg-type]
     assert aggregate_count(mask, name) == 0.0  # type: ignore[arg-type]
-    assert masked_mean(values, mask) == 0.0 and var_over_ranks(values, mask, alone) == 0.0
+    assert masked_mean(values, mask) == 0.0 and var_over_ranks(values, mask, single_rank) == 0.0
     assert (masked_whiten(values, mask) == 0.0).all()
 
 

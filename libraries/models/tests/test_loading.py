@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig
 
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.models import kind_for
+from rlhf_core.models import model_kind_for
 from rlhf_models import CausalLM, disable_dropout, load_policy, load_tokenizer, merged_weights
 from rlhf_plan.meta import meta_model
 from rlhf_testing.models import save_tiny_model, tiny_model, tiny_tokenizer
@@ -25,7 +25,7 @@ def logits(model):
 
 
 def check_model(config):
-    kind_for(config).check()
+    model_kind_for(config).check()
 
 
 def save_plain_model(model, weights, tokenizer, path, adapter=None):

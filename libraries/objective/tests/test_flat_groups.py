@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from rlhf_core.whole import Whole
+from rlhf_core.episode_view import EpisodeView
 from rlhf_objective import FlatGroups, needs
 
 FLAT = {"exact-match": [0.0, 0.0, 0.0, 0.0], "brevity": [1.0, 1.0, 1.0, 1.0]}
 
 
 @needs("scalars", compares_answers=True)
-def of_groups(episode: Whole) -> torch.Tensor:
+def of_groups(episode: EpisodeView) -> torch.Tensor:
     raise AssertionError("not called: `see` is given its result")
 
 
 @needs("scalars")
-def of_the_whole_episode(episode: Whole) -> torch.Tensor:
+def of_the_whole_episode(episode: EpisodeView) -> torch.Tensor:
     raise AssertionError("not called: `see` is given its result")
 
 
@@ -35,7 +35,7 @@ def see(
     """Episodes of two groups of two answers, whose score is the sum of their rewards."""
     named = {name: torch.tensor(values) for name, values in rewards.items()}
     scores = torch.stack(list(named.values())).sum(0)
-    episode = Whole(
+    episode = EpisodeView(
         sample_ids=torch.arange(4),
         group_ids=torch.tensor([0, 0, 1, 1]),
         scores=scores,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.config.load import load_run
 from rlhf_core.config.select import DEFAULT_PLUGINS
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.selected import Selected, load
+from rlhf_core.plugins.selected import SelectedPlugin, load
 from rlhf_core.plugins.trust import is_file_reference
 from rlhf_core.util.did_you_mean import fold
 
@@ -71,7 +71,7 @@ def stage(name: str) -> dict[str, Any]:
         return load_run(path)
 
 
-def environment_runs(environment: Selected) -> tuple[dict[str, Any], dict[str, Any]]:
+def environment_runs(environment: SelectedPlugin) -> tuple[dict[str, Any], dict[str, Any]]:
     """The warm start and the run that an environment brings (`Component.quickstart`).
 
     Raises:
@@ -96,7 +96,7 @@ def environment_runs(environment: Selected) -> tuple[dict[str, Any], dict[str, A
         ) from error
 
 
-def _environment(name: str) -> Selected:
+def _environment(name: str) -> SelectedPlugin:
     return load("environments", name, check_requires=False)
 
 

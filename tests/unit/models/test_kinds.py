@@ -11,7 +11,7 @@ from rlhf_core import Column, Columns
 from rlhf_core.batching import collate
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import DataError, PluginError, UserInputError
-from rlhf_core.models.kinds import kind_for
+from rlhf_core.models.kinds import model_kind_for
 from rlhf_core.runfolder.folder import RunFolder
 from rlhf_forward.forward import model_rows
 from rlhf_forward.rows import PaddedRows
@@ -49,10 +49,10 @@ def test_a_plugin_claims_a_path_or_a_config(other, tmp_path):
     other()
     (tmp_path / "config.json").write_text('{"model_type": "other"}')
     for path in ("builtin:other", str(tmp_path)):
-        assert type(kind_for(ModelConfig(path=path))).__name__ == "Other"
-    assert type(kind_for(ModelConfig(path="builtin:tiny-digits"))) is CausalLM
+        assert type(model_kind_for(ModelConfig(path=path))).__name__ == "Other"
+    assert type(model_kind_for(ModelConfig(path="builtin:tiny-digits"))) is CausalLM
     with pytest.raises(UserInputError, match="the algorithm trains the kind 'sequence-classification'"):
-        kind_for(ModelConfig(path="builtin:other"), "sequence-classification")
+        model_kind_for(ModelConfig(path="builtin:other"), "sequence-classification")
 
 
 @pytest.mark.parametrize("kind", ["other", "second"])
@@ -68,13 +68,13 @@ def test_two_that_claim_a_path_are_named(other, kind, tmp_path, capsys):
 
 def test_a_broken_one_hurts_no_other(other, caplog):
     other(source=SOURCE.replace("return path", "return 1 / 0, path"))
-    assert type(kind_for(ModelConfig(path="builtin:tiny-digits"))) is CausalLM
+    assert type(model_kind_for(ModelConfig(path="builtin:tiny-digits"))) is CausalLM
     assert 'kind of model "other" (acme 1.2.3) is left out: division by zero' in caplog.text
 
 
 def test_a_name_without_a_plugin_is_an_error():
     with pytest.raises(PluginError, match="unheard-of"):
-        kind_for(ModelConfig(path="builtin:tiny-digits"), "unheard-of")
+        model_kind_for(ModelConfig(path="builtin:tiny-digits"), "unheard-of")
 
 
 def test_a_resume_without_the_owner_says_what_to_install(tmp_path, capsys):

@@ -7,7 +7,7 @@ import pytest
 from rlhf_core.components import RewardContext
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.plugins.selected import load
-from rlhf_core.rewards.scorer import RewardScorer, reward_spec
+from rlhf_core.rewards.scorer import RewardScorer, make_reward_spec
 
 SOURCE = "def brevity(rollouts, *, target_tokens: int = 10):\n    return [{} for each in rollouts]\n"
 CONTEXT = RewardContext(device="cpu", seed=0)
@@ -16,7 +16,7 @@ CONTEXT = RewardContext(device="cpu", seed=0)
 def make(path, policy=None, **options):
     selected = load("rewards", f"{path}:brevity")
     config = selected.component.config(**options)
-    return reward_spec(selected, config, CONTEXT, policy or RewardCallOptions(), weight=0.5)
+    return make_reward_spec(selected, config, CONTEXT, policy or RewardCallOptions(), weight=0.5)
 
 
 @pytest.fixture
@@ -39,7 +39,9 @@ def test_a_file_reward_with_options(file, rollouts, isolate):
 
 def test_an_installed_reward(rollouts):
     selected = load("rewards", "exact-match")
-    spec = reward_spec(selected, selected.component.config(), CONTEXT, RewardCallOptions(isolate=True), name="right")
+    spec = make_reward_spec(
+        selected, selected.component.config(), CONTEXT, RewardCallOptions(isolate=True), name="right"
+    )
     assert spec.name == "right"
     assert spec.plugin.startswith("rlhf-reward-rules ")
     answered = [dataclasses.replace(rollout, answer="2") for rollout in rollouts]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_core.rollout.weight_sync import build_engine_beside
+from rlhf_core.rollout.weight_sync import build_colocated_engine
 from rlhf_testing.engine import FakeEngine
 
 
@@ -22,7 +22,7 @@ def test_the_engine_is_over_the_policy_where_that_is_whole(shards_parameters):
         given.append(module)
         return FakeEngine()
 
-    engine, publish = build_engine_beside(strategy, policy, build=build, copy=lambda: copy)
+    engine, publish = build_colocated_engine(strategy, policy, build=build, copy=lambda: copy)
     assert given == [copy if shards_parameters else policy]
     assert (publish == engine.weights_updated) == (not shards_parameters)
     assert all(parameter.requires_grad != shards_parameters for parameter in given[0].parameters())
@@ -41,7 +41,7 @@ def test_a_published_version_survives_a_strategy_that_reuses_its_buffer():
         yield {"1.weight": buffer.view(2, 1)}
 
     strategy = SimpleNamespace(shards_parameters=True, device=torch.device("cpu"), state_dict_shards=shards)
-    engine, publish = build_engine_beside(strategy, two, build=lambda module: FakeEngine(), copy=lambda: two)
+    engine, publish = build_colocated_engine(strategy, two, build=lambda module: FakeEngine(), copy=lambda: two)
     for version in (1, 2):
         publish(version)
         assert engine.policy_version == version

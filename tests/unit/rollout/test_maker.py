@@ -9,7 +9,7 @@ from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, EvaluatedSet, PolicyEvaluator
 from rlhf_core.rollout.maker import GREEDY_SAMPLE_ID, PolicyExperienceMaker
-from rlhf_core.rollout.player import SingleAnswers
+from rlhf_core.rollout.player import SingleTurnPlayer
 from rlhf_core.rollout.row import Row
 from rlhf_core.types import Completion, SamplingParams
 from rlhf_episodes import Outcome
@@ -51,7 +51,7 @@ def make_maker(tokenizer, scorer):
     def make(engine=None, *, functions=(length,), samples=2, sampling=None, **options):
         policy = options.pop("policy", {})
         return PolicyExperienceMaker(
-            player=SingleAnswers(engine or FakeEngine(), tokenizer, sampling or SamplingParams(max_new_tokens=6)),
+            player=SingleTurnPlayer(engine or FakeEngine(), tokenizer, sampling or SamplingParams(max_new_tokens=6)),
             samples_per_prompt=samples,
             scorer=scorer(*functions, **policy),
             hooks=options.pop("hooks", HookRelay()),
@@ -125,7 +125,7 @@ class TestAGreedyAnswer:
     """Beside each group, where an estimator compares with it."""
 
     def make(self, make_maker, tokenizer, engine, **options):
-        greedy = SingleAnswers(engine, tokenizer, SamplingParams(max_new_tokens=6, greedy=True))
+        greedy = SingleTurnPlayer(engine, tokenizer, SamplingParams(max_new_tokens=6, greedy=True))
         return make_maker(engine, greedy_player=greedy, **options)
 
     def test_is_scored_with_the_group_and_not_trained_on(self, make_maker, tokenizer):
@@ -229,7 +229,7 @@ class Rank:
 class TestEvaluation:
     def evaluator(self, tokenizer, scorer, ranks, *, engine=None, functions=(length,), prompts=7, batch=3, **options):
         answering = engine or FakeEngine()
-        play = options.pop("player", lambda sampling: SingleAnswers(answering, tokenizer, sampling))
+        play = options.pop("player", lambda sampling: SingleTurnPlayer(answering, tokenizer, sampling))
         held_out = EvaluatedSet(
             scorer=scorer(*functions, **options.pop("policy", {})),
             prompts=[make_prompt(100 + i) for i in range(prompts)],

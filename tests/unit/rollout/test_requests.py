@@ -11,7 +11,7 @@ from playing import driven, items, play_one, player
 
 from rlhf_core import Column
 from rlhf_core.errors import PluginError
-from rlhf_core.rollout.player import SingleAnswers
+from rlhf_core.rollout.player import SingleTurnPlayer
 from rlhf_core.rollout.row import Row
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
 from rlhf_core.rollout.samples import _engine_columns as engine_columns
@@ -48,7 +48,7 @@ def biased(answer: Sequence[int] = (5, 6, 2)) -> Biased:
 
 
 def single(engine: FakeEngine, sampling: SamplingParams = RUN) -> Any:
-    play = SingleAnswers(engine, tiny_tokenizer(), sampling).play([(make_prompt(0), 0)])
+    play = SingleTurnPlayer(engine, tiny_tokenizer(), sampling).play([(make_prompt(0), 0)])
     (played,) = list(play)
     (row,) = played.rows
     return item_of(row, rollout_of(row, played), SampleRewards.of(played, {}), played, None)

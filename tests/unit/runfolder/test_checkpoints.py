@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import LocalPlace
 from rlhf_core.runfolder import checkpoints as checkpoint
-from rlhf_core.runfolder.checkpoints import CheckpointStore, find_damage, whole_checkpoint
+from rlhf_core.runfolder.checkpoints import CheckpointStore, find_complete_checkpoint, find_damage
 
 PLACE = LocalPlace(torch.device("cpu"), torch.float32)
 
@@ -41,7 +41,7 @@ def test_a_checkpoint_appears_only_when_it_is_whole(store, tmp_path):
         assert store.steps() == []
         assert store.newest() is None
     path = tmp_path / "checkpoints" / "step-4"
-    assert store.newest() == whole_checkpoint(tmp_path) == whole_checkpoint(path) == path
+    assert store.newest() == find_complete_checkpoint(tmp_path) == find_complete_checkpoint(path) == path
     assert find_damage(path) is None
     assert names(tmp_path) == ["last", "step-4"]
 

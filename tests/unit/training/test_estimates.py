@@ -15,10 +15,10 @@ from rlhf_core.columns import Column, Columns
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.plugins.selected import load
 from rlhf_core.rewards.scorer import RewardCombiner
-from rlhf_core.rollout import made_episode
+from rlhf_core.rollout import collected_episode
 from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS
 from rlhf_core.training.batches import BatchPlan
-from rlhf_core.training.estimates import EpisodeEstimates, Estimated
+from rlhf_core.training.estimates import EpisodeEstimator, EstimatedEpisode
 from rlhf_core.types import BufferItem, Experience, PhaseTimes, SamplingParams
 from rlhf_core.util.rng import permutation
 from rlhf_forward import to_tokens
@@ -30,10 +30,10 @@ from rlhf_testing.thread_ranks import Ranks
 
 def estimates(algorithm: Any, items: list[BufferItem], plan: BatchPlan, strategy: Any) -> Any:
     combiner = RewardCombiner({"score": 2.0})
-    return EpisodeEstimates(algorithm, combiner, strategy, plan).of(made_episode(items, PhaseTimes()), 0)
+    return EpisodeEstimator(algorithm, combiner, strategy, plan).of(collected_episode(items, PhaseTimes()), 0)
 
 
-def used(found: Estimated) -> dict[tuple[int, int], BufferItem]:
+def used(found: EstimatedEpisode) -> dict[tuple[int, int], BufferItem]:
     """The real rows in this rank's batches."""
     trained_on, mine = (
         [item for each in found.epochs for batch in each for item in batch],
@@ -219,8 +219,8 @@ def test_turns_earn_what_each_reward_gave_them() -> None:
     combiner = RewardCombiner({"environment": 2.0, "steps": 10.0})
 
     def work(rank: int, strategy: Any) -> list[float]:
-        made = EpisodeEstimates(algorithm, combiner, strategy, BatchPlan(1, 1, rank, 1))
-        found = made.of(made_episode([item], PhaseTimes()), 0)
+        made = EpisodeEstimator(algorithm, combiner, strategy, BatchPlan(1, 1, rank, 1))
+        found = made.of(collected_episode([item], PhaseTimes()), 0)
         assert found.scores == [50.0]
         return used(found)[0, 0].advantages.tolist()
 

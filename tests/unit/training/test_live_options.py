@@ -6,7 +6,7 @@ from torch import nn
 
 from rlhf_core.config.sections import OptimizerConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import TrainedModel
 from rlhf_core.training.live_options import LiveOptions
 
 
@@ -23,7 +23,7 @@ class Algorithm:
 def trained(lr):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return Trained(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0))
+    return TrainedModel(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0))
 
 
 def rates(models):

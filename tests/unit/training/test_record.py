@@ -5,13 +5,13 @@ import torch
 
 from rlhf_core.config.sections import LoggingConfig
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.rollout import made_episode
+from rlhf_core.rollout import collected_episode
 from rlhf_core.runfolder.folder import RunFolder
-from rlhf_core.training.estimates import Estimated
+from rlhf_core.training.estimates import EstimatedEpisode
 from rlhf_core.training.record import EpisodeRecord
 from rlhf_core.types import PhaseTimes
 
-NOTHING = Estimated(epochs=[], scores=[], items=[], rollouts=[])
+NOTHING = EstimatedEpisode(epochs=[], scores=[], items=[], rollouts=[])
 
 
 class TwoRanks:
@@ -36,7 +36,7 @@ def record(tmp_path):
 
 def test_what_rewards_cost_stands_on_the_last_line_summed_over_ranks_and_starts_anew(record):
     calls = {"reward_calls/r/calls": 2.0, "reward_calls/r/seconds": 0.5, "reward_calls/r/failures": 1.0}
-    record.rollouts(0, made_episode([], PhaseTimes(reward_calls=calls)), NOTHING)
+    record.rollouts(0, collected_episode([], PhaseTimes(reward_calls=calls)), NOTHING)
     record.start_episode(0, 0, {})
     record.update({"loss/policy": 1.0})
     first = record.end_episode(TwoRanks())
@@ -45,7 +45,7 @@ def test_what_rewards_cost_stands_on_the_last_line_summed_over_ranks_and_starts_
         "reward_calls/r/seconds": 1.0,
         "reward_calls/r/failures": 2.0,
     }
-    record.rollouts(1, made_episode([], PhaseTimes()), NOTHING)
+    record.rollouts(1, collected_episode([], PhaseTimes()), NOTHING)
     record.start_episode(1, 1, {})
     record.update({"loss/policy": 1.0})
     assert not [key for key in record.end_episode(TwoRanks()) if key.startswith("reward_calls/")]
@@ -59,7 +59,7 @@ def test_times_of_two_makers_add_up():
 
 def test_how_much_of_the_prompts_was_there_is_told_over_all_ranks(record):
     for episode, times in enumerate((PhaseTimes(prompt_tokens=8, reused_tokens=6), PhaseTimes())):
-        record.rollouts(episode, made_episode([], times), NOTHING)
+        record.rollouts(episode, collected_episode([], times), NOTHING)
         record.start_episode(episode, episode, {})
         record.update({"loss/policy": 1.0})
         told = record.end_episode(TwoRanks()).get("memory/prompt_reused_fraction")

@@ -10,9 +10,9 @@ import torch
 from rlhf_core.batching import masked
 from rlhf_core.place import LocalPlace
 from rlhf_core.rewards.combiner import RewardCombiner
-from rlhf_core.rollout import made_episode
+from rlhf_core.rollout import collected_episode
 from rlhf_core.training.batches import BatchPlan
-from rlhf_core.training.estimates import EpisodeEstimates
+from rlhf_core.training.estimates import EpisodeEstimator
 from rlhf_core.types import Experience, PhaseTimes
 from rlhf_testing.samples import make_group
 
@@ -29,7 +29,7 @@ def test_masked_answers_keep_their_length() -> None:
     )
     combiner = RewardCombiner(dict.fromkeys(items[0].rewards, 1.0))
     place = LocalPlace(torch.device("cpu"), torch.float32)
-    estimates = EpisodeEstimates(algorithm, combiner, place, BatchPlan(4, 1, 0, 1))  # type: ignore[arg-type]
-    found = estimates.of(made_episode(items, PhaseTimes()), 0)
+    estimates = EpisodeEstimator(algorithm, combiner, place, BatchPlan(4, 1, 0, 1))  # type: ignore[arg-type]
+    found = estimates.of(collected_episode(items, PhaseTimes()), 0)
     assert not any(item.action_mask.any() for item in found.items)
     assert (found.metrics["response/length_mean"], found.metrics["response/length_max"]) == (4.0, 5.0)

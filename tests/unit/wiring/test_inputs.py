@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf_core.config.resolve import resolve
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 from rlhf_core.wiring import RunInputs
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.runs import tiny_run
@@ -12,7 +12,7 @@ from rlhf_testing.runs import tiny_run
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
 def test_a_prompt_source_is_told_whether_the_model_has_a_chat_template(monkeypatch, template):
     contexts = []
-    original = Selected.build
+    original = SelectedPlugin.build
 
     def build(selected, config, context):
         if selected.kind != "prompts":
@@ -20,7 +20,7 @@ def test_a_prompt_source_is_told_whether_the_model_has_a_chat_template(monkeypat
         contexts.append(context)
         return [{"prompt": "1"}]
 
-    monkeypatch.setattr(Selected, "build", build)
+    monkeypatch.setattr(SelectedPlugin, "build", build)
     inputs = RunInputs(resolve(tiny_run()))
     inputs.tokenizer = tiny_tokenizer()
     inputs.tokenizer.chat_template = template

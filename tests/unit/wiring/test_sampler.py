@@ -9,7 +9,7 @@ from rlhf_core import Component, Section
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 from rlhf_core.wiring import RunInputs
 from rlhf_testing.runs import tiny_run
 
@@ -34,7 +34,7 @@ class Broken(Section):
 def inputs_of(**sections):
     def brought(name, config):
         component = Component(summary="A stranger's.", config=config)
-        return Configured.of(Selected("sections", name, component, f"acme-{name}", "1.0"), config())
+        return Configured.of(SelectedPlugin("sections", name, component, f"acme-{name}", "1.0"), config())
 
     found = {name: brought(name, config) for name, config in sections.items()}
     return RunInputs(replace(resolve(tiny_run()), sections=found))

@@ -6,7 +6,7 @@ import torch
 
 from rlhf_core import Completion, GenerationRequest, SamplingParams
 from rlhf_core.components import EngineContext
-from rlhf_core.models import kind_of
+from rlhf_core.models import model_kind_of
 from rlhf_core.protocols import RolloutEngine
 from rlhf_forward import SampledTokens, greedy_sample, innermost, inverse_cdf_sample, uniforms
 from rlhf_models import eos_token_ids
@@ -50,7 +50,7 @@ class HotStart:
         mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=device)
         given = [answer.request.inputs for answer in answers]  # columns of the prompts, for the kind of model
         columns = {name: torch.stack([each[name] for each in given]).to(device) for name in given[0]}
-        inputs = kind_of(self.model).inputs(ids, mask, columns)
+        inputs = model_kind_of(self.model).inputs(ids, mask, columns)
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             output = self.context.model(input_ids=ids, attention_mask=mask.long(), use_cache=False, **inputs)
         logits = output.logits[:, -1]

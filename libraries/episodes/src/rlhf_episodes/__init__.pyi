@@ -12,12 +12,12 @@ from .contract import Tool as Tool
 from .conversations import reply_message as reply_message
 from .conversations import template_messages as template_messages
 from .endpoint import Answer as Answer
-from .endpoint import Answering as Answering
 from .endpoint import Call as Call
 from .endpoint import CallRefused as CallRefused
 from .endpoint import ChatMessage as ChatMessage
 from .endpoint import EndpointServer as EndpointServer
 from .endpoint import FindKey as FindKey
+from .endpoint import KeyOwner as KeyOwner
 from .endpoint import Keys as Keys
 from .shapes import UseTool as UseTool
 from .shapes import converse as converse

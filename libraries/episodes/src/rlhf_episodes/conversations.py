@@ -40,7 +40,7 @@ class Answered:
 
 
 class Conversations:
-    """Answers the calls of one episode (`Answering`)."""
+    """Answers the calls of one episode (`KeyOwner`)."""
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode

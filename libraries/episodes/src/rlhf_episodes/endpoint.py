@@ -77,7 +77,7 @@ class CallRefused(Refused):
     """A call that is not answered; the client is told why, in OpenAI's form."""
 
 
-class Answering(Protocol):
+class KeyOwner(Protocol):
     """Whoever a key belongs to: an episode, or a model that is served."""
 
     async def answer(self, call: Call) -> Answer:
@@ -85,7 +85,7 @@ class Answering(Protocol):
         ...
 
 
-FindKey = Callable[[str], Answering | None]
+FindKey = Callable[[str], KeyOwner | None]
 """Whom a key belongs to."""
 
 
@@ -114,9 +114,9 @@ class Keys:
     """Keys, and whom they belong to."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, Answering] = {}
+        self._owners: dict[str, KeyOwner] = {}
 
-    def add(self, owner: Answering, key: str | None = None) -> str:
+    def add(self, owner: KeyOwner, key: str | None = None) -> str:
         """A new key of his, or the one that is given."""
         made = secrets.token_urlsafe(_KEY_BYTES) if key is None else key
         self._owners[made] = owner
@@ -126,7 +126,7 @@ class Keys:
         """It opens nothing any more."""
         self._owners.pop(key, None)
 
-    def find(self, given: str) -> Answering | None:
+    def find(self, given: str) -> KeyOwner | None:
         """Whose it is. How long this takes says nothing about the keys but how many there are."""
         found = None
         for key, owner in self._owners.items():
@@ -138,7 +138,7 @@ class Keys:
 class Endpoints:
     """On one event loop. The server starts with the first endpoint and ends with `close`."""
 
-    def __init__(self, answering: Callable[[Any], Answering], *, max_connections: int) -> None:
+    def __init__(self, answering: Callable[[Any], KeyOwner], *, max_connections: int) -> None:
         """answering: makes what answers the calls of an episode."""
         self._answering = answering
         self._limits = ServerLimits(max_connections=max_connections)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from rlhf_containment.processes.asked import AskedProcess, ProcessFault, TooSlow, answer_requests
+from rlhf_containment.processes.asked import ProcessFault, ProcessTimeout, RequestProcess, serve_requests
 
 from .contract import Tool
 
@@ -34,7 +34,7 @@ class ResponseParser:
     def __init__(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._worker: AskedProcess | None = None
+        self._worker: RequestProcess | None = None
 
     def message(self, template: Mapping[str, Any], text: str, tools: Sequence[Tool] = ()) -> dict[str, Any]:
         """Parse a reply into a message with the fields of the template (`content`, `tool_calls` and others).
@@ -54,9 +54,9 @@ class ResponseParser:
             raise UnreadableReply(str(found))
         return found
 
-    def _process(self) -> AskedProcess:
+    def _process(self) -> RequestProcess:
         if self._worker is None:
-            self._worker = AskedProcess("rlhf_episodes.response_parser")
+            self._worker = RequestProcess("rlhf_episodes.response_parser")
             weakref.finalize(self, self._worker.end)
             self._worker.start(b"null")
         return self._worker
@@ -67,7 +67,7 @@ class ResponseParser:
         self._worker = None
 
     def _explained(self, error: Exception) -> str:
-        if isinstance(error, TooSlow):  # without the line where it was, since the policy may read this
+        if isinstance(error, ProcessTimeout):  # without the line where it was, since the policy may read this
             return f"it was not read within {self._timeout_seconds:g} s"
         if isinstance(error, OSError):
             return f"no process could be started to read it: {error}"
@@ -115,4 +115,4 @@ class _JsonNames(ast.NodeTransformer):
 
 
 if __name__ == "__main__":
-    answer_requests(int(sys.argv[1]), int(sys.argv[2]), answer)
+    serve_requests(int(sys.argv[1]), int(sys.argv[2]), answer)

@@ -18,7 +18,7 @@ from .environment_shape import check_shape
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolved import ResolvedRun
-    from rlhf_core.plugins.selected import Selected
+    from rlhf_core.plugins.selected import SelectedPlugin
     from rlhf_core.rollout.player import Player, PlayerContext
     from rlhf_core.wiring.inputs import RunInputs
 
@@ -71,7 +71,7 @@ class EnvironmentConfig(Section):
     def reward_weight(self) -> float:
         return self.weight
 
-    def with_plugin(self, plugin: Selected) -> Self:
+    def with_plugin(self, plugin: SelectedPlugin) -> Self:
         if isinstance(plugin.function, type):
             check_shape(plugin.function, plugin.label)
         return self if self.isolate is not None else self.model_copy(update={"isolate": plugin.component.isolate})

@@ -15,7 +15,7 @@ from .masking import masked_sum as masked_sum
 from .masking import masked_whiten as masked_whiten
 from .masking import mean_over_ranks as mean_over_ranks
 from .masking import to_tokens as to_tokens
-from .masking import whitened_by_counts as whitened_by_counts
+from .masking import whiten_by_counts as whiten_by_counts
 from .noise import SampledTokens as SampledTokens
 from .noise import greedy_sample as greedy_sample
 from .noise import inverse_cdf_sample as inverse_cdf_sample
@@ -27,4 +27,4 @@ from .row_lengths import own_lengths as own_lengths
 from .scores import last_token_scores as last_token_scores
 from .scores import scores_at as scores_at
 from .scoring import model_passes as model_passes
-from .shared_pass import feels_padding as feels_padding
+from .shared_pass import padding_problem as padding_problem

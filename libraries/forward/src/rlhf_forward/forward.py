@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.columns import TEMPERATURE
-from rlhf_core.models.kinds import kind_of
+from rlhf_core.models.kinds import model_kind_of
 
 from .logprobs import Temperature, scaled_logits
 from .padded_passes import ActionLabels, current_passes, plain_log_probs
@@ -112,7 +112,7 @@ def causal_lm_logits(
     """
     inner = innermost(model)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
-    inputs |= kind_of(inner).inputs(input_ids, attention_mask, {})
+    inputs |= model_kind_of(inner).inputs(input_ids, attention_mask, {})
     return _call(model, inner, inputs, logits_to_keep, attention_mask.sum(1, keepdim=True))
 
 
@@ -183,6 +183,6 @@ def _laid_out(model: nn.Module, rows: PaddedRows) -> Any:
 
     With model inputs besides ids and mask they are padded.
     """
-    kind = kind_of(model)
+    kind = model_kind_of(model)
     rows = replace(rows, kind=kind)
     return rows if rows.columns or kind.inputs_differ else current_passes().lay_out(model, rows)

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlhf_core.whole import alone
+from rlhf_core.episode_view import single_rank
 
 Aggregation = Literal[
     "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
@@ -65,7 +65,7 @@ def var_over_ranks(values: Tensor, mask: Tensor, all_reduce: Reduce) -> Tensor:
     return _centred_and_var64(values, mask, all_reduce)[1].to(values.dtype)
 
 
-def masked_whiten(values: Tensor, mask: Tensor, eps: float = 1e-8, *, all_reduce: Reduce = alone) -> Tensor:
+def masked_whiten(values: Tensor, mask: Tensor, eps: float = 1e-8, *, all_reduce: Reduce = single_rank) -> Tensor:
     """(x - mean) / sqrt(var + eps) over all True positions, biased variance; 0 under a False mask.
 
     Over those of all ranks with `all_reduce`, which is called twice.
@@ -81,7 +81,7 @@ def _centred_and_var64(values: Tensor, mask: Tensor, all_reduce: Reduce) -> tupl
     return centred, all_reduce(_sum64(centred.square(), mask, None).unsqueeze(0)).squeeze(0) / count
 
 
-def whitened_by_counts(values: Tensor, counts: Tensor, eps: float = 1e-8) -> Tensor:
+def whiten_by_counts(values: Tensor, counts: Tensor, eps: float = 1e-8) -> Tensor:
     """[B] values that each stand on `counts` [B] positions, whitened over all positions (see `masked_whiten`)."""
     exact, weights = values.double(), counts.double()
     total = weights.sum().clamp(min=1)

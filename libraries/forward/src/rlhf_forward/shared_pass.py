@@ -7,7 +7,7 @@ model:
   All passes over finished rows run so: scoring, update, critic, reference, reward models.
 - Transformers accepted by `packs` need no padding: all tokens are in one row.
 - Left padding is neutral only for models that mask it and take each token's position. Decoding batches of prompts
-  without slots needs it; `feels_padding` tells for which models it is not neutral.
+  without slots needs it; `padding_problem` tells for which models it is not neutral.
 - Rotary embeddings that depend on the longest row of a pass (`length_switches`) are computed separately for each row
   (`row_lengths.py`), and the engine recomputes a row that passes a switch.
 """
@@ -30,7 +30,7 @@ def packs(config: Any) -> bool:
     )
 
 
-def feels_padding(config: Any, forward_parameters: Iterable[str]) -> str | None:
+def padding_problem(config: Any, forward_parameters: Iterable[str]) -> str | None:
     """Why padding before a row, or between it and its next token, changes the row's output; None if it is neutral.
 
     Where it does, only rows of one length may decode together.

@@ -7,8 +7,8 @@ from .causal_lm import from_files as from_files
 from .causal_lm import load_policy as load_policy
 from .causal_lm import load_tokenizer as load_tokenizer
 from .engine_thread import EngineThread as EngineThread
-from .files import check_answer as check_answer
 from .files import check_hub as check_hub
+from .files import check_hub_reachable as check_hub_reachable
 from .folders import quiet_progress as quiet_progress
 from .folders import read_weights as read_weights
 from .folders import replacing_folder as replacing_folder

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from rlhf_core.config import ModelConfig
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import CheckpointError, UserInputError, first_line
-from rlhf_core.models import ModelKind, kind_for
+from rlhf_core.models import ModelKind, model_kind_for
 from rlhf_core.models.kinds import MARK, WHERE
 
 from .adapters import is_lora, merged_weights, new_adapter, save_adapter, silence_bitsandbytes
@@ -48,7 +48,7 @@ def loaded_by(load: Callable[[str, torch.dtype], PreTrainedModel | None]) -> Ite
 
 def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer of `model.path`, of whichever kind the model is, with the options of `model.chat`."""
-    return kind_for(config).load_tokenizer()
+    return model_kind_for(config).load_tokenizer()
 
 
 def load_policy(
@@ -60,7 +60,7 @@ def load_policy(
     kind: str = "causal-lm",
 ) -> Any:
     """The model of `model.path` as its kind loads it; see `ModelKind.load_policy`. kind: as `Algorithm.model_kind`."""
-    return kind_for(config, kind).load_policy(dtype=dtype, seed=seed, tokenizer=tokenizer)
+    return model_kind_for(config, kind).load_policy(dtype=dtype, seed=seed, tokenizer=tokenizer)
 
 
 class CausalLM(ModelKind):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.protocols import Asked, InFlightEngine, RolloutEngine
+from rlhf_core.protocols import InFlightEngine, RolloutEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ class EngineThread:
         asked = self._between()
         return self._engine.generate([request for request, _ in asked], asked[0][1]) if asked else iter(())
 
-    def _between(self) -> Sequence[Asked]:
+    def _between(self) -> Sequence[SamplingRequest]:
         """Before each step or batch: do other work, drop what no one waits for any more; the requests that join."""
         while self._works:
             work, done = self._works.popleft()

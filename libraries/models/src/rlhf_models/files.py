@@ -38,11 +38,11 @@ def check_hub(path: str, *, where: str) -> None:
     from huggingface_hub import try_to_load_from_cache
 
     if not os.path.exists(path) and not isinstance(try_to_load_from_cache(path, "config.json"), str):
-        check_answer(path, where=where)
+        check_hub_reachable(path, where=where)
     check_layers(Path(path), where, fetch=True)
 
 
-def check_answer(name: str, *, where: str) -> None:
+def check_hub_reachable(name: str, *, where: str) -> None:
     """Raise `UserInputError` if the hub, which is needed for `name`, does not answer. In offline mode do nothing."""
     from huggingface_hub import constants
 

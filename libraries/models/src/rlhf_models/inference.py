@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ModelConfig
-from rlhf_core.models import kind_for
+from rlhf_core.models import model_kind_for
 from rlhf_core.place import resolve_device
 from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine
@@ -30,7 +30,7 @@ def open_engine(
     """
     import torch
 
-    selected, kind = load("engines", engine), kind_for(config)
+    selected, kind = load("engines", engine), model_kind_for(config)
     kind.check()
     tokenizer, device = kind.load_tokenizer(), resolve_device(config.device)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16

@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import kind_of
+from rlhf_core.models import model_kind_of
 
 _NOISE_RATES = ("layerdrop", "jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 _NUM_TOKENS = 4
@@ -111,7 +111,7 @@ def _watched_forward(model: nn.Module) -> tuple[Tensor, dict[str, nn.Module]]:
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     ids = torch.arange(_NUM_TOKENS)[None] % int(inner.get_input_embeddings().num_embeddings)
     mask = torch.ones_like(ids)
-    inputs = {**kind_of(inner).inputs(ids, mask.bool(), {}), "use_cache": False}
+    inputs = {**model_kind_of(inner).inputs(ids, mask.bool(), {}), "use_cache": False}
     left_out = {"position_ids", "use_cache"} - inspect.signature(inner.forward).parameters.keys()
     given = {name: value for name, value in inputs.items() if name not in left_out}
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]

@@ -37,8 +37,8 @@ from .functional.off_policy import OffPolicyCorrection as OffPolicyCorrection
 from .functional.off_policy import off_policy_correction as off_policy_correction
 from .functional.off_policy import overlong_penalty as overlong_penalty
 from .named_functions import FunctionChoice as FunctionChoice
+from .named_functions import FunctionSection as FunctionSection
 from .named_functions import FunctionUse as FunctionUse
-from .named_functions import NamesFunctions as NamesFunctions
 from .penalties import KL_PENALTY as KL_PENALTY
 from .penalties import LENGTH_PENALTY as LENGTH_PENALTY
 from .policy import PolicyObjective as PolicyObjective

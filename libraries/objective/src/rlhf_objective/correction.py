@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import Experience
-from rlhf_core.whole import Whole
 from rlhf_forward import mean_over_ranks
 
 from . import DivergenceBound, off_policy_correction
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def importance_weights(
-    config: PolicyObjectiveSection, episode: Experience, whole: Whole, metrics: dict[str, float]
+    config: PolicyObjectiveSection, episode: Experience, view: EpisodeView, metrics: dict[str, float]
 ) -> tuple[Tensor, Tensor]:
     """[R, A] weights, 0 where not kept, and [R, A] bool, what is kept; added to `metrics`. Collective.
 
@@ -25,7 +25,7 @@ def importance_weights(
     import torch
 
     assert episode.trainer_log_probs is not None
-    mask, reduce = episode.action_mask, whole.all_reduce
+    mask, reduce = episode.action_mask, view.all_reduce
     bound = None
     if config.divergence_bound is not None:
         bound = DivergenceBound(config.divergence_bound, config.divergence_estimator, config.divergence_level)
@@ -46,6 +46,6 @@ def importance_weights(
         "off_policy/weight_mean": float(mean_over_ranks(result.weights, result.kept, reduce)),
         "off_policy/truncated_fraction": float(mean_over_ranks(result.truncated.float(), mask, reduce)),
         "off_policy/masked_fraction": 1.0 - float(mean_over_ranks(result.kept.float(), mask, reduce)),
-        "off_policy/ratio_max": float(whole.all_reduce(torch.where(mask, result.ratio, 0.0).max(), "max")),
+        "off_policy/ratio_max": float(view.all_reduce(torch.where(mask, result.ratio, 0.0).max(), "max")),
     }
     return result.weights, result.kept

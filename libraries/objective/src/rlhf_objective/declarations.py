@@ -21,7 +21,7 @@ def needs(
     compares_answers: whether it holds the answers to one prompt against each other, so that one alone gets nothing.
     greedy_answer: whether it reads `greedy_scores`: each prompt then gets a greedy answer, too, which is scored.
 
-    With `scalars` it takes `Whole` and returns [B] values, one for each row's tokens; with any other an
+    With `scalars` it takes `EpisodeView` and returns [B] values, one for each row's tokens; with any other an
     `AdvantageInput` of the rows it needs, and returns [B, A].
     """
 

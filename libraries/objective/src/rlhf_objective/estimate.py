@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import rlhf_forward
 import rlhf_objective as objective
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.errors import ConfigError, RlhfError
-from rlhf_core.whole import Whole
 from rlhf_forward.masking import turn_ids
 
 from .declarations import needs_greedy_answer, needs_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def estimated(
     estimator: Callable[[Any], Tensor],
     episode: Experience,
-    whole: Whole,
+    view: EpisodeView,
     *,
     rewards: Tensor,
     kl: Tensor | None = None,
@@ -40,7 +40,7 @@ def estimated(
     """
     import torch
 
-    mask, scores, greedy = episode.action_mask, whole.scores, whole.greedy_scores
+    mask, scores, greedy = episode.action_mask, view.scores, view.greedy_scores
     if greedy is None and needs_greedy_answer(estimator):
         raise RlhfError(
             f"{getattr(estimator, '__name__', 'it')} compares with a greedy answer to each prompt, and none was made",
@@ -51,10 +51,10 @@ def estimated(
         rewards,
         mask,
         episode.group_ids,
-        whole.here(scores),
+        view.local(scores),
         sample_ids=episode.row_sample_ids,
-        all_reduce=whole.all_reduce,
-        greedy_scores=None if greedy is None else whole.here(greedy),
+        all_reduce=view.all_reduce,
+        greedy_scores=None if greedy is None else view.local(greedy),
         values=episode.values,
         log_probs=episode.action_log_probs,
         trainer_log_probs=episode.trainer_log_probs,
@@ -64,17 +64,17 @@ def estimated(
     )
     if needs_of(estimator) != "scalars":
         return _checked(estimator(given), mask.shape)
-    totals = whole.of_all(given.totals).float()
-    named = dict(whole.rewards)
+    totals = view.gather(given.totals).float()
+    named = dict(view.rewards)
     if penalises_kl:
-        named[KL_PENALTY] = torch.where(whole.lengths > 0, totals - scores, 0.0)
-    given_whole = replace(
-        whole,
+        named[KL_PENALTY] = torch.where(view.lengths > 0, totals - scores, 0.0)
+    given_view = replace(
+        view,
         totals=totals,
-        kl=None if kl is None else whole.of_all(rlhf_forward.masked_sum(kl.double(), mask, dim=-1)),
+        kl=None if kl is None else view.gather(rlhf_forward.masked_sum(kl.double(), mask, dim=-1)),
         rewards=named,
     )
-    return rlhf_forward.to_tokens(whole.here(_checked(estimator(given_whole), scores.shape)), mask)
+    return rlhf_forward.to_tokens(view.local(_checked(estimator(given_view), scores.shape)), mask)
 
 
 def check_groups(algorithm: str, estimator: Callable[..., Any] | None, samples_per_prompt: int) -> None:

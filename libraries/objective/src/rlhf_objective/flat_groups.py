@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_core.whole import Whole
+from rlhf_core.episode_view import EpisodeView
 
 from .functional.groups import group_spread
 
@@ -32,7 +32,7 @@ class FlatGroups:
         self._num_episodes = 0
         self._rewards: dict[str, list[Tensor]] = {}
 
-    def see(self, episode: Whole, advantages: Tensor, *, penalises_kl: bool) -> None:
+    def see(self, episode: EpisodeView, advantages: Tensor, *, penalises_kl: bool) -> None:
         """Record the result of an episode.
 
         advantages: what the estimator returned, before any whitening. penalises_kl: whether the rewards contain a KL,
@@ -57,7 +57,7 @@ class FlatGroups:
             )
 
 
-def _is_flat(values: Tensor, episode: Whole) -> bool:
+def _is_flat(values: Tensor, episode: EpisodeView) -> bool:
     return group_spread(values, episode.group_ids, episode.row_sample_ids).without_spread_fraction == 1.0
 
 

@@ -8,8 +8,8 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.columns import Column, Columns
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import Experience
-from rlhf_core.whole import Whole
 from rlhf_forward import uniforms
 
 from . import EpisodeTokens
@@ -24,19 +24,19 @@ _DRAWS = 0x436F76
 """Seed of the noise of `EpisodeTokens`: samples have numbers of their own in a run."""
 
 
-def with_marks(episode: Experience, loss: Callable[..., Any], whole: Whole) -> Experience:
+def with_marks(episode: Experience, loss: Callable[..., Any], view: EpisodeView) -> Experience:
     """The rows with the marks of a bound policy loss, or unchanged where it chooses none. Collective."""
     choose = getattr(loss, "choose", None)
     if choose is None:
         return episode
     known = signature(choose).parameters
     options = {name: value for name, value in getattr(loss, "keywords", {}).items() if name in known}
-    chosen = choose(_tokens(episode, whole), **options)
+    chosen = choose(_tokens(episode, view), **options)
     marked = Columns({MARKS: chosen & episode.action_mask}, COLUMNS)
     return replace(episode, columns=episode.columns | marked)
 
 
-def _tokens(rows: Experience, whole: Whole) -> EpisodeTokens:
+def _tokens(rows: Experience, view: EpisodeView) -> EpisodeTokens:
     """The tokens from which a loss chooses, with their advantages. Collective."""
     import torch
 
@@ -45,14 +45,14 @@ def _tokens(rows: Experience, whole: Whole) -> EpisodeTokens:
     old = rows.action_log_probs if rows.trainer_log_probs is None else rows.trainer_log_probs
     places = torch.arange(mask.shape[-1], device=mask.device)
     branches = 0 if rows.branches is None else rows.branches.unsqueeze(-1)
-    lengths = whole.of_all(mask.sum(-1)).long()
-    firsts = whole.here(lengths.cumsum(0) - lengths).unsqueeze(-1)
+    lengths = view.gather(mask.sum(-1)).long()
+    firsts = view.local(lengths.cumsum(0) - lengths).unsqueeze(-1)
     index = (firsts + mask.long().cumsum(-1) - 1)[mask]
 
     def all_tokens(values: Tensor) -> Tensor:
         placed = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=mask.device)
         placed[index] = values[mask].double()
-        return whole.all_reduce(placed)
+        return view.all_reduce(placed)
 
     return EpisodeTokens(
         log_probs=torch.where(mask, old, 0.0),

@@ -27,7 +27,7 @@ from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins.discovery import SINGULAR
 from rlhf_core.plugins.errors_of import errors_of
 from rlhf_core.plugins.functions import FunctionOptions
-from rlhf_core.plugins.selected import Selected, load
+from rlhf_core.plugins.selected import SelectedPlugin, load
 from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, is_file_reference, split_reference
 from rlhf_core.util.did_you_mean import suggestion
 
@@ -52,7 +52,7 @@ class FunctionUse:
     choice: FunctionChoice
     shared: Mapping[str, Any] = field(default_factory=dict)
 
-    def find(self, option: str, problems: Problems, trust: FileTrust = EVERY_FILE) -> tuple[Selected, Any]:
+    def find(self, option: str, problems: Problems, trust: FileTrust = EVERY_FILE) -> tuple[SelectedPlugin, Any]:
         """The function and its checked options, None where `problems` were added; the function must have those beside.
 
         option: the key that chooses it. A file is run only where `trust` says so. Raises `PluginError` for a missing
@@ -97,7 +97,7 @@ class FunctionUse:
         return update_wrapper(bound, function)
 
 
-class NamesFunctions(Section, ABC):
+class FunctionSection(Section, ABC):
     """Base of a section whose options may name functions, so that a check of the run file covers them."""
 
     adapt_reasons: ClassVar[Mapping[str, str]] = {"": "other processes and a resume need an absolute path"}
@@ -129,7 +129,7 @@ class NamesFunctions(Section, ABC):
         return super().adapt(run).model_copy(update=found)
 
 
-def _find(kind: FunctionKind, name: str, trust: FileTrust) -> Selected:
+def _find(kind: FunctionKind, name: str, trust: FileTrust) -> SelectedPlugin:
     """The function, whose component has the schema of its options. Raises `PluginError`."""
     if kind != "kl_estimators" or is_file_reference(name):
         return load(kind, name, trust=trust)
@@ -143,7 +143,7 @@ def _find(kind: FunctionKind, name: str, trust: FileTrust) -> Selected:
         return objective.kl_estimate(log_probs, reference_log_probs, name)  # type: ignore[arg-type]
 
     own = "rlhf-objective"
-    return Selected(kind, name, Component("", FunctionOptions), own, version(own), function=estimate)
+    return SelectedPlugin(kind, name, Component("", FunctionOptions), own, version(own), function=estimate)
 
 
 def split_choice(choice: FunctionChoice, where: str) -> tuple[str, dict[str, Any]]:

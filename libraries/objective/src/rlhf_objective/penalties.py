@@ -1,6 +1,6 @@
-"""Names, among `Whole.rewards`, of what an algorithm takes off the scores."""
+"""Names, among `EpisodeView.rewards`, of what an algorithm takes off the scores."""
 
 LENGTH_PENALTY = "length penalty"
-"""Name among `Whole.rewards` of what an algorithm takes off the scores of long answers."""
+"""Name among `EpisodeView.rewards` of what an algorithm takes off the scores of long answers."""
 KL_PENALTY = "kl penalty"
-"""Name among `Whole.rewards` of a KL that is penalised in the reward."""
+"""Name among `EpisodeView.rewards` of a KL that is penalised in the reward."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.algorithm import GroupPass, LossOutput, LossTerm, Mean, PassContext, RolloutAlgorithm
 from rlhf_core.columns import Column
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import Experience, Role
-from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_count, aggregate_sum, mean_over_ranks, model_passes, policy_forward
 from rlhf_forward.masking import sum_and_mean_over_ranks
 
@@ -124,36 +124,36 @@ class PolicyObjective(RolloutAlgorithm):
         The weights are multiplied into the advantages, as every loss is proportional to them.
         """
         metrics: dict[str, float] = {}
-        whole = self._penalised(Whole.of(episode), metrics)
-        kl = self._measured_kl(episode, whole, metrics)
+        view = self._penalised(EpisodeView.of(episode), metrics)
+        kl = self._measured_kl(episode, view, metrics)
         in_reward = kl if self.config.kl_in == "reward" else None
         coefficient = self.kl_coef if episode.kl_coef is None else episode.kl_coef
-        turns = self.turn_scores(episode, whole)
-        rewards = token_rewards(whole.here(whole.scores), in_reward, coefficient, episode.action_mask, turns)
-        learnt = self.estimate(episode, whole, rewards, kl, metrics)
+        turns = self.turn_scores(episode, view)
+        rewards = token_rewards(view.local(view.scores), in_reward, coefficient, episode.action_mask, turns)
+        learnt = self.estimate(episode, view, rewards, kl, metrics)
         assert learnt.advantages is not None
         mask, advantages = episode.action_mask, learnt.advantages
         if self._entropy is not None:
-            self._measure_entropy(self._entropy, episode, whole, metrics)
+            self._measure_entropy(self._entropy, episode, view, metrics)
         if self.config.corrects_off_policy:
-            weights, mask = importance_weights(self.config, episode, whole, metrics)
+            weights, mask = importance_weights(self.config, episode, view, metrics)
             advantages = advantages * weights
         if self.config.mask_truncated:
             mask = mask & ~episode.truncated.unsqueeze(-1)
         found = replace(learnt, advantages=advantages, action_mask=mask, metrics=metrics)
-        return with_marks(found, self.functions["policy_loss"], whole)
+        return with_marks(found, self.functions["policy_loss"], view)
 
     @property
     def kl_coef(self) -> float:
         """Factor of the KL in the reward, for samples whose maker has set none."""
         return self.config.kl_coef
 
-    def turn_scores(self, episode: Experience, whole: Whole) -> Tensor | None:
+    def turn_scores(self, episode: Experience, view: EpisodeView) -> Tensor | None:
         """[R, A] the part of the scores that was earned at certain tokens; None where all is earned at the end."""
         return None
 
     def estimate(
-        self, episode: Experience, whole: Whole, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
+        self, episode: Experience, view: EpisodeView, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
     ) -> Experience:
         """The rows with advantages of `rewards` [R, A] by `estimator`; warns if no answers differ for long. Collective.
 
@@ -161,36 +161,36 @@ class PolicyObjective(RolloutAlgorithm):
         """
         assert self.estimator is not None
         penalises_kl = kl is not None and self.config.kl_in == "reward"
-        advantages = estimated(self.estimator, episode, whole, rewards=rewards, kl=kl, penalises_kl=penalises_kl)
-        self._flat_groups.see(whole, advantages, penalises_kl=penalises_kl)
+        advantages = estimated(self.estimator, episode, view, rewards=rewards, kl=kl, penalises_kl=penalises_kl)
+        self._flat_groups.see(view, advantages, penalises_kl=penalises_kl)
         return replace(episode, advantages=advantages)
 
-    def _penalised(self, whole: Whole, metrics: dict[str, float]) -> Whole:
+    def _penalised(self, view: EpisodeView, metrics: dict[str, float]) -> EpisodeView:
         """The scores less the penalty of long answers, which is one of the rewards."""
         buffer, longest = self.config.overlong_buffer_tokens, self._max_new_tokens
         if buffer is None:
-            return whole
+            return view
         assert longest is not None
-        lengths = sums_of_samples(whole.lengths, whole.row_sample_ids)
+        lengths = sums_of_samples(view.lengths, view.row_sample_ids)
         penalty = self.config.overlong_penalty * overlong_penalty(lengths, max_tokens=longest, buffer_tokens=buffer)
         metrics["reward/overlong_penalty"] = float(penalty.mean())
-        return replace(whole, scores=whole.scores + penalty, rewards={**whole.rewards, LENGTH_PENALTY: penalty})
+        return replace(view, scores=view.scores + penalty, rewards={**view.rewards, LENGTH_PENALTY: penalty})
 
-    def _measured_kl(self, episode: Experience, whole: Whole, metrics: dict[str, float]) -> Tensor | None:
+    def _measured_kl(self, episode: Experience, view: EpisodeView, metrics: dict[str, float]) -> Tensor | None:
         """[R, A] KL of the policy that sampled to the reference, its means added to `metrics`; None without one."""
         if episode.reference_log_probs is None:
             return None
         kl: Tensor = self._kl(episode.action_log_probs, episode.reference_log_probs)
-        total, mean = sum_and_mean_over_ranks(kl, episode.action_mask, whole.all_reduce)
+        total, mean = sum_and_mean_over_ranks(kl, episode.action_mask, view.all_reduce)
         metrics["kl/mean"] = float(mean)
-        metrics["kl/per_sample"] = float(total) / whole.num_samples
+        metrics["kl/per_sample"] = float(total) / view.num_samples
         return kl
 
     def _measure_entropy(
-        self, controller: EntropyController, episode: Experience, whole: Whole, metrics: dict[str, float]
+        self, controller: EntropyController, episode: Experience, view: EpisodeView, metrics: dict[str, float]
     ) -> None:
         """Estimate the sampling policy's entropy as the mean of -log p over its own tokens."""
-        entropy = -float(mean_over_ranks(episode.action_log_probs, episode.action_mask, whole.all_reduce))
+        entropy = -float(mean_over_ranks(episode.action_log_probs, episode.action_mask, view.all_reduce))
         controller.measure(entropy)
         metrics["policy/sampled_entropy"] = entropy
         metrics["policy/entropy_coef"] = controller.value

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.processes import TransportConfig
 
-from .named_functions import FunctionChoice, FunctionUse, NamesFunctions
+from .named_functions import FunctionChoice, FunctionSection, FunctionUse
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolved import ResolvedRun
@@ -20,14 +20,14 @@ LATE_SAMPLES_CAP = 2.0
 """`importance_cap` of a run whose samples may come from older weights."""
 
 
-class PolicyObjectiveSection(NamesFunctions):
+class PolicyObjectiveSection(FunctionSection):
     """A named policy loss, a named KL, entropy, and what is done about long, truncated and off-policy answers.
 
     `rlhf_objective.PolicyObjective` does what it says; base for algorithms that learn from sampled answers.
     """
 
     adapt_reasons: ClassVar[Mapping[str, str]] = {
-        **NamesFunctions.adapt_reasons,
+        **FunctionSection.adapt_reasons,
         "importance_cap": "samples may come from older weights",
     }
 

@@ -19,7 +19,7 @@ from rlhf_forward.logprobs import Temperature
 from rlhf_forward.replaced_forwards import replaced_forwards
 
 from .chunked import Chunked
-from .vocabulary_gradients import adds_directly, part_of
+from .vocabulary_gradients import adds_directly, find_submodule
 
 MIN_LOGITS = 1 << 24
 """For smaller outputs (64 MB in float32) recomputation does not pay."""
@@ -35,7 +35,7 @@ def has_plain_logits(model: nn.Module) -> bool:
 
 def can_be_lean(model: nn.Module, num_tokens: int) -> bool:
     """Whether the innermost `model` supports this, and has enough tokens for it to pay."""
-    head = part_of(model, "get_output_embeddings")
+    head = find_submodule(model, "get_output_embeddings")
     return (
         has_plain_logits(model)
         and type(head) is nn.Linear
@@ -58,7 +58,7 @@ def lean_head(
 
     `of_actions` selects from the head's hidden states those before the labels, [N, H].
     """
-    head = part_of(model, "get_output_embeddings")
+    head = find_submodule(model, "get_output_embeddings")
     assert isinstance(head, nn.Linear)
     chunked = Chunked(
         max(1, CHUNK_LOGITS // head.out_features),

@@ -33,7 +33,7 @@ def direct_gradients(model: nn.Module) -> Iterator[None]:
     distributed wrappers reduce gradients are called for these two. Weights other than float32 on a CPU are left alone.
     Use one context for a forward and its backward.
     """
-    embedding, head = part_of(model, "get_input_embeddings"), part_of(model, "get_output_embeddings")
+    embedding, head = find_submodule(model, "get_input_embeddings"), find_submodule(model, "get_output_embeddings")
     replaced: list[tuple[nn.Module, Forward]] = []
     if type(embedding) is nn.Embedding and _is_plain_embedding(embedding) and _owns_gradient(embedding):
         replaced.append((embedding, partial(_embed, embedding)))
@@ -48,7 +48,7 @@ def adds_directly(head: nn.Linear) -> bool:
     return getattr(vars(head).get("forward"), "func", None) is _project
 
 
-def part_of(model: nn.Module, name: str) -> object:
+def find_submodule(model: nn.Module, name: str) -> object:
     """What the model's method `name` gives, such as `get_output_embeddings`; None where it has none."""
     find = getattr(model, name, None)
     return find() if callable(find) else None

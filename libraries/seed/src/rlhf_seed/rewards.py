@@ -14,7 +14,7 @@ from rlhf_core.components import RewardContext
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import UserInputError
 from rlhf_core.plugins.selected import load
-from rlhf_core.rewards.scorer import RewardSpec, reward_spec
+from rlhf_core.rewards.scorer import RewardSpec, make_reward_spec
 from rlhf_forward import last_token_scores
 from rlhf_models import disable_dropout, is_lora
 
@@ -49,7 +49,7 @@ def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: in
     if isinstance(reward, str):
         selected = load("rewards", reward)
         config = selected.component.config.model_validate({})
-        return reward_spec(selected, config, RewardContext(str(device), seed), RewardCallOptions())
+        return make_reward_spec(selected, config, RewardContext(str(device), seed), RewardCallOptions())
     if isinstance(reward, nn.Module):
         policy = RewardCallOptions(timeout_seconds=_NEURAL_TIMEOUT_SECONDS)
         function = NeuralReward(reward, device, offload=offload, where=where)

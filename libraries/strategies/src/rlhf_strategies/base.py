@@ -23,7 +23,7 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.config import Section
 from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp, resolve_device
-from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_core.util.tensor_files import load_tree, save_tree
 
 from .master_adamw import MASTER, MasterAdamW
@@ -43,7 +43,7 @@ from .shards import (
     DEFAULT_SHARD_BYTES,
     group_into_shards,
     load_weights,
-    part_of,
+    local_part,
     save_weights,
     state_dict_shards_of,
     whole_tensor,
@@ -122,7 +122,7 @@ _TIMEOUT_SECONDS = 600.0
 class Prepared:
     """One trained model of a strategy, with facts recorded before it was wrapped."""
 
-    trained: Trained
+    trained: TrainedModel
     names: list[list[str]]
     """Parameter names, per parameter group of the optimizer, in its order."""
     parameters: dict[str, nn.Parameter]
@@ -172,7 +172,7 @@ class StrategyBase(GroupStrategy):
         scheduler: LRScheduler | None = None,
         *,
         max_grad_norm: float | None = None,
-    ) -> Trained:
+    ) -> TrainedModel:
         self._agree_on_weights(model)
         groups = grouped_names(model, optimizer)
         trained = self._wrap(model, optimizer, scheduler, max_grad_norm)
@@ -185,7 +185,7 @@ class StrategyBase(GroupStrategy):
         with self.group.guard("the gradients of the other processes"):
             torch.autograd.backward(self.prepared_of(optimizer).loss_scale.applied_to(loss))
 
-    def step(self, trained: Trained) -> float:
+    def step(self, trained: TrainedModel) -> float:
         prepared = self.prepared_of(trained.optimizer)
         inner = self._inner_optimizer(prepared)
         with self.group.guard("the gradient norm of the other processes"):
@@ -292,9 +292,9 @@ class StrategyBase(GroupStrategy):
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
-    ) -> Trained:
+    ) -> TrainedModel:
         """Shard or wrap the model; `unwrap` must find the model inside again."""
-        return Trained(model.to(self.device), optimizer, scheduler)
+        return TrainedModel(model.to(self.device), optimizer, scheduler)
 
     def _inner_optimizer(self, prepared: Prepared) -> Optimizer:
         """The torch optimizer inside its wrappers."""
@@ -307,7 +307,7 @@ class StrategyBase(GroupStrategy):
 
     def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
         """Write this rank's part of the full `value`."""
-        target.copy_(part_of(target, value))
+        target.copy_(local_part(target, value))
 
     def _put(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
         """Write the full `value` into a weight and, unrounded, into its master weights if it has some."""
@@ -317,7 +317,7 @@ class StrategyBase(GroupStrategy):
             return
         optimizer = self._inner_optimizer(prepared)
         if isinstance(optimizer, MasterAdamW):
-            optimizer.put_master(parameter, part_of(parameter, value))
+            optimizer.put_master(parameter, local_part(parameter, value))
 
     def _forget_moments(self, prepared: Prepared) -> None:
         optimizer = self._inner_optimizer(prepared)
@@ -356,7 +356,7 @@ class StrategyBase(GroupStrategy):
             if key == "step" and isinstance(optimizer, torch.optim.AdamW):
                 value = torch.tensor(float(value), device=parameter.device)
             elif key != "step" and isinstance(value, torch.Tensor):
-                value = part_of(parameter, value) if value.shape == parameter.shape else value.to(parameter.device)
+                value = local_part(parameter, value) if value.shape == parameter.shape else value.to(parameter.device)
             optimizer.state[parameter][key] = value
 
 

@@ -32,7 +32,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def part_of(like: Tensor, value: Tensor) -> Tensor:
+def local_part(like: Tensor, value: Tensor) -> Tensor:
     """This rank's part of the full `value`, on the device and in the layout of `like`; no communication."""
     if not isinstance(like, DTensor):
         return value.to(like.device)

@@ -21,7 +21,7 @@ from rlhf_core.errors import CheckpointError
 from rlhf_models.causal_lm import loaded_by
 from rlhf_models.folders import weight_files
 
-from .shards import part_of
+from .shards import local_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +51,7 @@ class StoredTensor:
     def read_into(self, parameter: Tensor) -> None:
         """Write the values, of a sharded parameter this rank's part, into it; no communication."""
         with torch.no_grad():
-            parameter.copy_(part_of(parameter, self.read()))
+            parameter.copy_(local_part(parameter, self.read()))
 
 
 class StoredParameter(nn.Parameter):

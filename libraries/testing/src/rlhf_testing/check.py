@@ -19,7 +19,7 @@ from rlhf_core.components import KINDS
 from rlhf_core.errors import EpisodeError, PluginError, RewardError, RlhfError, UserInputError
 from rlhf_core.plugins.discovery import PluginRef, check_clash, find, import_target
 from rlhf_core.plugins.requirements import unmet
-from rlhf_core.plugins.selected import Selected, has_options, load_ref
+from rlhf_core.plugins.selected import SelectedPlugin, has_options, load_ref
 
 from . import contracts
 
@@ -91,7 +91,7 @@ class _AsItIs:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def config(cls, selected: Selected) -> BaseModel:
+    def config(cls, selected: SelectedPlugin) -> BaseModel:
         return selected.component.config()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rlhf_core.protocols import Asked
+from rlhf_core.protocols import SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util.rng import derive_seed
 
@@ -39,7 +39,7 @@ class FakeEngine:
             tokens = self._tokens(request, sampling)
             yield self._completion(request, sampling, tokens, [self.policy_version] * len(tokens))
 
-    def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
+    def generate_in_flight(self, between: Callable[[], Sequence[SamplingRequest]]) -> Iterator[Completion]:
         """The same answers, those of the version at which they begin, a token of each at every step."""
         under_way: dict[GenerationRequest, tuple[SamplingParams, Sequence[int], list[int]]] = {}
         while True:

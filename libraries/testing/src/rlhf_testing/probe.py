@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rlhf_containment.processes import AskedProcess, ProcessFault, answer_requests
+from rlhf_containment.processes import ProcessFault, RequestProcess, serve_requests
 from rlhf_core.plugins.discovery import PluginRef, discover
 from rlhf_core.util.did_you_mean import fold
 
@@ -20,7 +20,7 @@ CHECK_SECONDS = 600.0
 def probe(refs: Sequence[PluginRef], *, whole: bool, check_seconds: float = CHECK_SECONDS) -> list[Verdict]:
     """A verdict on each plugin, in order (see `check_plugin`)."""
     verdicts = []
-    process: AskedProcess | None = None
+    process: RequestProcess | None = None
     try:
         for ref in refs:
             process = process or _start()
@@ -37,10 +37,10 @@ def probe(refs: Sequence[PluginRef], *, whole: bool, check_seconds: float = CHEC
     return verdicts
 
 
-def _start() -> AskedProcess:
+def _start() -> RequestProcess:
     """With this process's import search path, and without a limit on memory."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    return AskedProcess(__name__, memory_limit_bytes=sys.maxsize, environment={"PYTHONPATH": paths})
+    return RequestProcess(__name__, memory_limit_bytes=sys.maxsize, environment={"PYTHONPATH": paths})
 
 
 def _answer(request: bytes) -> bytes:
@@ -56,4 +56,4 @@ if __name__ == "__main__":
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(quiet, stream)  # what plugins print is no part of a verdict
-    answer_requests(int(sys.argv[1]), int(sys.argv[2]), _answer)
+    serve_requests(int(sys.argv[1]), int(sys.argv[2]), _answer)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from rlhf_core.strategy import Strategy, Trained
+    from rlhf_core.strategy import Strategy, TrainedModel
 
 
 NUM_SAMPLES = 8
@@ -79,7 +79,7 @@ class Training:
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = strategy.make_optimizer(trainable, lr=lr, weight_decay=0.1)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
-        self.trained: Trained = strategy.prepare(model, optimizer, scheduler, max_grad_norm=max_grad_norm)
+        self.trained: TrainedModel = strategy.prepare(model, optimizer, scheduler, max_grad_norm=max_grad_norm)
         self.done = 0
 
     def update(

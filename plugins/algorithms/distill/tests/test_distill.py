@@ -15,9 +15,9 @@ from rlhf_core.batching import split
 from rlhf_core.columns import Columns
 from rlhf_core.errors import ConfigError
 from rlhf_core.rewards.combiner import RewardCombiner
-from rlhf_core.rollout import made_episode
+from rlhf_core.rollout import collected_episode
 from rlhf_core.training.batches import BatchPlan
-from rlhf_core.training.estimates import EpisodeEstimates
+from rlhf_core.training.estimates import EpisodeEstimator
 from rlhf_core.types import PhaseTimes
 from rlhf_distill.teacher import TeacherPass
 from rlhf_testing.contracts import AlgorithmContract
@@ -146,8 +146,8 @@ def test_ranks_compute_what_one_computes(algorithm: Any, episode: Any, options: 
 
     def work(rank: int, strategy: Any) -> Any:
         scores = RewardCombiner({"it": 1.0})
-        made = EpisodeEstimates(algorithm(options), scores, strategy, plans[rank])
-        found = made.of(made_episode(items, PhaseTimes()), 0)
+        made = EpisodeEstimator(algorithm(options), scores, strategy, plans[rank])
+        found = made.of(collected_episode(items, PhaseTimes()), 0)
         return [item for each in found.epochs for batch in each for item in batch], found.metrics
 
     seen = set()

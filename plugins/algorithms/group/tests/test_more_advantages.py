@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.whole import Whole
+from rlhf_core.episode_view import EpisodeView
 from rlhf_objective import KL_PENALTY, AdvantageInput, FunctionUse, needs_greedy_answer, needs_of
 
 
 def scalars(
     rewards: dict[str, list[float]], groups: list[int], lengths: list[int], weights: dict[str, float], **more: Any
-) -> Whole:
+) -> EpisodeView:
     columns = {name: torch.tensor(values) for name, values in rewards.items()}
     total = torch.stack([weights.get(name, 1.0) * column for name, column in columns.items()]).sum(0)
-    return Whole(
+    return EpisodeView(
         sample_ids=more.get("sample_ids", torch.arange(len(groups))),
         group_ids=torch.tensor(groups),
         scores=total,
@@ -30,7 +30,7 @@ def scalars(
     )
 
 
-def estimate(name: str, episode: Whole, **options: Any) -> list[float]:
+def estimate(name: str, episode: EpisodeView, **options: Any) -> list[float]:
     found = FunctionUse("advantages", {"name": name, **options}).bind(where="test")(episode)
     assert found.dtype == torch.float32
     values: list[float] = found.tolist()

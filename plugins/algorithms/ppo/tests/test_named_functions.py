@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rlhf_core.batching import collate
 from rlhf_core.columns import Column, Columns
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import BufferItem, Experience
-from rlhf_core.whole import Whole
 from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig
 
@@ -136,7 +136,7 @@ def test_the_entropy_bonus_is_steered_and_kept(make_items: Callable[..., list[Bu
 
 
 def test_what_a_function_returns_is_checked(make_items: Callable[..., list[BufferItem]]) -> None:
-    def flat(episode: Whole) -> Tensor:
+    def flat(episode: EpisodeView) -> Tensor:
         return torch.zeros(2)
 
     ppo = PPO(PPOConfig(kl_coef=0.0))

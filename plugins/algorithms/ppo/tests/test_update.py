@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.batching import masked
-from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_core.training.updater import Updater
 from rlhf_core.types import BufferItem
 from rlhf_ppo import Critic
@@ -37,7 +37,7 @@ def gradients_of(
     def measure(items: Sequence[BufferItem], config: PPOConfig, **options: Any) -> tuple[dict[str, float], Gradients]:
         gradients: Gradients = {}
 
-        def keep(each: Trained) -> float:
+        def keep(each: TrainedModel) -> float:
             role = next(name for name, known in trained.items() if known is each)
             for name, parameter in each.model.named_parameters():
                 if parameter.grad is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from rlhf_core.protocols import Asked, InFlightEngine
+from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, SamplingParams
 
 SAMPLING = SamplingParams(max_new_tokens=16)
@@ -29,11 +29,11 @@ class Script:
     def __init__(self, made: InFlightEngine, module: nn.Module) -> None:
         self._made = made
         self._module = module
-        self.asked: dict[int, Sequence[Asked]] = {}
+        self.asked: dict[int, Sequence[SamplingRequest]] = {}
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.step = -1
 
-    def __call__(self) -> Sequence[Asked]:
+    def __call__(self) -> Sequence[SamplingRequest]:
         self.step += 1
         if (weights := self.weights.get(self.step)) is not None:
             version = self._made.policy_version + 1
@@ -138,7 +138,7 @@ def test_the_module_is_as_it_was_between_two_steps(packs, flight, requests):
     script._module.train()
     seen = []
 
-    def between() -> Sequence[Asked]:
+    def between() -> Sequence[SamplingRequest]:
         seen.append((script._module.training, torch.is_grad_enabled()))
         return script()
 
@@ -159,7 +159,7 @@ def test_canceled_requests_yield_nothing_and_the_others_what_they_would(
     longest = sorted(asked[:4], key=lambda each: -len(expected[each.sample_id].token_ids))[:2]
     gone = {each.sample_id for each in (*longest, *asked[6:9], asked[13])}
 
-    def between() -> Sequence[Asked]:
+    def between() -> Sequence[SamplingRequest]:
         found = script()
         if script.step == 3:
             for sample_id in gone - {asked[13].sample_id}:
@@ -179,7 +179,7 @@ def test_a_generation_ends_when_all_is_canceled(flight, requests):
     script = flight()
     script.asked = {0: [(asked, SamplingParams(max_new_tokens=100))]}
 
-    def between() -> Sequence[Asked]:
+    def between() -> Sequence[SamplingRequest]:
         found = script()
         if script.step == 2:
             script._made.cancel(asked.sample_id)

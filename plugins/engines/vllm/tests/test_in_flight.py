@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlhf_core.errors import DataError, DeadlineError, RlhfError
-from rlhf_core.protocols import Asked, InFlightEngine
+from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import SamplingParams
 from rlhf_testing.contracts.engine import make_requests
 
@@ -34,10 +34,10 @@ class Script:
 
     def __init__(self, made: InFlightEngine, module) -> None:
         self.made, self.module, self.calls = made, module, 0
-        self.asked: dict[int, Sequence[Asked]] = {}
+        self.asked: dict[int, Sequence[SamplingRequest]] = {}
         self.weights: dict[int, int] = {}
 
-    def __call__(self) -> Sequence[Asked]:
+    def __call__(self) -> Sequence[SamplingRequest]:
         self.calls += 1
         if self.calls in self.weights:
             fill(self.module, self.weights[self.calls])

@@ -17,7 +17,7 @@ from rlhf_core.config.resolve import resolve_reward
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import ConfigError, RewardError, UserInputError
 from rlhf_core.plugins.selected import load
-from rlhf_core.rewards.scorer import RewardScorer, reward_spec
+from rlhf_core.rewards.scorer import RewardScorer, make_reward_spec
 from rlhf_reward_http.client import HttpReward, build
 from rlhf_reward_http.config import HttpRewardConfig
 from rlhf_web import RemoteError
@@ -189,7 +189,7 @@ def test_core_judges_what_the_server_said_and_closes_the_connections():
     with answering(scores("good", 1.0), scores(0.5, None)) as (url, _):
         config = selected.component.config.model_validate({"url": url})
         for policy, expected in [(RewardCallOptions(on_failure="zero"), [0.0, 1.0]), (RewardCallOptions(), None)]:
-            scorer = RewardScorer([reward_spec(selected, config, CONTEXT, policy)])
+            scorer = RewardScorer([make_reward_spec(selected, config, CONTEXT, policy)])
             try:
                 if expected is None:
                     with pytest.raises(RewardError, match="None is no number, at sample 1"):

@@ -10,7 +10,7 @@ import pytest
 from rlhf_core.components import RewardContext
 from rlhf_core.config import RewardCallOptions
 from rlhf_core.plugins import load
-from rlhf_core.rewards import RewardScorer, reward_spec
+from rlhf_core.rewards import RewardScorer, make_reward_spec
 from rlhf_core.types import Rollout
 from rlhf_reward_rules.config import JsonSchemaConfig
 from rlhf_reward_rules.json_schema import build as build_json_schema
@@ -58,7 +58,7 @@ def test_math_equivalence_works_off_the_main_thread():
 def test_math_equivalence_does_not_hang_on_a_number_too_large_to_write(completion):
     selected = load("rewards", "math-equivalence")
     policy = RewardCallOptions(timeout_seconds=1.0, on_failure="zero")
-    spec = reward_spec(selected, selected.component.config(), RewardContext(device="cpu", seed=0), policy)
+    spec = make_reward_spec(selected, selected.component.config(), RewardContext(device="cpu", seed=0), policy)
     assert spec.call_options.isolate
     with closing(RewardScorer([spec])) as scorer:
         (score,) = scorer.score([make_rollout(completion)])
@@ -69,7 +69,7 @@ def test_math_equivalence_does_not_hang_on_a_number_too_large_to_write(completio
 def test_math_equivalence_scores_the_others_of_a_batch_with_one_that_hangs():
     selected = load("rewards", "math-equivalence")
     policy = RewardCallOptions(timeout_seconds=4.0, on_failure="zero")
-    spec = reward_spec(selected, selected.component.config(), RewardContext(device="cpu", seed=0), policy)
+    spec = make_reward_spec(selected, selected.component.config(), RewardContext(device="cpu", seed=0), policy)
     batch = [make_rollout("12", sample_id) for sample_id in range(8)]
     batch[3] = make_rollout(r"\boxed{10^{10^{10}}}", 3)
     with closing(RewardScorer([spec])) as scorer:

@@ -11,7 +11,7 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_models import load_policy
 from rlhf_strategies import stored_parameters
-from rlhf_strategies.shards import part_of
+from rlhf_strategies.shards import local_part
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.tiny_training import tiny_model
 from rlhf_torch.config import FsdpConfig
@@ -50,4 +50,4 @@ def test_a_process_reads_its_part(folder, last_of_six, tensor_parallel, lora):
     strategy.prepare_inference(model)
     assert not stored_parameters(model)
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter.to_local(), part_of(parameter, whole[name]).to_local()), name
+        assert torch.equal(parameter.to_local(), local_part(parameter, whole[name]).to_local()), name

@@ -17,7 +17,7 @@ from running import PATIENCE_SECONDS
 from torch import Tensor, nn
 
 from rlhf_core.errors import SyncError
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import TrainedModel
 from rlhf_ray.calls import node_address
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
@@ -103,7 +103,7 @@ def run() -> Iterator[Callable[..., tuple[RunSync, dict[str, Any]]]]:
         for name, maker in makers.items():
             ray.get(coordinator.register.remote(name, 1, "n", 0, maker), timeout=PATIENCE_SECONDS)
         strategy: Any = OneProcess()
-        trained = {"policy": Trained(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), None, None)}  # type: ignore[arg-type]
+        trained = {"policy": TrainedModel(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), None, None)}  # type: ignore[arg-type]
         config = RayConfig(sync="direct", max_shard_bytes=1024, sync_timeout_seconds=PATIENCE_SECONDS)
         sync = RunSync(coordinator, strategy, trained, {}, config)
         sync.shards = lambda role, size, *, adapter_only: state_dict_shards_of(trained[role].model, 24)  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from rlhf_core import train
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers
+from rlhf_core.rollout import PolicyExperienceMaker, SingleTurnPlayer
 from rlhf_core.rollout.weight_sync import named_weights
 from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, SamplingParams
 from rlhf_ray.config import RayConfig
@@ -207,7 +207,7 @@ def worker_of(shared: SharedEngine, staged: StagedWeights, num_lanes: int) -> Ma
     scorer: Any = Scorer()
     makers = [
         PolicyExperienceMaker(
-            player=SingleAnswers(shared, tiny_tokenizer("0123456789"), SAMPLING),
+            player=SingleTurnPlayer(shared, tiny_tokenizer("0123456789"), SAMPLING),
             samples_per_prompt=1,
             scorer=scorer,
             hooks=HookRelay(),

@@ -13,7 +13,7 @@ from running import PATIENCE_SECONDS
 from torch import nn
 
 from rlhf_core.errors import DeadlineError, SyncError
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import TrainedModel
 from rlhf_ray.calls import ActorLostError, NamedActors
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
@@ -80,7 +80,7 @@ def start() -> Iterator[Callable[..., dict[str, Any]]]:
 def sync_to(makers: dict[str, Any], timeout_seconds: float = PATIENCE_SECONDS) -> MakerSync:
     known = NamedActors([], timeout_seconds=1)
     known.know(makers)
-    trained = {"policy": Trained(nn.Linear(2, 2), None, None)}  # type: ignore[arg-type]
+    trained = {"policy": TrainedModel(nn.Linear(2, 2), None, None)}  # type: ignore[arg-type]
     strategy: Any = OneProcess()
     return MakerSync(strategy, trained, {}, known, sender="t", timeout_seconds=timeout_seconds)
 
@@ -147,7 +147,7 @@ def test_in_a_run_who_comes_late_gets_it_too(start: Callable[..., dict[str, Any]
         ray.get(coordinator.will_come.remote([makers["b"]]), timeout=PATIENCE_SECONDS)
         ray.get(coordinator.register.remote("a", 1, "n", 0, makers["a"]), timeout=PATIENCE_SECONDS)
         strategy: Any = OneProcess()
-        trained = {"policy": Trained(nn.Linear(2, 2), None, None)}  # type: ignore[arg-type]
+        trained = {"policy": TrainedModel(nn.Linear(2, 2), None, None)}  # type: ignore[arg-type]
         sync = RunSync(coordinator, strategy, trained, {}, RayConfig())
         sync.publish(0)  # its only maker dies: the run starts another in its place
         assert sync.metrics()["sync/makers"] == 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .asked import AskedProcess, ProcessFault, TooSlow, answer_requests
+from .asked import ProcessFault, ProcessTimeout, RequestProcess, serve_requests
 from .child import ChildProcess
 from .parent_watch import end_with_parent
 
-__all__ = ["AskedProcess", "ChildProcess", "ProcessFault", "TooSlow", "answer_requests", "end_with_parent"]
+__all__ = ["ChildProcess", "ProcessFault", "ProcessTimeout", "RequestProcess", "end_with_parent", "serve_requests"]

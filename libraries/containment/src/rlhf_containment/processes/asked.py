@@ -30,7 +30,7 @@ class ProcessFault(Exception):
     """A process did not answer; the text is the end of a sentence about it. It must be ended."""
 
 
-class TooSlow(ProcessFault):
+class ProcessTimeout(ProcessFault):
     """It did not answer in time."""
 
 
@@ -42,8 +42,8 @@ class BadAnswer(ProcessFault):
     """It sent something that is not an answer."""
 
 
-class AskedProcess(ChildProcess):
-    """`python -m MODULE`, whose `main` calls `answer_requests`. One thread at a time may ask."""
+class RequestProcess(ChildProcess):
+    """`python -m MODULE`, whose `main` calls `serve_requests`. One thread at a time may ask."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class AskedProcess(ChildProcess):
         try:
             self._pipe.send_bytes(request)
         except BlockingIOError:
-            raise TooSlow(f"did not take its input within {timeout_seconds:g} s") from None
+            raise ProcessTimeout(f"did not take its input within {timeout_seconds:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
             raise ProcessLost(self.death()) from None
         try:
@@ -78,10 +78,10 @@ class AskedProcess(ChildProcess):
                 if limits_memory and (excess := self.excess()):
                     raise ProcessLost(excess)
                 if time.monotonic() > deadline:
-                    raise TooSlow(f"gave no answer within {timeout_seconds:g} s{self._hanging_line()}")
+                    raise ProcessTimeout(f"gave no answer within {timeout_seconds:g} s{self._hanging_line()}")
             return self._pipe.recv_bytes(_MAX_ANSWER_BYTES)
         except BlockingIOError:
-            raise TooSlow(f"stopped in the middle of an answer for {timeout_seconds:g} s") from None
+            raise ProcessTimeout(f"stopped in the middle of an answer for {timeout_seconds:g} s") from None
         except (EOFError, ConnectionResetError):
             raise ProcessLost(self.death()) from None
         except OSError as error:
@@ -112,7 +112,7 @@ class AskedProcess(ChildProcess):
         super().end()
 
 
-def answer_requests(descriptor: int, parent: int, answer: Callable[[bytes], bytes]) -> None:
+def serve_requests(descriptor: int, parent: int, answer: Callable[[bytes], bytes]) -> None:
     """Answer on the socket `descriptor` until it closes or the parent process is gone. Runs in the process.
 
     At `STACKS_SIGNAL` the process writes its stack to the socket, as text; the other side then ends it.

@@ -19,7 +19,7 @@ from rlhf_core.rewards.threads import CallThread, DeadlinePassed
 from rlhf_core.rewards.values import Outcome, RewardFault
 from rlhf_core.types import Rollout
 
-from ..processes.asked import AskedProcess, ProcessFault, ProcessLost, TooSlow
+from ..processes.asked import ProcessFault, ProcessLost, ProcessTimeout, RequestProcess
 from .attribution import score_alone
 from .messages import read_answer
 
@@ -47,10 +47,10 @@ class IsolatedCalls(RewardCaller):
         self._name = spec.name
         self._counts: Counter[str] = Counter()
         limit = spec.call_options.memory_limit_bytes
-        self._start = partial(AskedProcess, "rlhf_containment.rewards.worker", memory_limit_bytes=limit)
+        self._start = partial(RequestProcess, "rlhf_containment.rewards.worker", memory_limit_bytes=limit)
         self._lock = threading.Lock()
-        self._alive: set[AskedProcess] = set()
-        self._free: list[AskedProcess] = []
+        self._alive: set[RequestProcess] = set()
+        self._free: list[RequestProcess] = []
         """The last one is taken first, which keeps few alive."""
         self._closed = False
 
@@ -100,7 +100,7 @@ class IsolatedCalls(RewardCaller):
     def _prepare(self) -> None:
         self._keep(self._take())
 
-    def _take(self) -> AskedProcess:
+    def _take(self) -> RequestProcess:
         """A process that has built the reward. Raises `RewardFault`, or `OSError` if the system starts no process."""
         with self._lock:
             if self._closed:
@@ -118,7 +118,7 @@ class IsolatedCalls(RewardCaller):
             raise
         return worker
 
-    def _keep(self, worker: AskedProcess) -> None:
+    def _keep(self, worker: RequestProcess) -> None:
         """Keep a process for the next call. One that exceeds its memory limit is ended instead."""
         with self._lock:
             if not (self._closed or worker.excess()):
@@ -126,14 +126,14 @@ class IsolatedCalls(RewardCaller):
                 return
         self._end(worker)
 
-    def _end(self, worker: AskedProcess) -> None:
+    def _end(self, worker: RequestProcess) -> None:
         self._alive.discard(worker)
         worker.end()
 
     def _answer(self, ask: Callable[..., bytes], *request: Any, count: int) -> Sequence[Outcome]:
         try:
             return read_answer(ask(*request), count)
-        except TooSlow as fault:
+        except ProcessTimeout as fault:
             raise DeadlinePassed(str(fault)) from None
         except ProcessLost as fault:
             raise LostReward(str(fault)) from None

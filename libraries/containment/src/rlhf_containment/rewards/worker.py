@@ -14,7 +14,7 @@ from typing import Any
 from rlhf_core.rewards.values import RewardFault, read_scores
 from rlhf_core.util.error_text import error_text
 
-from ..processes.asked import answer_requests
+from ..processes.asked import serve_requests
 from .messages import failed, scored
 
 
@@ -49,4 +49,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    answer_requests(int(sys.argv[1]), int(sys.argv[2]), Worker().answer)
+    serve_requests(int(sys.argv[1]), int(sys.argv[2]), Worker().answer)

@@ -24,14 +24,14 @@ from .messages import (
     BadMessage,
     Doing,
     Ended,
-    EndpointAsked,
+    EndpointRequest,
     Failed,
-    ForkAsked,
+    ForkRequest,
     Make,
     OfEpisode,
     Play,
-    TurnAsked,
-    TurnLeft,
+    TurnCanceled,
+    TurnRequest,
     picklable,
 )
 from .process import EnvironmentProcess
@@ -194,14 +194,14 @@ class IsolatedEnvironment:
             case Doing():
                 self.clock.doing = printable(message.call)
                 self.clock.start()
-            case TurnAsked():
+            case TurnRequest():
                 self._answer(message.turn, self._turn(message))
-            case EndpointAsked():
+            case EndpointRequest():
                 self._answer(message.turn, self._reply(message.turn, self._branches[0], self._branches[0].endpoint()))
             # What asks for an answer begins in the next turn of the loop; this waits for that, so all keep their order.
-            case ForkAsked():
+            case ForkRequest():
                 self._loop.call_soon(self._fork, message)
-            case TurnLeft():
+            case TurnCanceled():
                 self._loop.call_soon(self._leave, message)
             case Ended():
                 self._end(message.outcome)  # which is checked as that of any environment
@@ -214,7 +214,7 @@ class IsolatedEnvironment:
             raise BadMessage("asked for one turn twice")
         self._turns[turn] = self._loop.create_task(answer)
 
-    async def _turn(self, asked: TurnAsked) -> None:
+    async def _turn(self, asked: TurnRequest) -> None:
         policy = self._branches.get(asked.branch)
         if policy is None:
             return self._process.fail("asked for a turn in a branch that is not there")
@@ -233,11 +233,11 @@ class IsolatedEnvironment:
         if not (self._outcome.done() or self._process.is_over):
             self._process.tell(Answer(self._number, turn, reply, policy.state))
 
-    def _leave(self, left: TurnLeft) -> None:
+    def _leave(self, left: TurnCanceled) -> None:
         if (turn := self._turns.get(left.turn)) is not None:
             turn.cancel()
 
-    def _fork(self, asked: ForkAsked) -> None:
+    def _fork(self, asked: ForkRequest) -> None:
         policy = self._branches.get(asked.branch)
         if self._outcome.done() or self._process.is_over:
             return

@@ -35,7 +35,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class ErrorTold(_Message):
+class ErrorMessage(_Message):
     """An error that is meant for the reader, by the name of its class."""
 
     kind: str = Field(max_length=100)
@@ -44,7 +44,7 @@ class ErrorTold(_Message):
     hint: str | None = None
 
     @classmethod
-    def of(cls, error: RlhfError) -> ErrorTold:
+    def of(cls, error: RlhfError) -> ErrorMessage:
         """From an error of core's, or a plugin's subclass of one."""
         kind = next(each.__name__ for each in type(error).__mro__ if getattr(errors, each.__name__, None) is each)
         return cls(kind=kind, message=error.message, where=error.where, hint=error.hint)
@@ -60,27 +60,27 @@ class Ready(_Message):
     """The environment's code is imported, or cannot be."""
 
     say: Literal["ready"] = "ready"
-    error: ErrorTold | None = None
+    error: ErrorMessage | None = None
 
 
-class _OfEpisode(_Message):
+class _EpisodeMessage(_Message):
     episode: int
     """Number of the episode (`Play.episode`)."""
 
 
-class Doing(_OfEpisode):
+class Doing(_EpisodeMessage):
     """A call of the environment begins."""
 
     say: Literal["doing"] = "doing"
     call: str = Field(max_length=MAX_TEXT_CHARS)
 
 
-class TurnAsked(_OfEpisode):
+class TurnRequest(_EpisodeMessage):
     """A turn of the policy is asked for in one branch (`Policy.turn`)."""
 
     say: Literal["turn"] = "turn"
     branch: int
-    """Number of the proxy in the process: 0, or one that `ForkAsked` named."""
+    """Number of the proxy in the process: 0, or one that `ForkRequest` named."""
     turn: int
     """A number that the answer bears."""
     messages: str | list[dict[str, Any]] | None
@@ -89,7 +89,7 @@ class TurnAsked(_OfEpisode):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class EndpointAsked(_OfEpisode):
+class EndpointRequest(_EpisodeMessage):
     """An endpoint is asked for (`Policy.endpoint`)."""
 
     say: Literal["endpoint"] = "endpoint"
@@ -97,14 +97,14 @@ class EndpointAsked(_OfEpisode):
     """A number that the answer bears, of the same count as those of turns."""
 
 
-class TurnLeft(_OfEpisode):
+class TurnCanceled(_EpisodeMessage):
     """Nobody waits for a turn any more."""
 
     say: Literal["left"] = "left"
     turn: int
 
 
-class ForkAsked(_OfEpisode):
+class ForkRequest(_EpisodeMessage):
     """A branch goes on as another one, too (`Policy.fork`)."""
 
     say: Literal["fork"] = "fork"
@@ -112,22 +112,22 @@ class ForkAsked(_OfEpisode):
     new: int
 
 
-class Ended(_OfEpisode):
+class Ended(_EpisodeMessage):
     """The episode's outcome."""
 
     say: Literal["ended"] = "ended"
     outcome: Outcome
 
 
-class Failed(_OfEpisode):
+class Failed(_EpisodeMessage):
     """The environment failed: what it did, after the name of the call; or an error for the reader."""
 
     say: Literal["failed"] = "failed"
     fault: str = Field("", max_length=MAX_TEXT_CHARS)
-    error: ErrorTold | None = None
+    error: ErrorMessage | None = None
 
 
-OfEpisode = Doing | TurnAsked | EndpointAsked | TurnLeft | ForkAsked | Ended | Failed
+OfEpisode = Doing | TurnRequest | EndpointRequest | TurnCanceled | ForkRequest | Ended | Failed
 FromChild = Ready | OfEpisode
 _FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="say")])
 

@@ -25,7 +25,7 @@ from ..attempt import Make as MakeEnvironment
 from ..idle import WatchedSelector
 from ..shapes import new_environment
 from ..workers import Workers
-from .messages import MAX_TEXT_CHARS, Answer, ErrorTold, Frames, Make, Play, to_host
+from .messages import MAX_TEXT_CHARS, Answer, ErrorMessage, Frames, Make, Play, to_host
 from .policy import RemoteEpisode
 
 _CHUNK_BYTES = 1 << 16
@@ -77,10 +77,10 @@ class Worker:
         try:
             build: Callable[[], Any] = pickle.loads(recipe).builder()  # noqa: S301 - as above
         except RlhfError as error:
-            return ErrorTold.of(error).model_dump()
+            return ErrorMessage.of(error).model_dump()
         except BaseException as error:  # a stranger's module may raise anything
             told = PluginError(f"its process cannot import it: it {said(error)}"[:MAX_TEXT_CHARS])
-            return ErrorTold.of(told).model_dump()
+            return ErrorMessage.of(told).model_dump()
         self._make = partial(new_environment, build)
         return None
 
@@ -90,7 +90,7 @@ class Worker:
             found = await run_environment(self._make, Caller(episode, self._workers), episode.task, episode.policy())
             told = {"say": "ended", "outcome": asdict(found)}
         except RlhfError as error:
-            told = {"say": "failed", "error": ErrorTold.of(error).model_dump()}
+            told = {"say": "failed", "error": ErrorMessage.of(error).model_dump()}
         except asyncio.CancelledError:
             told = {"say": "failed", "fault": "was cancelled by itself"}
         except Exception as error:  # a stranger's environment may raise anything

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlhf_core.whole import alone
+from rlhf_core.episode_view import single_rank
 from rlhf_forward.masking import Reduce, last_true_index, masked_sum, var_over_ranks
 
 
@@ -29,7 +29,7 @@ class AdvantageInput:
     """[B] float32, the score of each row's sample; needed where samples have several rows."""
     sample_ids: Tensor | None = None
     """[B] int64, the episode of each row: equal for rows of one that branched; None where every row is a sample."""
-    all_reduce: Reduce = alone
+    all_reduce: Reduce = single_rank
     """Adds up float64 sums over the ranks that hold the episode's other rows. Collective."""
     values: Tensor | None = None
     """[B, A] float32, the critic's value of the state before each token; None without a critic."""
@@ -128,7 +128,7 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0).advantages
 
 
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, all_reduce: Reduce = alone) -> float | None:
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, all_reduce: Reduce = single_rank) -> float | None:
     """1 - Var(R - V) / Var(R) over the mask of all ranks: 1 is a perfect critic, 0 a constant one.
 
     None where the returns do not vary, so that it is undefined.

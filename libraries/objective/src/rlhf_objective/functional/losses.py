@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.algorithm import Mean
-from rlhf_core.whole import alone
+from rlhf_core.episode_view import single_rank
 from rlhf_forward.logprobs import token_log_probs
 from rlhf_forward.masking import Reduce, masked_mean, masked_sum
 
@@ -161,7 +161,7 @@ def value_loss(
     return ValueLoss(0.5 * torch.maximum(squares, bounded), (bounded > squares) & mask)
 
 
-def effective_sample_size(weights: Tensor, mask: Tensor, all_reduce: Reduce = alone) -> Tensor:
+def effective_sample_size(weights: Tensor, mask: Tensor, all_reduce: Reduce = single_rank) -> Tensor:
     """(sum w)^2 / (n sum w^2) over the n True positions of all ranks: 1 for equal weights; 0 where nothing counts."""
     exact = torch.where(mask, weights, 0.0).double()
     total, squares, count = all_reduce(torch.stack([exact.sum(), exact.square().sum(), mask.sum().double()])).unbind()

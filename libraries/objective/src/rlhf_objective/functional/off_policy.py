@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlhf_core.whole import alone
+from rlhf_core.episode_view import single_rank
 from rlhf_forward.masking import Reduce, masked_mean, masked_sum
 
 from .kl import clamp_log_ratio, kl_estimate
@@ -61,7 +61,7 @@ def off_policy_correction(
     sequence_range: Range | None = None,
     outlier_range: Range | None = None,
     divergence: DivergenceBound | None = None,
-    all_reduce: Reduce = alone,
+    all_reduce: Reduce = single_rank,
 ) -> OffPolicyCorrection:
     """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks of tokens inside a range.
 

@@ -12,11 +12,11 @@ import pytest
 import rlhf_objective as objective
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.columns import Columns
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
 from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS, TURN_REWARDS
 from rlhf_core.types import BufferItem, Experience
-from rlhf_core.whole import Whole
 from rlhf_objective.estimate import estimated
 
 from ..samples import make_item
@@ -76,10 +76,10 @@ class _Estimating:
 
 def _computed(estimator: Estimator, episode: Experience) -> Tensor:
     assert episode.reference_log_probs is not None
-    whole = Whole.of(episode)
+    view = EpisodeView.of(episode)
     kl = objective.kl_estimate(episode.action_log_probs, episode.reference_log_probs, "k1")
-    rewards = objective.token_rewards(whole.here(whole.scores), kl, 0.1, episode.action_mask)
-    return estimated(estimator, episode, whole, rewards=rewards, kl=kl, penalises_kl=True)
+    rewards = objective.token_rewards(view.local(view.scores), kl, 0.1, episode.action_mask)
+    return estimated(estimator, episode, view, rewards=rewards, kl=kl, penalises_kl=True)
 
 
 def _items() -> list[BufferItem]:
@@ -124,4 +124,4 @@ def _episode(items: list[BufferItem]) -> Experience:
     combiner, batch = RewardCombiner(WEIGHTS), collate(items)
     batch = replace(batch, scores=combiner.combine(batch.rewards).scores)
     greedy = {name: torch.tensor([item.columns[GREEDY_REWARDS][name] for item in items]) for name in WEIGHTS}
-    return replace(batch, part_of=replace(Whole.of(batch), greedy_scores=combiner.combine_as_before(greedy)))
+    return replace(batch, view=replace(EpisodeView.of(batch), greedy_scores=combiner.combine_as_before(greedy)))

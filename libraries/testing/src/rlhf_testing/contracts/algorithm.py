@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.types import RolloutGroup, SamplingParams
 
@@ -35,7 +35,7 @@ class AlgorithmContract(EstimatesContract, LossContract):
 
     @pytest.fixture
     @classmethod
-    def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> RolloutBench:
+    def bench(cls, selected: SelectedPlugin, config: BaseModel, rlhf_device: str) -> RolloutBench:
         tokenizer = contract_tokenizer()
         context = AlgorithmContext(SamplingParams(max_new_tokens=8), cls.samples_per_prompt, tokenizer)
         build = selected.build
@@ -50,7 +50,7 @@ class AlgorithmContract(EstimatesContract, LossContract):
 
         return rollout_bench(make, samples_per_prompt=cls.samples_per_prompt, device=rlhf_device)
 
-    def test_it_learns_from_rollouts(self, selected: Selected) -> None:
+    def test_it_learns_from_rollouts(self, selected: SelectedPlugin) -> None:
         assert selected.component.feeds == "rollouts", f'{selected.label}: say feeds="rollouts" (the default)'
 
     @pytest.fixture

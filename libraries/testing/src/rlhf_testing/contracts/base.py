@@ -16,7 +16,7 @@ from rlhf_core.components import Kind
 from rlhf_core.config.select import check_options
 from rlhf_core.plugins.discovery import discover, find
 from rlhf_core.plugins.requirements import unmet
-from rlhf_core.plugins.selected import Selected, load
+from rlhf_core.plugins.selected import SelectedPlugin, load
 from rlhf_core.plugins.trust import is_file_reference
 
 MAX_SUMMARY = 160
@@ -63,7 +63,7 @@ class ComponentContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def selected(cls) -> Selected:
+    def selected(cls) -> SelectedPlugin:
         """The plugin, imported as a run would; skips where an optional dependency is missing."""
         assert getattr(cls, "plugin", None), f'{cls.__name__}: say which plugin is tested: plugin = "its-name"'
         selected = load(cls.kind, cls.plugin, check_requires=False)
@@ -73,25 +73,25 @@ class ComponentContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def config(cls, selected: Selected, given: dict[str, Any]) -> BaseModel:
+    def config(cls, selected: SelectedPlugin, given: dict[str, Any]) -> BaseModel:
         """Its checked options."""
         try:
             return selected.component.config.model_validate(given)
         except ValidationError as error:
             pytest.fail(f"{selected.label} does not take the options {given}; set `options` in the test class\n{error}")
 
-    def test_one_distribution_gives_the_name(self, selected: Selected) -> None:
+    def test_one_distribution_gives_the_name(self, selected: SelectedPlugin) -> None:
         if not is_file_reference(self.plugin):
             find(self.kind, self.plugin)
 
-    def test_summary_is_one_line(self, selected: Selected) -> None:
+    def test_summary_is_one_line(self, selected: SelectedPlugin) -> None:
         summary = selected.component.summary
         assert summary.strip() or selected.function is not None, "say in one line what it is: summary=…"
         assert "\n" not in summary and len(summary) <= MAX_SUMMARY, (
             f"its summary is for one line of `rlhf plugins list`, at most {MAX_SUMMARY} characters"
         )
 
-    def test_unknown_options_are_refused(self, selected: Selected, given: dict[str, Any]) -> None:
+    def test_unknown_options_are_refused(self, selected: SelectedPlugin, given: dict[str, Any]) -> None:
         try:
             selected.component.config.model_validate({**given, _UNKNOWN: 1})
             refused: list[Any] = []
@@ -102,10 +102,10 @@ class ComponentContract:
             '(or set model_config = ConfigDict(extra="forbid"))'
         )
 
-    def test_options_leave_cores_names_alone(self, selected: Selected) -> None:
+    def test_options_leave_cores_names_alone(self, selected: SelectedPlugin) -> None:
         check_options(selected)
 
-    def test_options_are_described(self, selected: Selected) -> None:
+    def test_options_are_described(self, selected: SelectedPlugin) -> None:
         """A function's are described by its docstring, a part with options of its own by that of its class."""
         fields = selected.component.config.model_fields if selected.function is None else {}
         parts = {
@@ -116,13 +116,13 @@ class ComponentContract:
         silent = [name for name, field in fields.items() if not field.description and name not in parts]
         assert not silent, f"add Field(…, description=…) to {', '.join(silent)}"
 
-    def test_options_come_back_from_a_run_folder(self, selected: Selected, config: BaseModel) -> None:
+    def test_options_come_back_from_a_run_folder(self, selected: SelectedPlugin, config: BaseModel) -> None:
         """`config.yaml` of a run holds the resolved options; a resume reads them again."""
         written = json.loads(json.dumps(config.model_dump(mode="json")))
         again = json.loads(json.dumps(type(config).model_validate(written).model_dump(mode="json")))
         assert again == written, f"{selected.label}: options change when written and read: {written!r} -> {again!r}"
 
-    def test_importing_it_is_light(self, selected: Selected) -> None:
+    def test_importing_it_is_light(self, selected: SelectedPlugin) -> None:
         """`plugins show`, `config check` and `--dry-run` import the component, so it may not import torch."""
         if selected.function is not None:
             return  # a function's module may import what the function needs
@@ -135,7 +135,7 @@ class ComponentContract:
             'config in a module that imports pydantic and rlhf_core only, and name the rest by build="module:attr"'
         )
 
-    def test_component_is_whole(self, selected: Selected) -> None:
+    def test_component_is_whole(self, selected: SelectedPlugin) -> None:
         if self.kind != "sections":  # of which there is nothing to build
             selected.import_build()
 

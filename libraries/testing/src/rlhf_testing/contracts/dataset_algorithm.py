@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rlhf_core.algorithm import DatasetAlgorithm
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 from rlhf_core.types import SamplingParams
 
 from ..benches import RECORDS, DatasetBench, LossBench, dataset_bench
@@ -33,7 +33,7 @@ class DatasetAlgorithmContract(LossContract):
 
     @pytest.fixture
     @classmethod
-    def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> DatasetBench:
+    def bench(cls, selected: SelectedPlugin, config: BaseModel, rlhf_device: str) -> DatasetBench:
         tokenizer = contract_tokenizer()
         context = AlgorithmContext(SamplingParams(), 1, tokenizer)
         build = selected.build
@@ -47,7 +47,7 @@ class DatasetAlgorithmContract(LossContract):
 
         return dataset_bench(make, cls.records, device=rlhf_device)
 
-    def test_it_learns_from_a_dataset(self, selected: Selected) -> None:
+    def test_it_learns_from_a_dataset(self, selected: SelectedPlugin) -> None:
         assert selected.component.feeds == "dataset", f'{selected.label}: say feeds="dataset"'
 
     def test_items_know_their_length(self, bench: DatasetBench) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rlhf_core.components import EngineContext
 from rlhf_core.place import resolve_device
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rollout import replace_weights
 from rlhf_core.rollout.answers import with_kinds
@@ -87,7 +87,7 @@ class EngineContract(ComponentContract):
     @pytest.fixture(scope="class")
     @classmethod
     def bench(
-        cls, selected: Selected, config: BaseModel, rlhf_device: str, tmp_path_factory: pytest.TempPathFactory
+        cls, selected: SelectedPlugin, config: BaseModel, rlhf_device: str, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Bench]:
 
         tokenizer = contract_tokenizer()

@@ -15,7 +15,7 @@ import pytest
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolved import Configured
 from rlhf_core.errors import EpisodeError
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 from rlhf_core.rollout.row import Played, Row
 from rlhf_episodes.environment_shape import check_shape
 from rlhf_episodes.selected import resolve_environment
@@ -41,7 +41,7 @@ class EnvironmentContract(ComponentContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def environment(cls, selected: Selected, given: dict[str, Any]) -> Configured:
+    def environment(cls, selected: SelectedPlugin, given: dict[str, Any]) -> Configured:
         """The environment with the options of this class, as a run has it."""
         if isinstance(selected.function, type):
             check_shape(selected.function, selected.label)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.rewards.combiner import RewardCombiner
-from rlhf_core.rollout.samples import made_episode
+from rlhf_core.rollout.samples import collected_episode
 from rlhf_core.training.batches import BatchPlan
-from rlhf_core.training.estimates import EpisodeEstimates
+from rlhf_core.training.estimates import EpisodeEstimator
 from rlhf_core.types import BufferItem, Experience, PhaseTimes
 
 from ..thread_ranks import Ranks
@@ -99,8 +99,8 @@ def estimates_of_ranks(
     """What each of so many ranks computes of an episode: the items that it trains on, and the metrics."""
 
     def work(rank: int, place: Place) -> tuple[list[BufferItem], Mapping[str, float]]:
-        estimates = EpisodeEstimates(make(), combiner, place, BatchPlan(5, 1, rank, num_ranks))
-        found = estimates.of(made_episode(items, PhaseTimes()), 0)
+        estimates = EpisodeEstimator(make(), combiner, place, BatchPlan(5, 1, rank, num_ranks))
+        found = estimates.of(collected_episode(items, PhaseTimes()), 0)
         return [item for each in found.epochs for batch in each for item in batch], found.metrics
 
     return Ranks(num_ranks).run(work)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from rlhf_core.components import HookContext
 from rlhf_core.entry.train import train
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 from rlhf_core.protocols import Logger
 
 from ..runs import tiny_run
@@ -37,17 +37,19 @@ class LoggerContract(ComponentContract):
         folder.mkdir()
         return folder
 
-    def test_it_has_log_and_finish(self, selected: Selected, config: BaseModel, run_folder: Path) -> None:
+    def test_it_has_log_and_finish(self, selected: SelectedPlugin, config: BaseModel, run_folder: Path) -> None:
         logger = _build(selected, config, run_folder)
         assert isinstance(logger, Logger), (
             f"{selected.label}: build returns a {type(logger).__name__}; it needs log(step, values) and finish(failed)"
         )
 
-    def test_a_run_without_an_update_is_nothing(self, selected: Selected, config: BaseModel, run_folder: Path) -> None:
+    def test_a_run_without_an_update_is_nothing(
+        self, selected: SelectedPlugin, config: BaseModel, run_folder: Path
+    ) -> None:
         _build(selected, config, run_folder).finish(True)
 
     def test_numbers_arrive_and_a_resume_makes_some_again(
-        self, selected: Selected, config: BaseModel, run_folder: Path
+        self, selected: SelectedPlugin, config: BaseModel, run_folder: Path
     ) -> None:
         """Metrics come and go from line to line; a resume is another process, a rollback the same object."""
         first = _build(selected, config, run_folder)
@@ -65,12 +67,12 @@ class LoggerContract(ComponentContract):
             assert found["eval/score"] == pytest.approx({2: 0.5})
             assert found["kl/mean"] == pytest.approx({4: 0.25})
 
-    def test_a_run_with_it_is_done(self, selected: Selected, given: dict[str, Any], tmp_path: Path) -> None:
+    def test_a_run_with_it_is_done(self, selected: SelectedPlugin, given: dict[str, Any], tmp_path: Path) -> None:
         run = tiny_run({"train": {"episodes": 1}, "logging": {selected.name: given or True}})
         result = train(run, output=tmp_path / "run")
         assert result is not None and result.summary["status"] == "done"
 
 
-def _build(selected: Selected, config: BaseModel, run_folder: Path) -> Logger:
+def _build(selected: SelectedPlugin, config: BaseModel, run_folder: Path) -> Logger:
     context = HookContext(run_folder=run_folder, run={"train": {"episodes": 1}, "rewards": [{"name": "exact-match"}]})
     return cast(Logger, selected.build(config, context))

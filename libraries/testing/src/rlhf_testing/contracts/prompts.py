@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf_core.components import TaskContext
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 from rlhf_core.protocols import PromptSource
 
 from ..episodes import episode_tokenizer, prompt_stream
@@ -28,10 +28,10 @@ class PromptsContract(ComponentContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def source(cls, selected: Selected, config: BaseModel, folder: Path) -> PromptSource:
+    def source(cls, selected: SelectedPlugin, config: BaseModel, folder: Path) -> PromptSource:
         return _build(selected, config, folder)
 
-    def test_it_is_a_prompt_source(self, selected: Selected, source: PromptSource) -> None:
+    def test_it_is_a_prompt_source(self, selected: SelectedPlugin, source: PromptSource) -> None:
         assert isinstance(source, PromptSource), (
             f"{selected.label}: build returns a {type(source).__name__}, which needs __len__ and __getitem__(index)"
         )
@@ -55,7 +55,7 @@ class PromptsContract(ComponentContract):
             assert dict(source[index]) == dict(source[index]), f"record {index} differs when it is read twice"
 
     def test_every_process_builds_the_same(
-        self, selected: Selected, config: BaseModel, folder: Path, source: PromptSource
+        self, selected: SelectedPlugin, config: BaseModel, folder: Path, source: PromptSource
     ) -> None:
         """Each trainer and a resumed run rebuild the source and must find the same records in the same order."""
         other = _build(selected, config, folder)
@@ -64,7 +64,7 @@ class PromptsContract(ComponentContract):
             assert dict(other[index]) == dict(source[index]), f"record {index} differs in a source built anew"
 
 
-def _build(selected: Selected, config: BaseModel, folder: Path) -> PromptSource:
+def _build(selected: SelectedPlugin, config: BaseModel, folder: Path) -> PromptSource:
     built: Any = selected.build(config, TaskContext(0, folder))
     return cast(PromptSource, built)
 

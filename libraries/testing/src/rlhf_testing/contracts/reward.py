@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from rlhf_core.components import RewardContext
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.place import resolve_device
-from rlhf_core.plugins.selected import Selected
-from rlhf_core.rewards.scorer import RewardScorer, reward_spec
+from rlhf_core.plugins.selected import SelectedPlugin
+from rlhf_core.rewards.scorer import RewardScorer, make_reward_spec
 from rlhf_core.types import Rollout
 
 from ..models import POLICY_PATH
@@ -43,16 +43,16 @@ class RewardContract(ComponentContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def scorer(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> Iterator[RewardScorer]:
+    def scorer(cls, selected: SelectedPlugin, config: BaseModel, rlhf_device: str) -> Iterator[RewardScorer]:
         """The reward under core's policy, as a run calls it."""
         with closing(cls._scorer(selected, config, rlhf_device, isolate=False)) as scorer:
             yield scorer
 
     @classmethod
-    def _scorer(cls, selected: Selected, config: BaseModel, device: str, *, isolate: bool) -> RewardScorer:
+    def _scorer(cls, selected: SelectedPlugin, config: BaseModel, device: str, *, isolate: bool) -> RewardScorer:
         policy = RewardCallOptions(timeout_seconds=cls.timeout_seconds, isolate=isolate)
         context = RewardContext(str(resolve_device(device)), 0, POLICY_PATH)
-        return RewardScorer([reward_spec(selected, config, context, policy, name="it")])
+        return RewardScorer([make_reward_spec(selected, config, context, policy, name="it")])
 
     def test_one_finite_number_for_every_answer(self, scorer: RewardScorer, rollouts: Sequence[Rollout]) -> None:
         """Core refuses a wrong count, NaN, infinity and values that are not numbers, and names the sample."""
@@ -83,7 +83,12 @@ class RewardContract(ComponentContract):
         assert seen == list(rollouts), "the reward changes the rollouts (their metadata?); copy what you change"
 
     def test_scores_in_a_process_of_its_own(
-        self, selected: Selected, config: BaseModel, rlhf_device: str, scorer: RewardScorer, rollouts: Sequence[Rollout]
+        self,
+        selected: SelectedPlugin,
+        config: BaseModel,
+        rlhf_device: str,
+        scorer: RewardScorer,
+        rollouts: Sequence[Rollout],
     ) -> None:
         """`isolate: true` rebuilds the reward in another process from its name and options alone."""
         with closing(self._scorer(selected, config, rlhf_device, isolate=True)) as isolated:

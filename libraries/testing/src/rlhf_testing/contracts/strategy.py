@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 
 from ..strategy_suite import StrategyCase, observe, run_strategies
 from ..tiny_training import MAX_GRAD_NORM, SHARD_BYTES, change_cosine, largest_difference, tiny_model, train_alone
@@ -30,7 +30,7 @@ class StrategyContract(ComponentContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def seen(cls, selected: Selected, given: dict[str, Any], rlhf_device: str, folder: Path) -> dict[str, Any]:
+    def seen(cls, selected: SelectedPlugin, given: dict[str, Any], rlhf_device: str, folder: Path) -> dict[str, Any]:
         """The observed results (see `strategy_suite.observe`)."""
         case = StrategyCase("it", cls.plugin, given, rlhf_device)
         if cls.num_processes > 1:

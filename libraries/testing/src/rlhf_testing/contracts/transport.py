@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_core.entry.train import TrainResult, train
 from rlhf_core.errors import RewardError
-from rlhf_core.plugins.selected import Selected
+from rlhf_core.plugins.selected import SelectedPlugin
 from rlhf_core.runfolder.folder import RunFolder
 
 from ..runs import tiny_run
@@ -41,7 +41,7 @@ class TransportContract(ComponentContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def finished(cls, selected: Selected, given: dict[str, Any], folder: Path) -> TrainResult:
+    def finished(cls, selected: SelectedPlugin, given: dict[str, Any], folder: Path) -> TrainResult:
         """One episode, and then a second one from the checkpoint."""
         train(cls.run_file(given, 1), output=folder / "run")
         result = train(cls.run_file(given, 2), output=folder / "run", resume="auto")
@@ -74,7 +74,7 @@ class TransportContract(ComponentContract):
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert model.num_parameters() > 0 and AutoTokenizer.from_pretrained(folder).eos_token_id is not None
 
-    def test_a_failing_run_fails(self, selected: Selected, given: dict[str, Any], tmp_path: Path) -> None:
+    def test_a_failing_run_fails(self, selected: SelectedPlugin, given: dict[str, Any], tmp_path: Path) -> None:
         """With its original error, wherever that happened; the folder records the failure."""
         bad = tmp_path / "bad_reward.py"
         bad.write_text(_BAD_REWARD, encoding="utf-8")

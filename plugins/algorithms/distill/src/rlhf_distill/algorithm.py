@@ -24,9 +24,9 @@ from rlhf_core.algorithm import (
     RolloutAlgorithm,
 )
 from rlhf_core.components import AlgorithmContext
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience, Role
-from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_count, aggregate_sum, masked_sum, mean_over_ranks, policy_forward, to_tokens
 from rlhf_objective import clamp_log_ratio, leave_one_out, policy_metrics, ppo_policy_loss
 
@@ -78,23 +78,23 @@ class Distill(RolloutAlgorithm):
 
     def advantages(self, episode: Experience) -> Experience:
         """[B, A]: of the sampled tokens' log-ratios (without `top_k`), and of the rewards where they have a factor."""
-        whole, config, mask = Whole.of(episode), self._config, episode.action_mask
+        view, config, mask = EpisodeView.of(episode), self._config, episode.action_mask
         advantages = torch.zeros(mask.shape)
         metrics: dict[str, float] = {}
         if not config.top_k:
             gain = clamp_log_ratio(episode.columns[LOG_PROBS].squeeze(-1) - episode.action_log_probs)
             # What all tokens of an episode have in common does not change the expected gradient, only its noise.
-            mean = mean_over_ranks(gain, mask, whole.all_reduce)
+            mean = mean_over_ranks(gain, mask, view.all_reduce)
             metrics["distill/reverse_kl"] = -float(mean)
             advantages = config.distill_coef * torch.where(mask, gain - mean, 0.0)
         if config.reward_coef > 0:
-            advantages = advantages + config.reward_coef * to_tokens(whole.here(self._of_rewards(whole)), mask)
+            advantages = advantages + config.reward_coef * to_tokens(view.local(self._of_rewards(view)), mask)
         return replace(episode, advantages=advantages, metrics=metrics)
 
-    def _of_rewards(self, whole: Whole) -> Tensor:
+    def _of_rewards(self, view: EpisodeView) -> Tensor:
         """[B] the advantages of all rows of the episode."""
-        groups = whole.group_ids if self._config.baseline == "group" else torch.zeros_like(whole.group_ids)
-        return leave_one_out(whole.scores, groups, whole.row_sample_ids)
+        groups = view.group_ids if self._config.baseline == "group" else torch.zeros_like(view.group_ids)
+        return leave_one_out(view.scores, groups, view.row_sample_ids)
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
         return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self._config.aggregation))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlhf_core.components import AlgorithmContext
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience, RolloutGroup
-from rlhf_core.whole import Whole
 from rlhf_objective import PolicyObjective, check_groups, group_spread
 
 from .config import CriticFreeConfig
@@ -44,9 +44,9 @@ class CriticFree(PolicyObjective):
         return len({self._score(item.rewards) for item in group.items}) > 1
 
     def estimate(
-        self, episode: Experience, whole: Whole, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
+        self, episode: Experience, view: EpisodeView, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
     ) -> Experience:
-        spread = group_spread(whole.scores, whole.group_ids, whole.row_sample_ids)
+        spread = group_spread(view.scores, view.group_ids, view.row_sample_ids)
         metrics["group/std_mean"] = spread.std_mean
         metrics["group/without_spread_fraction"] = spread.without_spread_fraction
-        return super().estimate(episode, whole, rewards, kl, metrics)
+        return super().estimate(episode, view, rewards, kl, metrics)

@@ -12,12 +12,12 @@ import rlhf_objective as objective
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlhf_core.whole import Whole
+    from rlhf_core.episode_view import EpisodeView
     from rlhf_objective import AdvantageInput
 
 
 @objective.needs("scalars", compares_answers=True)
-def group_normalised(episode: Whole, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
+def group_normalised(episode: EpisodeView, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """(reward - mean of its group) / deviation of its group, on every token (Shao 2024; Liu 2025 does not divide)."""
     assert episode.totals is not None
     return objective.group_normalised(
@@ -30,7 +30,7 @@ def group_normalised(episode: Whole, *, divide_by_std: bool = True, leave_one_ou
 
 
 @objective.needs("scalars", compares_answers=True)
-def leave_one_out(episode: Whole) -> Tensor:
+def leave_one_out(episode: EpisodeView) -> Tensor:
     """reward - mean of the others in its group, on every token (Ahmadian 2024)."""
     return group_normalised(episode, divide_by_std=False, leave_one_out=True)
 
@@ -54,13 +54,13 @@ def remax(rows: AdvantageInput) -> Tensor:
 
 
 @objective.needs("scalars", compares_answers=True)
-def group_whitened(episode: Whole) -> Tensor:
+def group_whitened(episode: EpisodeView) -> Tensor:
     """reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""
-    return rlhf_forward.whitened_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
+    return rlhf_forward.whiten_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
 
 
 @objective.needs("scalars", compares_answers=True)
-def gdpo(episode: Whole, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
+def gdpo(episode: EpisodeView, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """Each reward normalised in its group, then weighted, summed, and whitened over the episode (GDPO, Liu 2026).
 
     So a reward of small spread is not drowned by one of large spread. A length penalty is a reward of weight 1. A KL in
@@ -78,11 +78,11 @@ def gdpo(episode: Whole, *, divide_by_std: bool = True, leave_one_out: bool = Fa
             leave_one_out=leave_one_out,
         )
         total = total + episode.weights.get(name, 1.0) * part
-    return rlhf_forward.whitened_by_counts(total, episode.lengths)
+    return rlhf_forward.whiten_by_counts(total, episode.lengths)
 
 
 @objective.needs("scalars", compares_answers=True)
-def pass_at_k(episode: Whole, *, divide_by_std: bool = True) -> Tensor:
+def pass_at_k(episode: EpisodeView, *, divide_by_std: bool = True) -> Tensor:
     """The group's best reward less what the best of the others is: its gradient is that of max@k (Tang 2025).
 
     k is train.samples_per_prompt. Only a single best answer of a group has an advantage; two of them have none.

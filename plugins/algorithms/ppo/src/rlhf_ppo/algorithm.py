@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.algorithm import LossOutput, LossTerm, Mean
-from rlhf_core.batching import pinned
+from rlhf_core.batching import pin_memory
 from rlhf_core.components import AlgorithmContext
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import BufferItem, Experience, Role
-from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_count, masked_whiten
 from rlhf_objective import KLController, PolicyObjective, check_groups, gae
 
@@ -79,15 +79,15 @@ class PPO(PolicyObjective):
     def kl_coef(self) -> float:
         return self._controller.value
 
-    def turn_scores(self, episode: Experience, whole: Whole) -> Tensor | None:
+    def turn_scores(self, episode: Experience, view: EpisodeView) -> Tensor | None:
         """[R, A] the part of the scores that was earned in turns of an environment; None without one."""
         given: Tensor | None = episode.columns.get("turn_rewards")  # [R, A, rewards], raw
         if given is None:
             return None
-        return given @ torch.tensor([whole.weights.get(name, 1.0) for name in episode.rewards])
+        return given @ torch.tensor([view.weights.get(name, 1.0) for name in episode.rewards])
 
     def estimate(
-        self, episode: Experience, whole: Whole, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
+        self, episode: Experience, view: EpisodeView, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
     ) -> Experience:
         """GAE's advantages, or those of the named estimator, whitened over the episode; returns are GAE's."""
         assert episode.values is not None
@@ -98,21 +98,21 @@ class PPO(PolicyObjective):
             returns = gae(rewards, episode.values, mask, config.gamma, config.critic_lam).returns
         learnt = replace(episode, advantages=result.advantages, returns=returns)
         if self.estimator is not None:
-            learnt = super().estimate(learnt, whole, rewards, kl, metrics)
+            learnt = super().estimate(learnt, view, rewards, kl, metrics)
         if config.whiten_advantages:
             assert learnt.advantages is not None
-            learnt = replace(learnt, advantages=masked_whiten(learnt.advantages, mask, all_reduce=whole.all_reduce))
+            learnt = replace(learnt, advantages=masked_whiten(learnt.advantages, mask, all_reduce=view.all_reduce))
         if kl is not None:
-            self._last_kl = (metrics["kl/per_sample"], whole.num_samples)
+            self._last_kl = (metrics["kl/per_sample"], view.num_samples)
             metrics["kl/coef"] = self._controller.value
-        metrics |= critic_metrics(episode, whole, returns)
+        metrics |= critic_metrics(episode, view, returns)
         return learnt
 
     def collate(self, items: Sequence[BufferItem]) -> Experience:
         batch = super().collate(items)
         if self._pretraining is not None:
             batch = self._pretraining.attach(batch, items)
-        return pinned(batch) if self._pin_memory else batch
+        return pin_memory(batch) if self._pin_memory else batch
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
         counts = {**super().counts(batch), "value": aggregate_count(batch.action_mask, "token-mean")}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
 from rlhf_core.algorithm import Mean
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import Experience
-from rlhf_core.whole import Whole
 from rlhf_forward import aggregate_sum, mean_over_ranks, value_forward
 from rlhf_models import check_hub, is_lora, merged_weights, write_transformers_folder
 from rlhf_objective import explained_variance, value_loss
@@ -110,10 +110,10 @@ class Critic(nn.Module):
         return values.squeeze(-1).to(torch.float32, copy=True)
 
 
-def critic_metrics(episode: Experience, whole: Whole, returns: Tensor) -> dict[str, float]:
+def critic_metrics(episode: Experience, view: EpisodeView, returns: Tensor) -> dict[str, float]:
     """Metrics over all rows of the episode. Collective."""
     assert episode.values is not None
-    mask, reduce = episode.action_mask, whole.all_reduce
+    mask, reduce = episode.action_mask, view.all_reduce
     metrics = {
         "value/mean": float(mean_over_ranks(episode.values, mask, reduce)),
         "returns/mean": float(mean_over_ranks(returns, mask, reduce)),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from rlhf_core.config import ModelConfig
-from rlhf_core.entry.resume import own_config
+from rlhf_core.entry.resume import load_run_config
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.models import kind_of
+from rlhf_core.models import model_kind_of
 from rlhf_core.rollout import named_weights
-from rlhf_core.runfolder import whole_checkpoint
+from rlhf_core.runfolder import find_complete_checkpoint
 from rlhf_models import (
     is_lora,
     load_policy,
@@ -67,7 +67,7 @@ def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype:
                 base: Any = policy
                 if is_lora(policy):
                     base, weights = policy.get_base_model(), merged_weights(policy, weights)
-                kind: Any = kind_of(base)
+                kind: Any = model_kind_of(base)
                 kind.save(base, _cast(weights, dtype), tokenizer, partial)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class
         raise UserInputError(f"cannot be written: {error}", where=str(target), hint="is the disk full?") from error
@@ -75,7 +75,7 @@ def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype:
 
 
 def _checkpoint(source: Path) -> Path:
-    found = whole_checkpoint(source)
+    found = find_complete_checkpoint(source)
     if found is None:
         hint = "give a run's folder, or one of its checkpoints/step-N"
         if (source / "model" / "config.json").exists():
@@ -86,7 +86,7 @@ def _checkpoint(source: Path) -> Path:
 
 def _model_of(run_folder: Path) -> tuple[ModelConfig, int]:
     """The section `model` of a run's config, and the run's seed."""
-    config = own_config(run_folder)
+    config = load_run_config(run_folder)
     train = config.get("train")
     try:
         model = ModelConfig.model_validate(config.get("model"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
-from rlhf_core.batching import default_tokens
+from rlhf_core.batching import default_micro_batch_tokens
 from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun, StrategyConfig
 from rlhf_core.prompts import PromptStream
 from rlhf_core.strategy import StateBytes
@@ -124,7 +124,7 @@ class MemoryEstimate:
         ranks: shares of the rows; fewer than training processes where some compute the same rows together.
         """
         train, shape, length = resolved.run.train, self.shape, self.tokens_per_sample
-        bound = train.micro_batch_tokens or default_tokens(self.device, shape.num_parameters)
+        bound = train.micro_batch_tokens or default_micro_batch_tokens(self.device, shape.num_parameters)
         tokens = max(length, min(bound, math.ceil(train.train_batch_size / ranks) * length))
         per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
         if resolved.run.model.gradient_checkpointing:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import kind_for
+from rlhf_core.models import model_kind_for
 from rlhf_models import CausalLM, check_hub
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def meta_model(config: ModelConfig) -> nn.Module:
 def _meta_model(config: ModelConfig) -> nn.Module:
     import torch
 
-    kind: Any = kind_for(config)
+    kind: Any = model_kind_for(config)
     if config.path.startswith("builtin:") or type(kind) is not CausalLM:  # made in code, or its config is unknown here
         return kind.load(dtype=torch.float32, seed=0, tokenizer=None)  # type: ignore[no-any-return]
     from transformers import AutoConfig, AutoModelForCausalLM

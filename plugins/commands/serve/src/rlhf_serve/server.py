@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rlhf_episodes import Answer, Answering, Call, CallRefused, EndpointServer, FindKey
+from rlhf_episodes import Answer, Call, CallRefused, EndpointServer, FindKey, KeyOwner
 from rlhf_web import Bodies, Guard, ServerLimits, WebServer, bearer_key
 
 from .protocol import (
@@ -96,7 +96,7 @@ async def _while_client_stays(request: Request, work: Coroutine[Any, Any, T]) ->
             working.exception()  # nobody else will ask for it
 
 
-async def _answers_of(owner: Answering, calls: Sequence[Call]) -> list[Answer]:
+async def _answers_of(owner: KeyOwner, calls: Sequence[Call]) -> list[Answer]:
     """All answers, in the order of the calls. Where one is refused, the others are cancelled."""
     tasks = [asyncio.ensure_future(_answer_of(owner, call)) for call in calls]
     try:
@@ -107,7 +107,7 @@ async def _answers_of(owner: Answering, calls: Sequence[Call]) -> list[Answer]:
         await asyncio.wait(tasks)
 
 
-async def _answer_of(owner: Answering, call: Call) -> Answer:
+async def _answer_of(owner: KeyOwner, call: Call) -> Answer:
     """The owner's answer. Every error of the owner becomes `CallRefused`."""
     try:
         return await owner.answer(call)

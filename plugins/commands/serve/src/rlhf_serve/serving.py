@@ -24,7 +24,7 @@ _END_SECONDS = 10.0
 
 
 class ServedModel:
-    """Answers calls (`Answering`) with one engine, on a thread (`EngineThread`)."""
+    """Answers calls (`KeyOwner`) with one engine, on a thread (`EngineThread`)."""
 
     def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, *, max_new_tokens: int) -> None:
         self._engine = engine
@@ -36,7 +36,7 @@ class ServedModel:
         self._thread = EngineThread(engine)
 
     async def answer(self, call: Call) -> Answer:
-        """See `Answering`."""
+        """See `KeyOwner`."""
         prompt_ids = self._encode(call)
         limit = self._limit(call, len(prompt_ids))
         ends = self._chat.ends(self._engine.eos_token_ids) if call.text is None else ()

@@ -13,7 +13,7 @@ import torch
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, OutOfMemoryError, SyncError
-from rlhf_core.protocols import Asked, InFlightEngine
+from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_models import eos_token_ids
 
@@ -76,7 +76,7 @@ class HfEngine:
         """
         flight, version = self.begin(requests, sampling), self.policy_version
 
-        def unchanged() -> Sequence[Asked]:
+        def unchanged() -> Sequence[SamplingRequest]:
             if version != self.policy_version:
                 raise SyncError(
                     f"weights of version {self.policy_version} arrived while version {version} was generating",
@@ -96,7 +96,7 @@ class HfEngine:
             flight.begin()
         return flight
 
-    def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
+    def generate_in_flight(self, between: Callable[[], Sequence[SamplingRequest]]) -> Iterator[Completion]:
         """Answer what `between` returns, which is called before each step (see `InFlightEngine`).
 
         Raises what `generate` raises, while iterating.
@@ -139,7 +139,7 @@ class HfEngine:
         return LockstepBatch(LockstepModel(self._forward, name), alike)
 
     def _completions(
-        self, flight: Flight, between: Callable[[], Sequence[Asked]], *, goes_on: bool = False
+        self, flight: Flight, between: Callable[[], Sequence[SamplingRequest]], *, goes_on: bool = False
     ) -> Iterator[Completion]:
         """`goes_on`: `between` is called before each step, not only after rows have finished."""
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rlhf_core.protocols import Asked
+from rlhf_core.protocols import SamplingRequest
 from rlhf_core.types import GenerationRequest, SamplingParams
 
 from .lockstep import LockstepBatch
@@ -48,7 +48,7 @@ class Flight:
         if self._batch is not None:
             self._batch.weights_changed()
 
-    def add(self, asked: Sequence[Asked]) -> None:
+    def add(self, asked: Sequence[SamplingRequest]) -> None:
         """Answer these too. Raises `DataError` for a prompt that leaves no room for an answer."""
         assert self._version is not None
         requests: dict[SamplingParams, list[GenerationRequest]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.models import kind_of
+from rlhf_core.models import model_kind_of
 from rlhf_forward import innermost, length_switches
 
 
@@ -21,7 +21,7 @@ class ModelForward:
         self.module = module
         self.base = innermost(module)  # below a PEFT wrapper, whose forward takes `**kwargs`
         self.config: Any = self.base.config
-        self.kind = kind_of(self.base)
+        self.kind = model_kind_of(self.base)
         known = frozenset(inspect.signature(self.base.forward).parameters)
         self.parameters = known
         """Names of what its forward takes."""

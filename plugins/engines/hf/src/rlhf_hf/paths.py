@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_forward import feels_padding
+from rlhf_forward import padding_problem
 
 from .forward import ModelForward
 from .lockstep import LockstepModel, Way
@@ -76,7 +76,7 @@ def _no_padding(forward: ModelForward) -> str | None:
         return "its forward takes no past_key_values"
     if forward.length_switches is not None:
         return "its rotary embedding depends on the longest row"
-    return feels_padding(forward.config, forward.parameters)
+    return padding_problem(forward.config, forward.parameters)
 
 
 def _no_cache(forward: ModelForward) -> str | None:

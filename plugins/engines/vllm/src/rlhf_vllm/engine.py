@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DivergenceError, RlhfError, SyncError
-from rlhf_core.protocols import Asked, InFlightEngine
+from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.rollout import named_weights
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
@@ -68,7 +68,7 @@ class VllmEngine:
         jobs = [self._job(request, sampling) for request in requests]
         return self._of_one_version(jobs) if jobs else iter(())
 
-    def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
+    def generate_in_flight(self, between: Callable[[], Sequence[SamplingRequest]]) -> Iterator[Completion]:
         """Answer what `between` returns, which is called before each step (see `InFlightEngine`).
 
         Raises what `generate` raises, while iterating.

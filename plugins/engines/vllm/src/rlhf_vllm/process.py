@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_containment.processes import AskedProcess, ProcessFault, TooSlow
+from rlhf_containment.processes import ProcessFault, ProcessTimeout, RequestProcess
 from rlhf_core.errors import ConfigError, DeadlineError, EngineLostError
 from rlhf_core.types import Completion
 from rlhf_core.util import write_tensors
@@ -31,7 +31,7 @@ class VllmProcess:
     def __init__(self, settings: Settings) -> None:
         self._answer_seconds = settings.config.answer_timeout_seconds
         environment = _environment(settings.device, settings.config.tensor_parallel_size)
-        self._process = AskedProcess("rlhf_vllm.serve", memory_limit_bytes=sys.maxsize, environment=environment)
+        self._process = RequestProcess("rlhf_vllm.serve", memory_limit_bytes=sys.maxsize, environment=environment)
         self._is_closed = False
         self._scratch = tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder())
         seconds = settings.config.start_timeout_seconds
@@ -79,7 +79,7 @@ class VllmProcess:
         seconds = self._answer_seconds if seconds is None else seconds
         try:
             answer, error = pickle.loads(self._process.ask(pickle.dumps(request), seconds))  # noqa: S301 - our own code's
-        except TooSlow as fault:
+        except ProcessTimeout as fault:
             self.close()
             raise DeadlineError(
                 f"waited {seconds:g} s for {what}: it {fault}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhf_core.components import TaskContext
-from rlhf_core.plugins import function_of_file
+from rlhf_core.plugins import function_from_file
 
 from .config import PYTHON, ToolsConfig
 from .python_tool import python_tool
@@ -20,6 +20,6 @@ class Tools:
         self.tools = {
             name.rpartition(":")[2]: python_tool(config)
             if name == PYTHON
-            else function_of_file(name, context.base_folder, "tool")
+            else function_from_file(name, context.base_folder, "tool")
             for name in config.functions
         }

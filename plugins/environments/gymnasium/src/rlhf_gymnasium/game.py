@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError
-from rlhf_core.plugins import function_of_file
+from rlhf_core.plugins import function_from_file
 
 from .actions import ReadAction, named, numbered
 from .config import GymnasiumConfig
@@ -73,7 +73,7 @@ class Game:
         from gymnasium.spaces import Discrete
 
         if self._config.read_action is not None:
-            return function_of_file(self._config.read_action, self._base_folder, "function")
+            return function_from_file(self._config.read_action, self._base_folder, "function")
         space: Any = self._environment.action_space
         if not isinstance(space, Discrete):
             raise ConfigError(
@@ -87,7 +87,7 @@ class Game:
     def _writer(self) -> WriteObservation:
         if ".py:" not in self._config.observation:
             return template(self._config.observation)
-        function = function_of_file(self._config.observation, self._base_folder, "function")
+        function = function_from_file(self._config.observation, self._base_folder, "function")
         return lambda observation, info, render: str(function(observation, info))
 
 

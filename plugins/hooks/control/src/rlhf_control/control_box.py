@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
-from rlhf_core.util import is_own, suggestion, write_json
+from rlhf_core.util import is_own_file, suggestion, write_json
 
 Kind = Literal["pause", "resume", "checkpoint", "stop", "set"]
 KEYS = {
@@ -110,7 +110,7 @@ class ControlBox:
         found = []
         for name in names:
             path = self._folder / name
-            if name.endswith(".json") and not name.startswith(".") and not name.endswith(_ANSWER) and is_own(path):
+            if name.endswith(".json") and not name.startswith(".") and not name.endswith(_ANSWER) and is_own_file(path):
                 command = _read(path)
                 path.unlink()
                 if command is None:
@@ -156,7 +156,7 @@ class ControlBox:
         """Remove commands to an earlier session, which ended before `before_ns` (Unix time in nanoseconds)."""
         for path in self._folder.glob("*.json") if self._is_there else ():
             with suppress(FileNotFoundError):  # another process of the run removes them, too
-                if is_own(path) and path.stat().st_mtime_ns < before_ns:
+                if is_own_file(path) and path.stat().st_mtime_ns < before_ns:
                     path.unlink()
 
     @property

@@ -14,7 +14,7 @@ from rlhf_core.plugins import load
 from rlhf_core.prompts import PromptStream, RecordRules
 from rlhf_core.protocols import PromptSource
 from rlhf_core.util import suggestion
-from rlhf_models import check_answer
+from rlhf_models import check_hub_reachable
 
 from .config import HfDatasetConfig
 from .streamed import StreamedRecords
@@ -146,7 +146,7 @@ def _load_hub(config: HfDatasetConfig) -> Any:
     *owner, name = config.path.split("/")
     cached = "___".join([*owner, datasets.naming.camelcase_to_snakecase(name)])
     if not (Path(config.path).exists() or Path(datasets.config.HF_DATASETS_CACHE, cached).exists()):
-        check_answer(config.path, where="prompts.path")
+        check_hub_reachable(config.path, where="prompts.path")
     options = {"split": config.split, "revision": config.revision, "streaming": config.streaming}
     try:
         return datasets.load_dataset(config.path, config.subset, **options)

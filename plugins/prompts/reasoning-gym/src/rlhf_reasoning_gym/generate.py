@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from rlhf_containment.processes import answer_requests
+from rlhf_containment.processes import serve_requests
 from rlhf_reasoning_gym.library import UnknownTask, make_dataset
 
 
@@ -38,4 +38,4 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    answer_requests(int(sys.argv[1]), int(sys.argv[2]), Maker().answer)
+    serve_requests(int(sys.argv[1]), int(sys.argv[2]), Maker().answer)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhf_containment.processes import AskedProcess, ProcessFault, TooSlow
+from rlhf_containment.processes import ProcessFault, ProcessTimeout, RequestProcess
 from rlhf_core.components import TaskContext
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.protocols import PromptSource
@@ -53,7 +53,7 @@ class ReasoningGymSource:
 
 
 def _make(order: Mapping[str, Any]) -> Iterator[str]:
-    process = AskedProcess("rlhf_reasoning_gym.generate", environment={"PYTHONHASHSEED": "0"})
+    process = RequestProcess("rlhf_reasoning_gym.generate", environment={"PYTHONHASHSEED": "0"})
     made = 0
     try:
         told = json.loads(process.start(json.dumps(order).encode()))
@@ -61,7 +61,7 @@ def _make(order: Mapping[str, Any]) -> Iterator[str]:
             raise _refused(order["task"], told["error"], told["known"])
         for made in range(order["size"]):
             yield process.ask(json.dumps(made).encode(), _SECONDS_PER_PROBLEM).decode()
-    except TooSlow as fault:
+    except ProcessTimeout as fault:
         raise PluginError(
             f"a problem of {order['task']}: its process {fault}", hint="make it easier with prompts.task_options"
         ) from fault

@@ -98,13 +98,13 @@ def _scorer(name: str, given: Sequence[str], device: str, concurrency: int) -> R
     from rlhf_core.components import RewardContext
     from rlhf_core.config import RewardCallOptions, resolve_reward
     from rlhf_core.place import resolve_device
-    from rlhf_core.rewards import RewardScorer, reward_spec
+    from rlhf_core.rewards import RewardScorer, make_reward_spec
 
     entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, given)), "name": name}
     reward = resolve_reward(entry, "rlhf serve-reward")
     options = reward.typed(RewardCallOptions)
     context = RewardContext(str(resolve_device(device)), seed=0)
-    return RewardScorer([reward_spec(reward, reward.config, context, options)])
+    return RewardScorer([make_reward_spec(reward, reward.config, context, options)])
 
 
 def _parse_option(text: str) -> tuple[str, Any]:

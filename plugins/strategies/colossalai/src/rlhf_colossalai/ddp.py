@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import TrainedModel
 from rlhf_strategies import StrategyBase
 
 from .config import DdpConfig
@@ -30,7 +30,7 @@ class DdpStrategy(StrategyBase):
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
-    ) -> Trained:
+    ) -> TrainedModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # `broadcast_buffers` has another name since torch 2.13
             wrapped = DistributedDataParallel(
@@ -39,4 +39,4 @@ class DdpStrategy(StrategyBase):
                 gradient_as_bucket_view=True,
                 find_unused_parameters=self._config.find_unused_parameters,
             )
-        return Trained(wrapped, optimizer, scheduler)
+        return TrainedModel(wrapped, optimizer, scheduler)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.strategy import StateBytes, Trained
+from rlhf_core.strategy import StateBytes, TrainedModel
 from rlhf_strategies import Prepared, torch_dtype
 
 from .config import GeminiConfig
@@ -54,11 +54,11 @@ class GeminiStrategy(ZeroStrategy):
             reference=size,
         )
 
-    def _after_wrap(self, trained: Trained) -> None:
+    def _after_wrap(self, trained: TrainedModel) -> None:
         if self.device.type == "cpu":
             keep_chunks_in_place(trained.model.chunk_manager)
 
-    def _put_finer(self, trained: Trained, parameter: nn.Parameter, value: Tensor) -> None:
+    def _put_finer(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
         ChunkWeights(trained.model, trained.optimizer).put(parameter, value)
 
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> GeminiPlugin:
@@ -96,7 +96,7 @@ class GeminiStrategy(ZeroStrategy):
             del optimizer._get_combined_scale
             self._drop(optimizer)
 
-    def drop_gradients(self, trained: Trained) -> None:
+    def drop_gradients(self, trained: TrainedModel) -> None:
         self._drop(trained.optimizer)
 
     def _drop(self, optimizer: Any) -> None:

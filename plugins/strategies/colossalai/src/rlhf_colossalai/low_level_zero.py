@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rlhf_core.strategy import StateBytes, Trained
+from rlhf_core.strategy import StateBytes, TrainedModel
 from rlhf_strategies import Prepared, torch_dtype
 
 from .config import LowLevelZeroConfig
@@ -90,7 +90,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
                     master.grad = None
             optimizer.zero_grad()
 
-    def _put_finer(self, trained: Trained, parameter: nn.Parameter, value: Tensor) -> None:
+    def _put_finer(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
         optimizer: LowLevelZeroOptimizer = trained.optimizer
         optimizer.working_to_master_param[id(parameter)].copy_(self._own_shard(value))
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import TrainedModel
 from rlhf_strategies import Prepared, StrategyBase, diverged, torch_dtype
 
 from .quiet_import import ignore_deprecations, quietly
@@ -78,7 +78,7 @@ class ZeroStrategy(StrategyBase):
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
-    ) -> Trained:
+    ) -> TrainedModel:
         finer = {id(p): p.detach().clone() for p in model.parameters() if self._keeps_finer and p.requires_grad}
         if self.precision == "fp32":
             self._cast_parameters(model)  # ColossalAI does not cast weights that were loaded in 16 bits
@@ -89,7 +89,7 @@ class ZeroStrategy(StrategyBase):
             warnings.simplefilter("ignore")
             booster = Booster(plugin=self._plugin(model, max_grad_norm))
             wrapped, wrapped_optimizer, *_ = booster.boost(model, optimizer, lr_scheduler=scheduler)
-        trained = Trained(wrapped, wrapped_optimizer, scheduler)
+        trained = TrainedModel(wrapped, wrapped_optimizer, scheduler)
         # It casts computed buffers too: positions past a few hundred blur into one another in a bf16 rotary table.
         for name, buffer in self.unwrap(wrapped).named_buffers():
             if name in computed:
@@ -110,7 +110,7 @@ class ZeroStrategy(StrategyBase):
         wrapper: Any = prepared.trained.optimizer
         return wrapper.optim
 
-    def step(self, trained: Trained) -> float:
+    def step(self, trained: TrainedModel) -> float:
         optimizer: Any = trained.optimizer
         norms: list[float] = []
 
@@ -131,11 +131,11 @@ class ZeroStrategy(StrategyBase):
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> Plugin:
         """The Booster plugin of one trained model. It clips through its constructor only."""
 
-    def _after_wrap(self, trained: Trained) -> None:
+    def _after_wrap(self, trained: TrainedModel) -> None:
         """Hook for fixes needed before the finer weights are written."""
 
     @abstractmethod
-    def _put_finer(self, trained: Trained, parameter: nn.Parameter, value: Tensor) -> None:
+    def _put_finer(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
         """Write the full fp32 `value` of a parameter where this rank holds its part."""
 
     @abstractmethod

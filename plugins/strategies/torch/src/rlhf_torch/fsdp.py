@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.place import ReduceOp
-from rlhf_core.strategy import StateBytes, Trained
+from rlhf_core.strategy import StateBytes, TrainedModel
 from rlhf_strategies import (
     ProcessGroup,
     StrategyBase,
@@ -139,14 +139,14 @@ class FsdpStrategy(StrategyBase):
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
-    ) -> Trained:
+    ) -> TrainedModel:
         groups = grouped_names(model, optimizer)
         self._shard(model)
         # Sharding replaced every parameter by a DTensor of the same name; the optimizer is still without state.
         sharded = dict(model.named_parameters())
         for group, own_names in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = [sharded[name] for name in own_names]
-        return Trained(model, optimizer, scheduler)
+        return TrainedModel(model, optimizer, scheduler)
 
     def model_init_context(self) -> AbstractContextManager[Any]:
         """Weights stay in their files: each process reads its part once the model is sharded."""

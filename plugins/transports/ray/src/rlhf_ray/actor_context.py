@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config import resolve
-from rlhf_core.hooks import HookRelay, register_all
+from rlhf_core.hooks import HookRelay, register_hooks
 from rlhf_core.util import PrintableFormatter, set_up_host_memory
 
 from .calls import own_name
@@ -79,7 +79,7 @@ class ActorContext:
     def hooks(self) -> HookRelay:
         """The run's hook plugins; events that the driver subscribes to are also sent to it."""
         relay = ActorHooks(self.sender, self.spec.listened)
-        register_all(relay, self.resolved, Path(self.spec.folder))
+        register_hooks(relay, self.resolved, Path(self.spec.folder))
         return relay
 
     def _forward_log(self) -> None:

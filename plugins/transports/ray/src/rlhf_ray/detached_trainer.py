@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlhf_core.batching import pinned, to_device
+from rlhf_core.batching import pin_memory, to_device
 from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
@@ -213,7 +213,7 @@ class DetachedTrainer(Trainer[Experience]):
                     outcome = f"no batch came in {self._batch_timeout_seconds:g} s; {error.message}"
         agreed = self._agree(outcome)
         use_pinned = self.dataloader_pin_memory and self._step_device().type == "cuda"
-        return pinned(agreed) if use_pinned and not isinstance(agreed, str) else agreed
+        return pin_memory(agreed) if use_pinned and not isinstance(agreed, str) else agreed
 
     def _sync(self, fully_update: bool = False, **kwargs: Any) -> None:
         with self.hooks.span("sync", version=self.policy_version + 1):

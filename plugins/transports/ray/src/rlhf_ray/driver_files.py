@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.runfolder import RunFolder
-from rlhf_core.util import is_own, write_json
+from rlhf_core.util import is_own_file, write_json
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -48,7 +48,7 @@ class Request(BaseModel):
 def take_request(folder: Path) -> Request | None:
     """The newest request, once; what is none is removed, and said in the log."""
     path = folder / _REQUEST
-    if not is_own(path):
+    if not is_own_file(path):
         return None
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -64,7 +64,7 @@ def take_request(folder: Path) -> Request | None:
 
 def clear_request(folder: Path) -> None:
     """Remove what was asked of an earlier driver, or is not wanted any more."""
-    if is_own(folder / _REQUEST):
+    if is_own_file(folder / _REQUEST):
         (folder / _REQUEST).unlink(missing_ok=True)
 
 
@@ -135,7 +135,7 @@ def read_status(folder: Path) -> Status | None:
         raise UserInputError("there is no such folder", where=str(folder), hint="give the folder that --output named")
     if not os.path.lexists(path):
         return None
-    if not is_own(path):
+    if not is_own_file(path):
         raise UserInputError("is no regular file of yours", where=str(path))
     try:
         return Status.model_validate_json(path.read_bytes())

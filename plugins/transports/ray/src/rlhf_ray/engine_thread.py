@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 
 from rlhf_core import Column
-from rlhf_core.protocols import Asked, InFlightEngine
+from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_models import EngineThread
 
@@ -65,7 +65,7 @@ class SharedEngine(EngineThread):
             self._since = time.perf_counter()
             super()._sample()
 
-    def _between(self) -> Sequence[Asked]:
+    def _between(self) -> Sequence[SamplingRequest]:
         with self._changed:
             self._seconds += time.perf_counter() - self._since
         self._weights.take()

@@ -26,7 +26,7 @@ from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rewards import RewardScorer
 from rlhf_core.rollout import (
     PolicyExperienceMaker,
-    SingleAnswers,
+    SingleTurnPlayer,
 )
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
@@ -265,7 +265,7 @@ def make_worker(
 
     passes = GroupPasses(place, models, make, temperature=sampling.temperature, around={"reference": around})
     maker = PolicyExperienceMaker(
-        player=SingleAnswers(built, tokenizer, sampling),
+        player=SingleTurnPlayer(built, tokenizer, sampling),
         samples_per_prompt=1,
         scorer=scorer,
         hooks=hooks,

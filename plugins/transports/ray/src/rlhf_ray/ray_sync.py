@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_strategies import group_into_shards
 
 from .calls import NamedActors, ask
@@ -54,7 +54,7 @@ class MakerSync:
     """Sends versions of the policy and, where there is one, the critic. A chunk is serialised once for all makers."""
 
     strategy: Strategy
-    trained: Mapping[str, Trained]
+    trained: Mapping[str, TrainedModel]
     adapters: Mapping[str, frozenset[str]]
     """Role -> names in an adapter-only version; all of the role's weights where there are none."""
     makers: NamedActors
@@ -136,7 +136,7 @@ class RunSync(MakerSync):
         self,
         coordinator: Any,
         strategy: Strategy,
-        trained: Mapping[str, Trained],
+        trained: Mapping[str, TrainedModel],
         adapters: Mapping[str, frozenset[str]],
         config: RayConfig,
     ) -> None:

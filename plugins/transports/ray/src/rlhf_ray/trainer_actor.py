@@ -18,7 +18,7 @@ from rlhf_core.rollout import evaluation_metrics
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, TrainerSession
-from rlhf_core.types import MadeEpisode, PhaseTimes, RolloutGroup
+from rlhf_core.types import CollectedEpisode, PhaseTimes, RolloutGroup
 from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
 
 from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
@@ -103,7 +103,7 @@ class RayChannel:
         self._sets = resolved.evaluation_sets
         self._metrics = metrics
 
-    def episode(self, index: int) -> MadeEpisode:
+    def episode(self, index: int) -> CollectedEpisode:
         """The episode, whose samples each rank fetches. Raises `DeadlineError`, saying what is missing."""
         started = time.perf_counter()
         wait = self._timeout_seconds
@@ -118,7 +118,7 @@ class RayChannel:
         metrics = {"transport/trainer_wait_s": waited, **taken.metrics, **self._metrics()}
         # Reported on one rank only, since throughput is summed over ranks.
         times = taken.times if self._strategy.is_main else PhaseTimes()
-        return MadeEpisode(rows=data.rows, data=data, times=times, metrics=metrics)
+        return CollectedEpisode(rows=data.rows, data=data, times=times, metrics=metrics)
 
     def published(self, version: int) -> None:
         """Do nothing: the sync has informed the coordinator."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from rlhf_core.batching import collate, split, to_device
 from rlhf_core.hooks import HookRelay
-from rlhf_core.rollout import made_episode
-from rlhf_core.training import EpisodeBatches, EpisodeEstimates, EpisodeRecord, Metrics, Trainer
+from rlhf_core.rollout import collected_episode
+from rlhf_core.training import EpisodeBatches, EpisodeEstimator, EpisodeRecord, Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience
 from rlhf_core.util import permutation
 from rlhf_seed import adapt_callback
@@ -77,7 +77,7 @@ class OLTrainer(Trainer[Experience]):
     experience_maker: SeedMaker
     accumulation_steps: int
     _context: TrainerContext
-    _estimates: EpisodeEstimates
+    _estimates: EpisodeEstimator
     _record: EpisodeRecord
     _num_collect_steps: int
     _num_passes: int
@@ -139,7 +139,7 @@ class OLTrainer(Trainer[Experience]):
             buffer.append(self._make_experience(step))
         everywhere = self._context.strategy.all_gather_objects(buffer.items)
         times = self.experience_maker.take_times()
-        made = made_episode([item for part in everywhere for item in part], times)
+        made = collected_episode([item for part in everywhere for item in part], times)
         estimated = self._estimates.of(made, self._version, timer=self._record.timer)
         buffer.items = list(estimated.items)
         self._record.rollouts(episode, made, estimated)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import TrainedModel
 from rlhf_core.util import load_tree, save_tree
 from rlhf_forward import innermost
 from rlhf_strategies import (
@@ -97,9 +97,9 @@ class BoosterAdapter(GroupStrategy):
         scheduler: LRScheduler | None = None,
         *,
         max_grad_norm: float | None = None,
-    ) -> Trained:
+    ) -> TrainedModel:
         """Accept a model and optimizer that are boosted already."""
-        return Trained(model, optimizer, scheduler)
+        return TrainedModel(model, optimizer, scheduler)
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
         plugin = self._booster.plugin
@@ -112,7 +112,7 @@ class BoosterAdapter(GroupStrategy):
         with self.group.guard("the gradients of the other processes"):
             self._booster.backward(loss, optimizer)
 
-    def step(self, trained: Trained) -> float:
+    def step(self, trained: TrainedModel) -> float:
         optimizer: Any = trained.optimizer
         if not self._knows_norm(optimizer):
             # A plain wrapper, or none: the gradients are torch's.
@@ -127,7 +127,7 @@ class BoosterAdapter(GroupStrategy):
             trained.scheduler.step()
         return norm
 
-    def drop_gradients(self, trained: Trained) -> None:
+    def drop_gradients(self, trained: TrainedModel) -> None:
         optimizer: Any = trained.optimizer
         optimizer.zero_grad()
         if self._shards:

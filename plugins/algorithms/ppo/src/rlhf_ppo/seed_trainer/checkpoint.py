@@ -14,10 +14,10 @@ from rlhf_core.plugins import load
 from rlhf_core.runfolder import (
     CheckpointStore,
     RunState,
+    find_complete_checkpoint,
     load_channel_state,
     load_run_state,
     save_run_state,
-    whole_checkpoint,
 )
 from rlhf_core.training import EpisodeRecord
 from rlhf_core.util import read_lines
@@ -62,7 +62,7 @@ class TrainerCheckpoints:
     def load(self, path: Path | None) -> tuple[RunState, dict[str, Any]]:
         """Restore models, optimizers and schedulers from `path`, or from the newest complete checkpoint. Raises
         `CheckpointError` when there is none, `UserInputError` when `path` is damaged."""
-        chosen = self._store.newest() if path is None else whole_checkpoint(path)
+        chosen = self._store.newest() if path is None else find_complete_checkpoint(path)
         if chosen is None:
             where = str(path or self._folder)
             raise CheckpointError("holds no checkpoint", where=where, hint="is save_interval above 0?")

@@ -15,12 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rlhf_core.batching import split
+from rlhf_core.episode_view import EpisodeView
 from rlhf_core.errors import UserInputError
 from rlhf_core.rewards import RewardCombiner
-from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_core.training import Updater
 from rlhf_core.types import Experience
-from rlhf_core.whole import Whole
 from rlhf_models import disable_dropout
 from rlhf_strategies import make_adamw
 
@@ -61,7 +61,7 @@ class DetachedLearner:
         with made.model_init_context() if is_strategy else nullcontext():
             models = _checked(model_fn())
         make_optimizer = made.make_optimizer if is_strategy else partial(_optimizer_under, made)
-        self.trained: dict[str, Trained] = {}
+        self.trained: dict[str, TrainedModel] = {}
         for role, model in models.items():
             disable_dropout(model)
             model.train()
@@ -71,7 +71,7 @@ class DetachedLearner:
                 self.trained[role] = made.prepare(model, optimizer, max_grad_norm=max_grad_norm)
             else:
                 boosted, optimizer, *_ = made.boost(model, optimizer=optimizer)
-                self.trained[role] = Trained(boosted, optimizer, None)
+                self.trained[role] = TrainedModel(boosted, optimizer, None)
         self.strategy: Strategy = made if is_strategy else _adapted(made, self.trained)
         self.busy = threading.Lock()
         """Held while weights change or are read."""
@@ -126,8 +126,8 @@ class DetachedLearner:
             )
         combined = RewardCombiner(dict.fromkeys(experience.rewards, 1.0)).combine(experience.rewards)
         scored = replace(experience, scores=combined.scores)
-        whole = replace(Whole.of(scored), all_reduce=self.strategy.all_reduce)
-        return self._algorithm.advantages(replace(scored, part_of=whole))
+        view = replace(EpisodeView.of(scored), all_reduce=self.strategy.all_reduce)
+        return self._algorithm.advantages(replace(scored, view=view))
 
 
 def _checked(returned: Any) -> Mapping[str, nn.Module]:
@@ -151,6 +151,6 @@ def _optimizer_under(
     return hybrid_adam(parameters, lr=lr, betas=betas, eps=_EPS, weight_decay=weight_decay)
 
 
-def _adapted(booster: Any, trained: Mapping[str, Trained]) -> RoleStrategies:
+def _adapted(booster: Any, trained: Mapping[str, TrainedModel]) -> RoleStrategies:
     adapters = {role: BoosterAdapter(booster, each.model, each.optimizer) for role, each in trained.items()}
     return RoleStrategies(adapters, trained)

@@ -17,9 +17,9 @@ from rlhf_core.models import GroupPasses
 from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardCombiner, RewardScorer
-from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
-from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.training import BatchPlan, EpisodeEstimates, Updater
+from rlhf_core.rollout import PolicyExperienceMaker, SingleTurnPlayer, build_colocated_engine
+from rlhf_core.strategy import Strategy, TrainedModel
+from rlhf_core.training import BatchPlan, EpisodeEstimator, Updater
 from rlhf_core.util import permutation
 from rlhf_models import is_lora
 from rlhf_seed import NeuralReward, seed_reward
@@ -36,7 +36,7 @@ class TrainerContext:
     batching: Batching
     rollouts: Rollouts
     tokenizer: PreTrainedTokenizerBase
-    trained: dict[str, Trained]
+    trained: dict[str, TrainedModel]
     strategy: Strategy
     algorithm: PPO
     hooks: HookRelay
@@ -86,7 +86,7 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     scorer = RewardScorer([reward])
     stack.callback(scorer.close)
     maker = SeedMaker(
-        player=SingleAnswers(engine, context.tokenizer, rollouts.sampling),
+        player=SingleTurnPlayer(engine, context.tokenizer, rollouts.sampling),
         samples_per_prompt=rollouts.samples_per_prompt,
         scorer=scorer,
         hooks=context.hooks,
@@ -111,7 +111,7 @@ class RandomBatches(BatchPlan):
             yield [order[: self.train_batch_size]]
 
 
-def build_estimates(context: TrainerContext, generation: Generation, num_update_steps: int) -> EpisodeEstimates:
+def build_estimates(context: TrainerContext, generation: Generation, num_update_steps: int) -> EpisodeEstimator:
     """Advantages of an episode, and its batches as the trainer's options say."""
     batching, strategy = context.batching, context.strategy
     size = batching.train_batch_size * strategy.world_size
@@ -120,7 +120,7 @@ def build_estimates(context: TrainerContext, generation: Generation, num_update_
         plan = RandomBatches(size, num_update_steps, strategy.rank, strategy.world_size, seed=context.rollouts.seed)
     combiner = RewardCombiner(generation.scorer.weights)
     models = GroupPasses(strategy, {"policy": context.models.actor})
-    return EpisodeEstimates(context.algorithm, combiner, strategy, plan, models=models)
+    return EpisodeEstimator(context.algorithm, combiner, strategy, plan, models=models)
 
 
 def _engine(context: TrainerContext) -> tuple[RolloutEngine, Callable[[int], None]]:
@@ -133,7 +133,7 @@ def _engine(context: TrainerContext) -> tuple[RolloutEngine, Callable[[int], Non
         )
         return cast(RolloutEngine, selected.build(selected.component.config(), engine_context))
 
-    return build_engine_beside(strategy, actor, build=build, copy=lambda: _empty_copy(strategy.unwrap(actor)))
+    return build_colocated_engine(strategy, actor, build=build, copy=lambda: _empty_copy(strategy.unwrap(actor)))
 
 
 def _empty_copy(model: nn.Module) -> nn.Module:

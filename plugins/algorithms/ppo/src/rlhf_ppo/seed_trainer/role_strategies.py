@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_core.util import load_tree, save_tree
 
 from .booster import BoosterAdapter, is_booster
@@ -29,7 +29,7 @@ def check_strategy(candidate: object, *, where: str, told: str = "it is") -> Non
         )
 
 
-def as_strategy(booster: Any, trained: Trained, *, where: str) -> Strategy:
+def as_strategy(booster: Any, trained: TrainedModel, *, where: str) -> Strategy:
     """A core `Strategy` as it is, a ColossalAI `Booster` behind an adapter. Raises `UserInputError` on others."""
     check_strategy(booster, where=where)
     return booster if isinstance(booster, Strategy) else BoosterAdapter(booster, trained.model, trained.optimizer)
@@ -52,7 +52,7 @@ def _own(name: str) -> Any:
 class RoleStrategies(Strategy):
     """`policy` and `critic`, each with the strategy that prepared it. Processes and devices are the policy's."""
 
-    def __init__(self, strategies: Mapping[str, Strategy], trained: Mapping[str, Trained]) -> None:
+    def __init__(self, strategies: Mapping[str, Strategy], trained: Mapping[str, TrainedModel]) -> None:
         self.main = strategies["policy"]
         self.passes = self.main.passes
         self._by_id = {
@@ -99,10 +99,10 @@ class RoleStrategies(Strategy):
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
         self.of(optimizer).backward(loss, optimizer)
 
-    def step(self, trained: Trained) -> float:
+    def step(self, trained: TrainedModel) -> float:
         return self.of(trained.optimizer).step(trained)
 
-    def drop_gradients(self, trained: Trained) -> None:
+    def drop_gradients(self, trained: TrainedModel) -> None:
         self.of(trained.optimizer).drop_gradients(trained)
 
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import TrainedModel
 from rlhf_core.types import SamplingParams
 from rlhf_models import is_lora
 
@@ -34,7 +34,7 @@ class Models:
     reward: Any
     initial: nn.Module | None
 
-    def strategy(self, trained: dict[str, Trained], kl_coef: float) -> RoleStrategies:
+    def strategy(self, trained: dict[str, TrainedModel], kl_coef: float) -> RoleStrategies:
         """Both boosters as one strategy. Raises `UserInputError` if either is not a booster or strategy, and for a KL
         penalty without a reference.
         """

@@ -18,7 +18,7 @@ from rlhf_core.batching import collate, split
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.runfolder import RunState
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import TrainedModel
 from rlhf_core.training import Metrics
 from rlhf_core.types import BufferItem, Experience
 from rlhf_models import disable_dropout
@@ -106,8 +106,8 @@ class PPOTrainer(OLTrainer):
         config = config_of(options, given, ptx_coef=ptx_coef, apply_loss_mask=apply_loss_mask)
         models = Models(actor_booster, critic_booster, actor, critic, reward_model, initial_model)
         trained = {
-            "policy": Trained(actor, actor_optim, actor_lr_scheduler),
-            "critic": Trained(critic, critic_optim, critic_lr_scheduler),
+            "policy": TrainedModel(actor, actor_optim, actor_lr_scheduler),
+            "critic": TrainedModel(critic, critic_optim, critic_lr_scheduler),
         }
         batching = Batching(train_batch_size, accumulation_steps, buffer_cpu_offload, sample_buffer)
         sampling = sampling_params(generate_kwargs, tokenizer)

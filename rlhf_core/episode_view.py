@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from .types import Experience
 
 
-def alone(tensor: Tensor, op: Literal["sum", "max"] = "sum", /) -> Tensor:
+def single_rank(tensor: Tensor, op: Literal["sum", "max"] = "sum", /) -> Tensor:
     """`Place.all_reduce` of one rank."""
     return tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class EpisodeView:
     """The episode that a rank's R rows are part of: numbers of all its B rows, and sums over those of all ranks.
 
     All rows are in the order of sample and branch; their numbers are the same on every rank.
@@ -48,14 +48,14 @@ class Whole:
     """[B] float32, the score less the penalised KL of all rows of the sample; set for estimators by name."""
     rows: Tensor | None = None
     """[R] int64, the place of each row here among all, -1 for a masked filler; None where all rows are here."""
-    all_reduce: Callable[..., Tensor] = alone
+    all_reduce: Callable[..., Tensor] = single_rank
     """`Place.all_reduce`: sums, or with "max" maxima, over all ranks. Collective."""
 
     @classmethod
-    def of(cls, rows: Experience) -> Whole:
+    def of(cls, rows: Experience) -> EpisodeView:
         """The episode that `rows` are part of, or these rows as all there are; needs `scores`."""
-        if rows.part_of is not None:
-            return rows.part_of
+        if rows.view is not None:
+            return rows.view
         assert rows.scores is not None
         return cls(
             sample_ids=rows.sample_ids,
@@ -76,13 +76,13 @@ class Whole:
         """Rows, or fewer where an episode has several."""
         return int(self.sample_ids.numel() if self.branches is None else self.sample_ids.unique().numel())
 
-    def here(self, values: Tensor) -> Tensor:
+    def local(self, values: Tensor) -> Tensor:
         """[B] values of all rows -> [R] those of the rows here, 0 for a filler."""
         import torch
 
         return values if self.rows is None else torch.cat([values, values.new_zeros(1)])[self.rows]
 
-    def of_all(self, values: Tensor) -> Tensor:
+    def gather(self, values: Tensor) -> Tensor:
         """[R] values of the rows here -> [B] float64 values of all rows. Collective."""
         import torch
 
