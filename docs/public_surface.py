@@ -52,7 +52,7 @@ FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
 """Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
 _INSIDE = """
 API_VERSION EpisodeData ExperienceChannel GuardStop HookError Item LostRankError MakerHooks PREFIX SPECS Score
-SetupHooks TrainerHooks alone balanced fills_host_memory full_disk masked
+SetupHooks TrainerHooks balanced fills_host_memory full_disk masked single_rank
 """
 INSIDE = frozenset(_INSIDE.split())
 """Names of the contract's modules that only core, the command and libraries use: they are on no page, and may move."""

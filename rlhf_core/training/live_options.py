@@ -20,11 +20,12 @@ class LiveOptions:
         """Construct it before a checkpoint is loaded, while rates are those of the run file."""
         self._trained = trained
         self._algorithm = algorithm
-        self._peaks = {role: list(_schedule(each).base_lrs) for role, each in trained.items() if each.scheduler}
-        critic_lr = config.lr if config.critic_lr is None else config.critic_lr
+        self._schedules: dict[str, Any] = {role: each.scheduler for role, each in trained.items() if each.scheduler}
+        """LambdaLR of each role, untyped: torch's base class does not declare the attributes read here."""
+        self._peaks = {role: list(each.base_lrs) for role, each in self._schedules.items()}
         self._rates = {
-            "optimizer.lr": (config.lr, ["policy", *(["critic"] if config.critic_lr is None else [])]),
-            "optimizer.critic_lr": (critic_lr, ["critic"]),
+            "optimizer.lr": (config.lr, ["policy", "critic"] if config.critic_lr is None else ["policy"]),
+            "optimizer.critic_lr": (config.lr if config.critic_lr is None else config.critic_lr, ["critic"]),
         }
         """Option -> its value in the run file, and the roles whose rate it is."""
         self.lr_factors: dict[str, float] = dict.fromkeys(self._peaks, 1.0)
@@ -70,14 +71,9 @@ class LiveOptions:
         """Use `factors` (a role that is not named has 1) from the next update on."""
         for role, peaks in self._peaks.items():
             factor = float(factors.get(role, 1.0))
-            schedule = _schedule(self._trained[role])
+            schedule = self._schedules[role]
             schedule.base_lrs = [peak * factor for peak in peaks]
             groups = self._trained[role].optimizer.param_groups
             for group, base, shape in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
                 group["initial_lr"], group["lr"] = base, base * shape(schedule.last_epoch)
             self.lr_factors[role] = factor
-
-
-def _schedule(trained: TrainedModel) -> Any:
-    """Its LambdaLR, untyped: torch's base class does not declare the attributes read here."""
-    return trained.scheduler
