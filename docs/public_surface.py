@@ -101,8 +101,8 @@ def library_surface() -> dict[str, dict[str, str]]:
     return found
 
 
-def defined_in(module: str, name: str) -> tuple[ast.stmt, ast.stmt | None]:
-    """The statement that defines a public name of a module, wherever it lies, and the one behind it."""
+def defined_in(module: str, name: str) -> tuple[Path, ast.stmt, ast.stmt | None]:
+    """The file and the statement that define a public name of a module, and the next statement."""
     top = module.partition(".")[0]
     roots = [CORE.parent, *sorted(ROOT.glob("libraries/*/src"))]
     base = next(root for root in roots if (root / top).is_dir()).joinpath(*module.split("."))
@@ -111,12 +111,12 @@ def defined_in(module: str, name: str) -> tuple[ast.stmt, ast.stmt | None]:
     return _defining(path, name)
 
 
-def _defining(path: Path, name: str) -> tuple[ast.stmt, ast.stmt | None]:
+def _defining(path: Path, name: str) -> tuple[Path, ast.stmt, ast.stmt | None]:
     body = _body(path)
     for node, after in itertools.zip_longest(body, body[1:]):
         is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
         if is_definition or (isinstance(node, ast.Assign | ast.AnnAssign) and _target(node) == name):
-            return node, after
+            return path, node, after
     (origin,) = (origin for imported, origin in _imports(path) if imported == name)
     return _defining(origin, name)
 

@@ -24,7 +24,7 @@ def api_pages(note: str) -> dict[str, str]:
 def _page(module: str, names: Mapping[str, str], note: str) -> str:
     parts = [f"# `{module}`", note, f"What a plugin may import `from {module}`."]
     for name in names:
-        node, after = defined_in(module, name)
+        _, node, after = defined_in(module, name)
         parts += [f"## `{name}`", *_described(node, after)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -30,7 +30,7 @@ CHANGES = ROOT / "changes"
 def declared() -> dict[str, str]:
     """Module -> the declarations of its public names, as they are now."""
     return {
-        module: "\n\n".join(ast.unparse(pared(defined_in(module, name)[0])) for name in names) + "\n"
+        module: "\n\n".join(ast.unparse(pared(defined_in(module, name)[1])) for name in names) + "\n"
         for module, names in surface().items()
     }
 
