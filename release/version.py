@@ -18,7 +18,7 @@ _RELEASE = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?(?:\.dev\d+)?")
 
 
 def manifests(wanted: str) -> dict[Path, str]:
-    """Each distribution's manifest, and what it should be."""
+    """Files that hold the version -> the text they should have: each distribution's manifest, and the citation."""
     names = "|".join(re.escape(name_of(folder)) for folder in folders())
     pin = re.compile(rf'"((?:{names})(?:\[[^\]]*\])?)==[^",;]+')
     found = {}
@@ -26,6 +26,8 @@ def manifests(wanted: str) -> dict[Path, str]:
         path = folder / "pyproject.toml"
         text = re.sub(r'^version = "[^"]*"$', f'version = "{wanted}"', path.read_text(encoding="utf-8"), flags=re.M)
         found[path] = pin.sub(rf'"\1=={wanted}', text)
+    citation = ROOT / "CITATION.cff"
+    found[citation] = re.sub(r"^version: .*$", f"version: {wanted}", citation.read_text(encoding="utf-8"), flags=re.M)
     return found
 
 
