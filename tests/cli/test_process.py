@@ -47,3 +47,15 @@ def test_a_wrong_run_file_is_exit_2(tmp_path, text):
     assert checked.returncode == 2
     assert checked.stderr.startswith("error: run.yaml")
     assert "Traceback" not in checked.stderr
+
+
+def test_another_system_is_refused_before_anything_is_imported_from_linux():
+    code = (
+        "import sys; sys.platform = 'darwin'; sys.modules['fcntl'] = None; sys.argv = ['rlhf', 'train']\n"
+        "from rlhf_cli.main import main; main()"
+    )
+    refused = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: rlhf runs on Linux only (this is darwin)\n  -> ")
