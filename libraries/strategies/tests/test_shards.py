@@ -101,7 +101,7 @@ def test_names_and_shapes_must_match_exactly(tmp_path, change, message):
 
 
 def test_no_weights_is_said(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no model"):
+    with pytest.raises(CheckpointError, match="contains no model"):
         list(read_weights(tmp_path))
 
 
