@@ -95,8 +95,7 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     folder = Path(folder)
     files = weight_files(folder)
     if not files:
-        hint = "use a folder that `save_model` wrote"
-        raise CheckpointError("contains no model*.safetensors", where=str(folder), hint=hint)
+        raise CheckpointError("contains no model*.safetensors", where=str(folder), hint="use a folder of `save_model`")
     for path in files:
         try:
             with safe_open(str(path), framework="pt") as file:
