@@ -88,7 +88,7 @@ def test_ranks_that_do_not_write_only_gather(tmp_path):
     ("change", "message"),
     [
         (lambda tensors: tensors.pop("model.norm.weight"), "lacks 1 tensors.*model.norm.weight"),
-        (lambda tensors: tensors.update(extra=torch.ones(1)), "no 'extra'"),
+        (lambda tensors: tensors.update(extra=torch.ones(1)), "lacks 'extra'"),
         (lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}), r"shape \(3,\), the model's is \(16,\)"),
     ],
 )
