@@ -62,8 +62,8 @@ def surface() -> dict[str, dict[str, str]]:
     """Return module -> public name -> first sentence about it."""
     modules = {"rlhf_core": _exported(CORE)}
     modules |= {f"rlhf_core.{name}": _defined(CORE / f"{name}.py") for name in CONTRACT}
-    for room in sorted(path.parent for path in CORE.glob("*/__init__.pyi")):
-        modules[f"rlhf_core.{room.name}"] = _exported(room)
+    for package in sorted(path.parent for path in CORE.glob("*/__init__.pyi")):
+        modules[f"rlhf_core.{package.name}"] = _exported(package)
     for name, chosen in BUILDING.items():
         modules[f"rlhf_core.{name}"] = {each: _summary(CORE / f"{name.replace('.', '/')}.py", each) for each in chosen}
     return modules
@@ -121,10 +121,10 @@ def _find_definition(path: Path, name: str) -> tuple[Path, ast.stmt, ast.stmt | 
     return _find_definition(origin, name)
 
 
-def _exported(room: Path) -> dict[str, str]:
+def _exported(package: Path) -> dict[str, str]:
     """Return the names that a package's stub re-exports, or those of its `__all__`."""
-    stub = room / "__init__.pyi"
-    source = stub if stub.exists() else room / "__init__.py"
+    stub = package / "__init__.pyi"
+    source = stub if stub.exists() else package / "__init__.py"
     imported = [name for name, _ in _imports(source)]
     listed = [node.value for node in _body(source) if isinstance(node, ast.Assign) and _target(node) == "__all__"]
     names = ast.literal_eval(listed[0]) if listed else imported if stub.exists() else []
