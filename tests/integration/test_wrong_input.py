@@ -99,7 +99,7 @@ def test_records_without_completion_cannot_be_fine_tuned_on(tmp_path, capsys):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1>"}\n' * 8)
     changes = {"prompts": {"name": "jsonl", "path": str(path)}, "algorithm": {"name": "sft"}, "rewards": None}
-    assert "no completion" in train(tmp_path, changes, capsys)
+    assert "lacks a completion" in train(tmp_path, changes, capsys)
 
 
 class TestModelFolders:
@@ -326,7 +326,7 @@ def test_wrong_lines_after_the_first_are_all_found_before_training(tmp_path, dry
     source = {"name": "jsonl", "path": str(path)}
     with pytest.raises(DataError) as caught:
         start({"algorithm": {"name": "sft"}, "prompts": source}, tmp_path / "run", dry_run=dry_run)
-    assert f"{path}:8: the record has no completion text" in caught.value.message
+    assert f"{path}:8: the record lacks a completion text" in caught.value.message
     assert f"{path}:21: there is no `prompt`" in caught.value.message
     sets = {"held": {"prompts": source, "rewards": ["exact-match"]}}
     with pytest.raises(DataError) as caught:
