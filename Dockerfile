@@ -17,14 +17,15 @@ RUN useradd --create-home --uid 1000 rlhf && mkdir /work && chown rlhf /work
 FROM base AS wheels
 COPY . /src
 WORKDIR /src
-RUN pip install -r requirements/build.txt && python release/build.py /wheels
+RUN pip install --no-deps --require-hashes -r requirements/start.txt && python release/build.py /wheels
 
 FROM base AS cpu
 ARG TORCH_INDEX_URL=""
-COPY requirements/constraints.txt /tmp/constraints.txt
-RUN pip install -c /tmp/constraints.txt ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+COPY requirements/start.txt /tmp/start.txt
+RUN pip install --no-deps --require-hashes -r /tmp/start.txt
+RUN pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch==2.13.0
 COPY --from=wheels /wheels /wheels
-RUN pip install -c /tmp/constraints.txt --find-links /wheels rlhf-start
+RUN pip install --find-links /wheels rlhf-start
 USER rlhf
 WORKDIR /work
 ENTRYPOINT ["rlhf"]
@@ -38,6 +39,8 @@ RUN apt-get update \
   && userdel --remove ubuntu \
   && useradd --create-home --uid 1000 rlhf && mkdir /work && chown rlhf /work \
   && python3 -m venv /opt/rlhf
+COPY requirements/start.txt /tmp/start.txt
+RUN pip install --no-deps --require-hashes -r /tmp/start.txt && pip install torch==2.13.0
 COPY --from=wheels /wheels /wheels
 RUN pip install --find-links /wheels rlhf-start
 USER rlhf

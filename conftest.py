@@ -85,7 +85,7 @@ def ray_worker_source(nothing_is_left_running: None) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def no_plots() -> Iterator[Callable[..., Path] | None]:
     """Runs of this process write no report: its plots take longer than a tiny run, and have tests of their own."""
-    if find_spec("rlhf_report") is None:  # in .venv-loggers and .venv-verifiers
+    if find_spec("rlhf_report") is None:
         yield None
         return
     import rlhf_report

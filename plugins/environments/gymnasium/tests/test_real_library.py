@@ -11,7 +11,7 @@ from rlhf_gymnasium.game import Game
 from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.runs import tiny_run
 
-pytest.importorskip("gymnasium", reason="needs Gymnasium: make setup-gymnasium")
+pytest.importorskip("gymnasium", reason="needs Gymnasium: make setup-extras")
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from rlhf_testing.episodes import episode_tokenizer, prompt_stream
 from rlhf_testing.models import tiny_model
 from rlhf_testing.runs import tiny_run
 
-pytest.importorskip("mcp", reason="needs the MCP library: make setup-mcp")
+pytest.importorskip("mcp", reason="needs the MCP library: make setup-extras")
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.episodes import episode_tokenizer, prompt_stream
 from rlhf_testing.runs import tiny_run
 
-pytest.importorskip("openenv", reason="needs OpenEnv: make setup-openenv")
+pytest.importorskip("openenv", reason="needs OpenEnv: make setup-extras")
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from rlhf_testing.episodes import episode_tokenizer
 from rlhf_testing.models import tiny_model
 from rlhf_testing.runs import tiny_run
 
-pytest.importorskip("verifiers", reason="needs verifiers: make env-verifiers")
+pytest.importorskip("verifiers", reason="needs verifiers: make env-clients")
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from game_play import observations, play
 
 from rlhf_core.errors import ConfigError
 
-pytest.importorskip("verifiers", reason="needs verifiers: make env-verifiers")
+pytest.importorskip("verifiers", reason="needs verifiers: make env-clients")
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ UV = Path(sys.executable).with_name("uv")
 CALL = '<tool_call>{"name": "sum_add", "arguments": {"first": 2, "second": 3}}</tool_call>'
 
 
-@pytest.mark.skipif(not UV.exists(), reason="needs uv: make env-verifiers")
+@pytest.mark.skipif(not UV.exists(), reason="needs uv: make env-clients")
 def test_tools_of_a_taskset(monkeypatch):
     monkeypatch.setenv("PATH", f"{UV.parent}{os.pathsep}{os.environ['PATH']}")
     (played,) = play(CALL, "It is 5.", env="sums", timeout_seconds=300.0)

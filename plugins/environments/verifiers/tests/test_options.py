@@ -47,7 +47,7 @@ def test_without_the_library_it_says_what_to_install():
     assert raised.value.hint == "pip install 'rlhf-env-verifiers[verifiers]'"
 
 
-@pytest.mark.skipif(find_spec("verifiers") is None, reason="needs verifiers: make env-verifiers")
+@pytest.mark.skipif(find_spec("verifiers") is None, reason="needs verifiers: make env-clients")
 def test_a_function_of_a_file_is_held_against_what_may_be_run(tmp_path, monkeypatch):
     from rlhf_core.plugins.trust import FileTrust
 

@@ -18,7 +18,7 @@ from rlhf_testing.contracts.logger import Logged
 from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-here = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed here: make env-loggers")
+here = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed here: make env-clients")
 missing = pytest.mark.skipif(find_spec("mlflow") is not None, reason="mlflow is installed here")
 
 

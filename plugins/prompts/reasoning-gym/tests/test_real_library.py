@@ -12,7 +12,7 @@ from rlhf_reasoning_gym.prompts import build
 from rlhf_reasoning_gym.reward import ReasoningGym
 from rlhf_testing.contracts import PromptsContract
 
-pytest.importorskip("reasoning_gym", reason="needs Reasoning Gym: make setup-reasoning-gym")
+pytest.importorskip("reasoning_gym", reason="needs Reasoning Gym: make setup-extras")
 
 pytestmark = [
     pytest.mark.slow,

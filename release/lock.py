@@ -1,0 +1,77 @@
+"""Write requirements/*.txt, the pinned dependencies with their hashes: `python release/lock.py [--upgrade]`.
+
+Needs uv (`pip install uv`). The groups and workspace of the root `pyproject.toml` are resolved for every supported
+Python. Without `--upgrade` a pin changes only if a manifest requires it. torch is left out, since its hash depends on
+the build (CPU or CUDA): the Makefile pins its version. The files name no index, and installing needs pip only:
+`pip install --no-deps --require-hashes -r requirements/lock.txt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tomllib
+
+from distributions import ROOT, folders, name_of
+
+TARGET = ROOT / "requirements"
+MANIFESTS = [folder / "pyproject.toml" for folder in folders()]
+EXTRAS = ("all", "json", "math", "parquet", "tensorboard", "testing")
+"""Extras of our own distributions that `make setup` installs. Heavy clients are in groups."""
+_DEADLINE_SECONDS = 600.0
+
+
+def write(upgrade: bool) -> None:
+    """Resolve each file, the ones that share an environment with the pins of `lock.txt`."""
+    everything = [*map(str, MANIFESTS), *(f"--extra={name}" for name in EXTRAS)]
+    _compile("lock.txt", [*everything, *_groups("build", "dev")], upgrade, alone="dev-alone")
+    shared = ["-c", str(TARGET / "lock.txt")]
+    _compile("start.txt", [str(ROOT / "start" / "pyproject.toml"), *_groups("build"), *shared], upgrade)
+    _compile("extras.txt", [*_groups("extras"), *shared], upgrade, alone="extras-alone")
+    _compile("clients.txt", _groups("build", "clients"), upgrade)
+
+
+def _groups(*names: str) -> list[str]:
+    return [f"--group={ROOT / 'pyproject.toml'}:{name}" for name in names]
+
+
+def _compile(file: str, sources: list[str], upgrade: bool, alone: str | None = None) -> None:
+    """Write one file. alone: group of packages that are added without their dependencies."""
+    ours = [f"--no-emit-package={name}" for name in ("torch", *map(name_of, folders()))]
+    _uv([*sources, *ours, *(["--upgrade"] if upgrade else []), "-o", str(TARGET / file)])
+    if alone is not None:
+        groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+        with (TARGET / file).open("a", encoding="utf-8") as stream:
+            stream.write(_uv(["--no-deps", "-"], given="\n".join(groups[alone])))
+
+
+def _uv(arguments: list[str], given: str = "") -> str:
+    """Run `uv pip compile` and return its output. Raises `SystemExit` with its message."""
+    options = ["--universal", "--python-version=3.11", "--generate-hashes", "--no-annotate", "--no-header", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "uv", "pip", "compile", *options, *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=_DEADLINE_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(done.stderr or done.stdout)
+    return done.stdout
+
+
+def main() -> int:
+    """Write the files and print how many pins each has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    write(parser.parse_args().upgrade)
+    for path in sorted(TARGET.glob("*.txt")):
+        print(f"{path.relative_to(ROOT)}: {path.read_text(encoding='utf-8').count('==')} pins")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
