@@ -96,11 +96,12 @@ PLAIN := README.md benchmarks docs/README.md docs/agents.md docs/commands.md doc
          docs/environment-libraries.md docs/environments.md docs/episodes.md docs/hooks.md docs/model-to-server.md \
          docs/plugins.md docs/rewards.md docs/algorithms docs/kinds
 
-lint: setup  ## style, types, import contracts and plain words
+lint: setup  ## style, types, import contracts, declared dependencies and plain words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python release/dependencies.py
 	$(BIN)/python tests/support/plain_words.py $(PLAIN)
 
 format: setup  ## let ruff mend what it can
