@@ -51,6 +51,6 @@ def test_what_it_cannot_do_is_refused(tmp_path):
 
 @pytest.mark.parametrize("rewards", [[brevity], [{"name": brevity}]])
 def test_a_function_in_the_mapping_says_what_to_do(tmp_path, rewards):
-    with pytest.raises(ConfigError, match="a function cannot stand in a run file") as caught:
+    with pytest.raises(ConfigError, match="a run file cannot contain a function") as caught:
         start({"rewards": rewards}, tmp_path / "run")
     assert "FILE.py:brevity; or, for a reward: train(run, rewards=[brevity])" in caught.value.hint
