@@ -216,7 +216,7 @@ def _rewards(
 
 def _eval_prompts(evaluation: EvalConfig, prompts: Configured | None, select: Selector) -> dict[str | None, Configured]:
     """Return the source of each set that has its own, by name. The section `eval` has the name None."""
-    sets: dict[str | None, Any] = {None: evaluation, **evaluation.sets}
+    sets: dict[Any, Any] = {None: evaluation, **evaluation.sets}
     return {
         name: _held_out_source(each.prompts, name, prompts, select) or INVALID
         for name, each in sets.items()
