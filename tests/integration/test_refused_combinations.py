@@ -26,9 +26,9 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "grpo x critic": (
         {"algorithm": {"name": "grpo"}, "optimizer": {"critic_lr": 1e-3}},
         1,
-        "grpo has no critic",
+        "grpo does not train a critic",
     ),
-    "reward-model x rewards": ({"algorithm": {"name": "reward-model"}}, 1, "it writes no answers"),
+    "reward-model x rewards": ({"algorithm": {"name": "reward-model"}}, 1, "not answers that a reward"),
     "sft x environment": (
         {"algorithm": {"name": "sft"}, "rewards": None, "environment": {"name": NUMBER}},
         1,

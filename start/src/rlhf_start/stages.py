@@ -12,7 +12,7 @@ from typing import Any
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import ResolvedRun
 from rlhf_core.entry.ledger import RunLedger
-from rlhf_core.entry.resume import begun_run, find_checkpoint
+from rlhf_core.entry.resume import find_checkpoint, find_resumed_run
 from rlhf_core.entry.train import TrainResult, prepare, train, train_in
 from rlhf_core.errors import InterruptedRun
 from rlhf_core.plugins.trust import FileTrust
@@ -45,7 +45,7 @@ def run_quickstart(
     of the algorithm name (`Component.stages`). A finished stage is used again; an unfinished one is made anew. The
     other arguments are those of `train` and go to the last stage; those before are always one process.
     """
-    begun = begun_run(resume, output)
+    begun = find_resumed_run(resume, output)
     resume = None if begun is None else resume
     first = {WARM_START: warm_start, **(stages or {})}
     if dry_run:
