@@ -50,7 +50,7 @@ def permutation(n: int, seed: int, *what: str | int) -> list[int]:
 
     Example:
         >>> permutation(5, 0, "documents")
-        [0]
+        [0, 4, 1, 3, 2]
     """
     return [int(i) for i in generator(seed, *what).permutation(n)]
 

@@ -161,8 +161,8 @@ def parse_yaml(text: str, where: str) -> Any:
         ConfigError: the text is invalid. Names the line and column.
 
     Example:
-        >>> parse_yaml("{lr: 1e-6, warm: yes}", "run.yaml")
-        {'lr': 1e-06, 'warm': 'yes'}
+        >>> parse_yaml("{name: adamw, lr: 1e-6}", "run.yaml")
+        {'name': 'adamw', 'lr': 1e-06}
     """
     try:
         return _load(text)

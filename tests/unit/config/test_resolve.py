@@ -202,7 +202,7 @@ def test_an_unknown_section_without_content_is_an_error(fake_run):
 
 def test_the_name_of_a_plugin_of_another_kind_is_recognized(fake_run):
     text = problems_of({**fake_run, "rewards": ["fake-learn"]})
-    assert 'no reward "fake-learn" is installed; "fake-learn" is one of the algorithms (' in text
+    assert 'no reward "fake-learn" is installed, but "fake-learn" is one of the algorithms (' in text
     assert "did you mean" not in text
 
 
