@@ -131,7 +131,7 @@ def test_a_silent_server_is_left():
     [
         ((500, {}, b'{"error":"the judge is ill"}'), "status 500: the judge is ill"),
         ((307, {"Location": "http://elsewhere.invalid/"}, b""), "status 307"),
-        ((200, {}, b"<html>"), "its response is none: not JSON"),
+        ((200, {}, b"<html>"), "its response is not valid: not JSON"),
         ((200, {}, b'{"protocol":9,"scores":[1]}'), "protocol: Input should be 1"),
         (scores(1.0, 2.0), "2 scores for 1 samples"),
         ((200, {}, b" " * 5000), "longer than 4,096 bytes"),
