@@ -100,8 +100,8 @@ class TestCoordinator:
             assert await coordinator.publish(0, [{"version": 0}], {"m"}) == {}
             assert await coordinator.register("late", 1, "n", 0) == (1, [{"version": 0}])
             assert await coordinator.publish(1, [{"version": 1}], {"m"}) == {}
-            assert await coordinator.register("late", 1, "n", 0, has=1) == (2, [{"version": 1}])
-            assert await coordinator.register("late", 1, "n", 0, "other", has=2) is None
+            assert await coordinator.register("late", 1, "n", 0, publication=1) == (2, [{"version": 1}])
+            assert await coordinator.register("late", 1, "n", 0, "other", publication=2) is None
             assert await coordinator.publish(2, [{"version": 2}], {"m"}) == {"late": "other"}
             assert [maker.version for maker in (await coordinator.overview(0)).makers] == [None, 2]
 
@@ -125,7 +125,7 @@ class TestCoordinator:
             await coordinator.register("m", 1, "n", 0)
             await coordinator.alive("trainer-0", 1, "n")
             await coordinator.next_work("m", 0)
-            assert (await coordinator.overview(0)).makers[0].doing == "waits: no weights were published yet"
+            assert (await coordinator.overview(0)).makers[0].doing == "waits: no weights have been published yet"
             await coordinator.publish(0)
             await coordinator.next_work("m", 1)
             taking = asyncio.create_task(coordinator.take(0, 5, "trainer-0"))
@@ -250,7 +250,7 @@ class TestCoordinator:
             await coordinator.register("m", 1, "n", 0)
             await coordinator.publish(0)
             await coordinator.next_work("m", 1)
-            assert await coordinator.next_work("m", 0.01, under_way=1) is None
+            assert await coordinator.next_work("m", 0.01, num_running=1) is None
             assert (await coordinator.overview(0)).makers[0].doing == "makes 2 prompts from 0"
             assert await coordinator.next_work("m", 0.01) is None
             assert "waits" in (await coordinator.overview(0)).makers[0].doing

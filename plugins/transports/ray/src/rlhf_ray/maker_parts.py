@@ -265,9 +265,7 @@ def make_worker(
     Args:
         model_fn: Returns (actor, critic, reward model, initial model).
         place: Device and precision.
-        tokenizer: Tokenizer of the actor.
-        sampling: Sampling parameters.
-        hooks: Hooks of the maker.
+        tokenizer, sampling, hooks: Tokenizer of the actor, sampling parameters, and hooks of the maker.
         eos_token_id: Id or ids that end an answer. None keeps those of the actor.
         engine, engine_options, seed, kl_coef: As in `ExperienceMakerHolder`.
         reward_timeout_seconds, sync_idle_seconds: As in `ExperienceMakerHolder`.
