@@ -132,7 +132,7 @@ class TestCoordinator:
             await asyncio.sleep(0)
             view = await coordinator.overview(0)
             assert view.makers[0].doing == "makes 2 prompts from 0"
-            assert view.trainers[0].doing == "waits: the samples of episode 1 are not all there"
+            assert view.trainers[0].doing == "waits: samples of episode 1 are still missing"
             await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes())
             await taking
             await coordinator.next_work("m", 0)
