@@ -110,7 +110,7 @@ class TestRuns:
         assert [each.exit_code for each in said] == [0, 1, 0], [each.output for each in said]
         assert "2 makers" in said[0].output and "1 makers" in said[2].output
         assert re.search(
-            r"resources for \d+ more makers are missing: they reserve [\d.]+ CPU .* have \d+ CPU", str(said[1].exception)
+            r"for \d+ more makers are missing: they reserve [\d.]+ CPU .* have \d+ CPU", str(said[1].exception)
         )
         check_samples(folder)
         assert ended(folder, "maker-1 was stopped, ")

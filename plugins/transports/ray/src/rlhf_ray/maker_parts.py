@@ -154,7 +154,7 @@ class _TemperatureColumn(GroupPass):
 def trained_names(model: nn.Module) -> frozenset[str]:
     """Names of the trained parameters: the adapter, and others such as a value head or biases.
 
-    Empty if all parameters are trained, since the model then lacks an adapter. Call before freezing a model for inference.
+    Empty if all parameters are trained (a model without adapter). Call before freezing a model for inference.
 
     Example:
         >>> from torch import nn
