@@ -111,17 +111,17 @@ class TestModelFolders:
 
     def test_no_tokenizer(self, tmp_path, capsys):
         folder = save_tiny_model(tmp_path / "model", with_tokenizer=False)
-        assert "has no tokenizer" in self.message(folder, tmp_path, capsys)
+        assert "lacks a tokenizer" in self.message(folder, tmp_path, capsys)
 
     def test_no_weights(self, tmp_path, capsys):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors").unlink()
-        assert "holds no *.safetensors" in self.message(folder, tmp_path, capsys)
+        assert "contains no *.safetensors" in self.message(folder, tmp_path, capsys)
 
     def test_no_config(self, tmp_path, capsys):
         folder = self.folder(tmp_path)
         (folder / "config.json").unlink()
-        assert "no config.json" in self.message(folder, tmp_path, capsys)
+        assert "lacks config.json" in self.message(folder, tmp_path, capsys)
 
     def test_a_runs_folder_in_place_of_its_model(self, tmp_path, capsys):
         folder = self.folder(tmp_path / "run")
@@ -274,7 +274,7 @@ def test_a_dry_run_refuses_a_folder_that_holds_a_run(tmp_path, capsys):
     (tmp_path / "out" / "config.yaml").touch()
     for flags in ([str(run)], []):
         assert rlhf(["train", *flags, "--dry-run", "--output", str(tmp_path / "out")]) == 2
-        assert "already holds a run" in capsys.readouterr().err
+        assert "already contains a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
