@@ -439,4 +439,4 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
             model: The start policy, or the current policy.
             batch: A result of `collate`, on the device.
         """
-        raise TypeError(f"{type(self).__name__} names the role reference but has no reference_forward")
+        raise TypeError(f"{type(self).__name__} names the role reference but lacks a reference_forward")

@@ -47,7 +47,7 @@ class PromptSource(Protocol):
     reads all records once to check them, and then reads single records by index.
 
     Example:
-        source = build(config, context)  # in each process that reads prompts; a list of dicts is a source
+        source = build(config, context)  # in each process that reads prompts. A list of dicts is a source.
         digest = check_all(source[index] for index in range(len(source)))
         for position in positions_of_this_process:
             record = source[order.index(position)]
