@@ -25,9 +25,9 @@ CALLS = {
 }
 # Every other score is none, so 4 of 8 do.
 SCORES = {
-    "nan": ({}, "answered nan is not finite"),
-    "infinity": ({}, "answered -inf is not finite"),
-    "strings": ({}, "answered 'good' (str) is no number"),
+    "nan": ({}, "returned an invalid score: nan is not finite"),
+    "infinity": ({}, "returned an invalid score: -inf is not finite"),
+    "strings": ({}, "returned an invalid score: 'good' (str) is not a number"),
 }
 FAULTS = CALLS | SCORES
 

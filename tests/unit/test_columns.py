@@ -194,5 +194,5 @@ class Reads(GroupPass):
 
 def test_a_pass_reads_its_model_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_ppo.algorithm.PPO.passes", lambda self, context: [Reads(context)])
-    with pytest.raises(PluginError, match=r"(?s)reads `context.models` when it is made.*algorithm \"ppo\""):
+    with pytest.raises(PluginError, match=r"(?s)reads `context.models` in its constructor.*algorithm \"ppo\""):
         check_run(resolve(tiny_run()))
