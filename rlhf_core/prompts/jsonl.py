@@ -40,7 +40,7 @@ class JsonlSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         if not path.is_file():
-            problem = "is a folder, not a JSON Lines file" if path.is_dir() else "the file does not exist"
+            problem = "is a folder, not a JSON Lines file" if path.is_dir() else "no such file"
             raise DataError(problem, where=str(path), hint="paths start at the current folder")
         self._offsets, self._digest = _index(path)
         if not self._offsets:

@@ -116,12 +116,12 @@ class TestEncoding:
     @pytest.mark.parametrize(
         ("prompt", "message"),
         [
-            (None, "no `prompt`"),
+            (None, "`prompt` is missing"),
             (3, "a int, not text"),
             ([], "an empty list"),
             (["hi"], "needs `role` and `content`"),
             ([{"role": "user"}], "needs `role` and `content`"),
-            ("", "no tokens"),
+            ("", "is empty"),
         ],
     )
     def test_what_is_no_prompt_is_named(self, chat_tokenizer, prompt, message):
