@@ -182,7 +182,7 @@ def test_functions_in_place_of_plugins_train(names, capsys):
 
 def test_a_plan_runs_none_of_them(names, capsys):
     names("theirs/in/mine.py")
-    assert "runs no code from files" in says(capsys, "plan", "theirs/run.yaml", code=2)
+    assert "does not run code from files" in says(capsys, "plan", "theirs/run.yaml", code=2)
     assert ran() == []
 
 

@@ -225,8 +225,8 @@ def test_a_second_signal_ends_the_processes(tmp_path, monkeypatch):
     def look(ranks):
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("rlhf_strategies.ranks._started", start_one)
-    monkeypatch.setattr("rlhf_strategies.ranks.Ranks.look", look)
+    monkeypatch.setattr("rlhf_strategies.ranks._start_process", start_one)
+    monkeypatch.setattr("rlhf_strategies.ranks.Ranks.poll", look)
     with pytest.raises(KeyboardInterrupt):
         start(TWO, tmp_path / "run", num_processes=2)
     for process in started:

@@ -169,7 +169,7 @@ def test_a_run_whose_checkpoints_are_lost_is_left_as_it_is(tmp_path, capsys, fla
 
 
 def test_restart_alone_is_refused(capsys):
-    assert "--restart goes with --resume auto" in command(capsys, "--restart", code=2)
+    assert "--restart needs --resume auto" in command(capsys, "--restart", code=2)
 
 
 def test_a_resume_of_a_folder_that_does_not_exist_yet_starts_the_run(tmp_path, capsys):

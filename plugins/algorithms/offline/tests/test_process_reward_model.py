@@ -62,7 +62,7 @@ def test_the_loss_is_that_of_each_prefix_alone(algorithm: Any, separator: str) -
 )
 def test_lines_without_labelled_steps(algorithm: Any, changes: dict[str, Any]) -> None:
     made = algorithm("process-reward-model")
-    with pytest.raises(DataError, match="no `steps` .* with as many `labels`"):
+    with pytest.raises(DataError, match="`steps` .* and `labels`"):
         made.encode({**RECORDS[0], **changes}, tiny_tokenizer())
 
 

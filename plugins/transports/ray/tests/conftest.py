@@ -109,7 +109,7 @@ def wait_for_weights_in_flight():
     def between(self):
         ahead = self._open and all(sample // 16 > (self._weights.newest or 0) for sample, _ in self._open)
         deadline = time.monotonic() + 20
-        while ahead and not (self._weights._ready or self._asked or self._works) and time.monotonic() < deadline:
+        while ahead and not (self._weights._ready or self._waiting or self._works) and time.monotonic() < deadline:
             time.sleep(0.01)
         return plain(self)
 

@@ -226,7 +226,7 @@ def test_batches_are_made_side_by_side_and_each_is_sent_when_it_is_done(
     def hold(step: int) -> None:
         """Let the long answer go on only with what the other batches ask for, until they are over."""
         for _ in range(4000):
-            if step <= 20 or len(shared._open) > 1 or shared._asked or feed.two_sent.wait(0.005):
+            if step <= 20 or len(shared._open) > 1 or shared._waiting or feed.two_sent.wait(0.005):
                 return
 
     engine.before = hold
