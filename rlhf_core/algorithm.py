@@ -98,13 +98,10 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
 
     @abstractmethod
     def collate(self, items: Sequence[ItemT]) -> BatchT:
-        """Pad items to the longest of them and stack them to a batch on the CPU.
+        """Pad items to their longest and stack them to a batch on the CPU, a dataclass that the trainer moves.
 
         Args:
             items: At least one, of this rank. May be a single masked item.
-
-        Returns:
-            A dataclass, whose tensors the trainer moves to the device.
         """
 
     @abstractmethod
@@ -161,7 +158,7 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
         """
 
     def set_option(self, name: str, value: float) -> None:
-        """Change an option during a run. Called on every rank, between updates. Raises `UserInputError` if it is fixed.
+        """Change an option during a run. Called on every rank, between updates. Raises `UserInputError` if fixed.
 
         Args:
             name: `kl_coef` for `rlhf control`, any option for the `Action` of a hook.
@@ -196,12 +193,10 @@ class FrozenModel:
 class PassContext(Protocol):
     """Models and settings of a process that makes samples, for the passes of an algorithm.
 
-    Core builds one per process that makes samples and gives it to `RolloutAlgorithm.passes`. A pass keeps it, and
-    calls `forward` in its `run`, on every rank.
+    Core builds one per process that makes samples. A pass calls `forward` in its `run`, on every rank.
 
     Example:
         passes = algorithm.passes(context)  # once, on each sampling rank
-        groups = sample_answers(prompts)
         for each in passes:
             values = each.run(groups)  # calls context.forward(role, groups, run)
             groups = add_to_items(groups, values)
@@ -219,15 +214,13 @@ class PassContext(Protocol):
     ) -> list[Tensor]:
         """Run a model without gradients over all items of the groups, in batches of bounded tokens.
 
-        Collective: every rank calls it with its own groups, and all make the same number of forward calls.
+        Returns [A, ...] float32 on the CPU for each item in order, without padding. Collective: all ranks make the same
+        number of forward calls.
 
         Args:
             role: The model, which is moved to the device if it is offloaded.
             groups: This rank's groups.
             run: Called as `run(model, batch)` with a batch on the device. Returns [B, A, ...].
-
-        Returns:
-            [A, ...] float32 on the CPU for each item in order, without padding.
         """
         ...
 
@@ -288,13 +281,10 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
         """Return the rows with `advantages` (and `returns`) from `scores`, log-probs and values, and with `metrics`.
 
         Runs no model. `EpisodeView.of(episode)` (`rlhf_core.episode_view`) has per-row numbers of the whole episode and
-        reductions over ranks, which every rank must call.
+        reductions over ranks, which every rank must call. The metrics must be the same on every rank.
 
         Args:
             episode: All rows of an episode in `sample_id` order, or this rank's rows if `needs_all_rows` is false.
-
-        Returns:
-            The same rows. `metrics` must be the same on every rank.
         """
 
     @property
@@ -312,9 +302,6 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
 
         `rlhf_forward.model_passes(context, self.roles)` returns the passes of the reference and the critic. Also called
         before models are loaded, to check the passes' columns, so a pass must read `context.models` only in `run`.
-
-        Args:
-            context: Models and settings of this process.
         """
         return ()
 
@@ -327,16 +314,9 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
         return False
 
     def policy_log_probs(self, policy: nn.Module, batch: Experience) -> Tensor:
-        """Return log-probs of the sampled tokens. Called only if `needs_trainer_log_probs`, without gradients.
+        """Return [B, A] log-probs (nats) of the sampled tokens. Called without gradients, if `needs_trainer_log_probs`.
 
-        Usually `rlhf_forward.policy_forward(policy, batch, temperature).log_probs`.
-
-        Args:
-            policy: The trained policy, as the strategy prepared it.
-            batch: A batch on the device.
-
-        Returns:
-            [B, A] float32 nats.
+        Usually `rlhf_forward.policy_forward(policy, batch, temperature).log_probs`. The batch is on the device.
         """
         raise TypeError(f"{type(self).__name__} needs trainer log-probs but computes none")
 
@@ -346,11 +326,7 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
         return False
 
     def keep(self, group: RolloutGroup) -> bool:
-        """Whether to train on a group. Rejected groups are replaced by later prompts (dynamic sampling).
-
-        Args:
-            group: All samples of one prompt, at least one.
-        """
+        """Whether to train on a group (at least one sample). A rejected one is replaced by a later prompt."""
         return True
 
     def collate(self, items: Sequence[BufferItem]) -> Experience:
@@ -381,23 +357,12 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
 
     @abstractmethod
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ItemT | None:
-        """Convert one record of the prompt source to an item, or None if it is too long.
-
-        Args:
-            record: Key -> value, as the prompt source returns it.
-            tokenizer: The policy's tokenizer.
-
-        Raises:
-            DataError: The record is invalid.
-        """
+        """Convert one record of the prompt source to an item, or None if it is too long. Raises `DataError`."""
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Raise `DataError` if keys or types of a record are wrong.
 
         Called for every record before training, so it should be fast and should not encode the record.
-
-        Args:
-            record: Key -> value, as the prompt source returns it.
         """
 
     def prepare_items(
@@ -405,11 +370,8 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
     ) -> Sequence[ItemT]:
         """Return the items with values of a frozen model (DPO's reference log-probs).
 
-        Every rank must make the same calls of `reference`. Cache its results, since items repeat in each epoch.
-
-        Args:
-            items: The encoded items, the same on every rank.
-            reference: Items -> a row of `reference_forward` for each, from the frozen model. Collective.
+        `reference` returns a row of `reference_forward` per item, from the frozen model. Every rank must make the same
+        calls. Cache the results, since items repeat in each epoch.
         """
         return items
 
@@ -433,10 +395,6 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
     def reference_forward(self, model: nn.Module, batch: BatchT) -> Tensor:
         """Return [B, ...] values of a frozen model or the policy, without gradients.
 
-        Called by `reference` and `policy` of `prepare_items` and `start_episode`.
-
-        Args:
-            model: The start policy, or the current policy.
-            batch: A result of `collate`, on the device.
+        Called by `reference` and `policy` of `prepare_items` and `start_episode`, with a batch on the device.
         """
         raise TypeError(f"{type(self).__name__} names the role reference but lacks a reference_forward")
