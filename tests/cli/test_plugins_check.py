@@ -175,7 +175,7 @@ def test_an_algorithm_is_held_to_its_contract(install):
 def test_a_hook_plugin_without_hooks_is_broken(install, capsys):
     install("acme", {"rlhf.hooks": {"acme-deaf": "acme_deaf"}}, {"acme_deaf": "def other(): pass"})
     assert run(["plugins", "check", "hooks/acme-deaf"]) == 1
-    assert "it has no hook" in capsys.readouterr().out
+    assert "it does not define a hook" in capsys.readouterr().out
 
 
 SLOPPY = """
