@@ -274,7 +274,7 @@ def test_a_dry_run_refuses_a_folder_that_holds_a_run(tmp_path, capsys):
     (tmp_path / "out" / "config.yaml").touch()
     for flags in ([str(run)], []):
         assert rlhf(["train", *flags, "--dry-run", "--output", str(tmp_path / "out")]) == 2
-        assert "already holds a run" in capsys.readouterr().err
+        assert "already contains a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
