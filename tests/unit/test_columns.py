@@ -179,7 +179,7 @@ def test_the_rewards_of_greedy_answers_are_a_column_of_the_algorithm_that_needs_
     monkeypatch.setattr("rlhf_hf.config.HfEngineConfig.columns", {"greedy_rewards": Column()})
     check_run(resolve(tiny_run()))
     monkeypatch.setattr("rlhf_ppo.algorithm.PPO.needs_greedy_answer", True)
-    with pytest.raises(ConfigError, match=r"algorithm .*ppo.* and engine .*hf.* both declare a column 'greedy_rewards'"):
+    with pytest.raises(ConfigError, match=r"algorithm .*ppo.* and engine .*hf.* declare a column 'greedy_rewards'"):
         check_run(resolve(tiny_run()))
 
 
