@@ -102,7 +102,7 @@ def test_a_wrong_number_of_processes_in_a_manifest_is_told(tmp_path, capsys, cou
 def test_model_algorithm_and_prompts_cannot_change(tmp_path, changes, key):
     start(EACH, tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
-    with pytest.raises(UserInputError, match=f"{key}(.|\n)*start anew"):
+    with pytest.raises(UserInputError, match=f"{key}(.|\n)*start a new run"):
         start({**EACH, **changes}, tmp_path / "run", resume="auto")
     assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.name != ".lock"} == {
         path: content for path, content in before.items() if path.name != ".lock"
@@ -122,7 +122,7 @@ def test_another_model_and_other_records_under_the_same_name_are_refused(tmp_pat
     moved.write_bytes(data.read_bytes())
     start({**run, "prompts": {"name": "jsonl", "path": str(moved)}}, tmp_path / "run", resume="auto")
     moved.write_text('{"prompt": "21>"}\n' * 8)
-    with pytest.raises(UserInputError, match="its records are not those"):
+    with pytest.raises(UserInputError, match="the records differ from those"):
         start({**run, "prompts": {"name": "jsonl", "path": str(moved)}}, tmp_path / "run", resume="auto")
 
 

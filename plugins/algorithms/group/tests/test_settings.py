@@ -27,7 +27,7 @@ ALONE = {"train": {"samples_per_prompt": 1}}
         ({"name": "reinforce++", "advantage": "gdpo"}, ALONE, r"is 1, but reinforce\+\+ compares .*\(gdpo\)"),
         ({"name": "ppo", "advantage": "pass-at-k"}, ALONE, r"is 1, but ppo compares .*\(pass_at_k\)"),
         ({"name": "reinforce++", "dynamic_sampling": True}, ALONE, r"dynamic_sampling: rejects every group"),
-        ({"name": "grpo"}, {"optimizer": {"critic_lr": 1e-4}}, r"optimizer\.critic_lr: grpo has no critic"),
+        ({"name": "grpo"}, {"optimizer": {"critic_lr": 1e-4}}, r"optimizer\.critic_lr: grpo does not train a critic"),
         ({"name": "grpo", "overlong_buffer_tokens": 9}, {}, r"overlong_buffer_tokens: is 9, more than"),
         ({"name": "grpo", "clip_eps": 1.5}, {}, r"clip_eps: should be less than 1"),
         ({"name": "grpo", "importance_token_range": [2, 1]}, {}, r"needs low < high, got \[2\.0, 1\.0\]"),

@@ -95,7 +95,7 @@ class Stop:
 
 
 def test_a_stopped_run_has_its_model(tmp_path):
-    with pytest.raises(InterruptedRun, match=r"stopped after episode 2 of 3; a checkpoint is written, and the model"):
+    with pytest.raises(InterruptedRun, match=r"stopped after episode 2 of 3. A checkpoint and the model are written"):
         start({**BASE, "optimizer": {"lr": 1e-2}}, tmp_path / "run", hooks=[Stop()])
     assert summary(tmp_path / "run")["status"] == "interrupted"
     assert summary(tmp_path / "run")["model"] == "model"
