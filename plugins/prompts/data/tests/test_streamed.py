@@ -82,6 +82,6 @@ def test_wrong_records_at_the_beginning_are_counted(tokenizer):
 
 
 def test_a_filter_that_fails_is_named_with_the_record(tokenizer):
-    with pytest.raises(DataError, match="prompts.filter fails on it: KeyError: 'language'") as caught:
+    with pytest.raises(DataError, match="prompts.filter failed: KeyError: 'language'") as caught:
         prompt_stream(Numbers(1), tokenizer, seed=0, keep=lambda record: record["language"] == "en")
     assert caught.value.where == "record 1"
