@@ -112,7 +112,7 @@ def test_components_with_their_default_options(install, kind):
     install("acme", {f"rlhf.{kind}": targets}, {"acme_components": COMPONENTS, "acme_builds": BUILDS})
     found = discover(kind)
     verdicts = dict(zip(names, probe([found[f"acme-{name}"] for name in names], whole=True), strict=True))
-    assert verdicts["asks"] == ("not run", "Asks. (needs the option path)")
+    assert verdicts["asks"] == ("not run", "Asks. (requires the option path)")
     assert verdicts["refuses"].status == "not run" and "there is no GPU here" in verdicts["refuses"].detail
     assert verdicts["raises"].status == "broken" and "RuntimeError: boom" in verdicts["raises"].detail
     assert verdicts["other"].status == "broken" and "returned a int" in verdicts["other"].detail
@@ -192,4 +192,4 @@ loose = Component("Loose.", Loose, "acme_sloppy:build")
 def test_one_that_fails_its_contract_is_broken(install):
     install("acme", {"rlhf.hooks": {"acme-loose": "acme_sloppy:loose"}}, {"acme_sloppy": SLOPPY})
     ((status, detail),) = probe([discover("hooks")["acme-loose"]], whole=False)
-    assert status == "broken" and "a misspelled option goes unseen" in detail
+    assert status == "broken" and "a misspelled option is not detected" in detail
