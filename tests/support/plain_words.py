@@ -21,7 +21,15 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("rlhf_core/**", "cli/**", "start/**", "libraries/*/src/**", "plugins/*/*/src/**")
 SOURCES = tuple(f"{folder}/*.py" for folder in (*CODE, "examples/*/src/**", "examples/seed", "recipes/**", "docs"))
-PAGES = ("*.md", "docs/**/*.md", "*/*/README.md", "plugins/*/*/README.md", "benchmarks/*.md", "changes/*.md")
+PAGES = (
+    "*.md",
+    "*/README.md",
+    "*/*/README.md",
+    "plugins/*/*/README.md",
+    "docs/**/*.md",
+    "changes/*.md",
+    "benchmarks/*.md",
+)
 SKIPPED = ("docs/reference/", "/templates/")
 MESSAGES = ("hint", "description", "help", "summary")
 """Keyword arguments that users read."""
