@@ -38,12 +38,12 @@ class Caller:
         self.clock = clock
         self._workers = workers
 
-    async def __call__(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the function and return its result; `what` names the call in errors. A plain function runs on a thread.
+    async def __call__(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function and return its result; `name` is for errors. A plain function runs on a thread.
 
         Raises what the function does, or `EnvironmentFault` for what a coroutine must not raise.
         """
-        self.clock.doing = what
+        self.clock.doing = name
         self.clock.start()
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
@@ -64,7 +64,7 @@ class Caller:
             self.clock.start()
 
 
-def _outcome_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Exception | None]:
+def _outcome_of(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any, Exception | None]:
     """The function's result, or its error as a value: a future cannot hold every kind of error."""
     try:
         return function(*args, **kwargs), None
