@@ -299,7 +299,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 def methods(kind: type) -> list[str]:
     """Its public methods and properties, those of its bases in this project too."""
-    owners = [each for each in reversed(kind.__mro__) if each.__module__.startswith("rlhf_core")]
+    owners = [each for each in reversed(kind.__mro__) if each.__module__.startswith("rlhf_")]
     members = {name: value for owner in owners for name, value in vars(owner).items()}
     public = {name: value for name, value in members.items() if not name.startswith("_") or name == "__call__"}
     if issubclass(kind, PromptSource):
