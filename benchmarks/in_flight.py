@@ -56,10 +56,10 @@ class Case:
             num_episodes=self.episodes, prompts_per_episode=self.prompts, max_staleness=self.staleness
         )
 
-    def num_lanes(self) -> int:
+    def max_batches(self) -> int:
         """Batches at a time with weights in flight, as in a run."""
         config = RayConfig(max_staleness=self.staleness, weights="in-flight")
-        return config.num_lanes(self.prompts) or 1
+        return config.max_batches(self.prompts) or 1
 
 
 def length_of(sample_id: int) -> int:
@@ -77,7 +77,7 @@ class _Group:
 
 def simulated_seconds(case: Case, train_steps: float, *, in_flight: bool) -> float:
     """Decoding steps until the last episode is trained on. One step is one unit of time, however many rows it has."""
-    coordinator, lanes = case.coordinator(), case.num_lanes() if in_flight else 1
+    coordinator, lanes = case.coordinator(), case.max_batches() if in_flight else 1
     now, version, trained, ends = 0.0, 0, 0, None
     waiting: list[tuple[_Group, int]] = []
     active: list[list[Any]] = []
@@ -172,7 +172,7 @@ class RealMaker:
     def _between(self) -> list[SamplingRequest]:
         self._train()
         self._take_weights()
-        return [(request, SAMPLING) for request in self._lease(self._case.num_lanes())]
+        return [(request, SAMPLING) for request in self._lease(self._case.max_batches())]
 
     def _take_weights(self) -> None:
         """The newest version, where the engine has an older one."""

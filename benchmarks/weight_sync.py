@@ -23,7 +23,7 @@ from torch import nn
 
 from rlhf_core.strategy import TrainedModel
 from rlhf_ray.calls import node_address
-from rlhf_ray.cluster import connected
+from rlhf_ray.cluster import connect
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
 from rlhf_ray.direct_link import DirectChunk, LinkOffer, MakerEnd
@@ -166,7 +166,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("| MB | copy, ms | full | chunked | direct | lora | bytes full / lora |\n|---|---|---|---|---|---|---|")
-    with connected(RayConfig()):
+    with connect(RayConfig()):
         for megabytes in arguments.megabytes:
             copy = time_copy(megabytes, arguments.repeats)
             row = {

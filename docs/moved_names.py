@@ -1,4 +1,4 @@
-"""The table of moved names in docs/upgrading.md, from `rlhf_core/plugins/moved.json`."""
+"""The page docs/reference/moved-names.md, from `rlhf_core/plugins/moved.json`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ from collections import defaultdict
 
 from rlhf_core.plugins.names import moved_names
 
-BEGIN = "<!-- The table of moved names is written by docs/generate_reference.py. -->"
-END = "<!-- End of the table. -->"
 
-
-def moved_table() -> str:
-    """Rows of old module, names (empty: the whole module), and new module."""
+def moved_names_page(note: str) -> str:
+    """Return the page with a row for each moved module, or for the names that moved out of one."""
     modules = {old: new for old, new in moved_names().items() if old.rpartition(".")[2].islower()}
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for old, new in moved_names().items():
         module, _, name = old.rpartition(".")
         if old not in modules and modules.get(module) != new.rpartition(".")[0]:
-            room, _, now = new.rpartition(".")
-            names[module, room].append(f"`{name}`" if now == name else f"`{name}` (`{now}`)")
+            new_module, _, new_name = new.rpartition(".")
+            names[module, new_module].append(f"`{name}`" if new_name == name else f"`{name}` (`{new_name}`)")
     rows = [f"| `{old}` | | `{new}` |" for old, new in modules.items()]
-    rows += [f"| `{old}` | {', '.join(found)} | `{new}` |" for (old, new), found in names.items()]
-    return "\n".join(["| in core | names | now in |", "| --- | --- | --- |", *sorted(rows)])
-
-
-def with_moved_table(page: str) -> str:
-    """The page with the table between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{moved_table()}\n\n{END}{after}"
+    rows += [f"| `{old}` | {', '.join(moved)} | `{new}` |" for (old, new), moved in names.items()]
+    intro = (
+        "A plugin that imports an old name gets an error that contains the new one. If the second column is empty, the "
+        "first one is a function or an entire module. [upgrading.md](../upgrading.md) describes the steps."
+    )
+    table = "\n".join(["| in core | names | now in |", "| --- | --- | --- |", *sorted(rows)])
+    return "\n\n".join(["# Moved names", note, intro, table]) + "\n"

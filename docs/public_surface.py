@@ -1,7 +1,7 @@
-"""What a plugin may import, read from the source.
+"""The names that a plugin may import, read from the source.
 
-Three kinds of modules: those of the contract, whose public names count but for `INSIDE`; the rooms, with the names in
-the stub of their `__init__`; and the modules of `rlhf_testing`. Everything else is private and may move.
+These are the public names of contract modules except `INSIDE`, the names in the `__init__` stub of each package of
+core, and those of libraries. Everything else is private and may move.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CONTRACT = (
 BUILDING: dict[str, tuple[str, ...]] = {
     "entry.resume": ("load_run_config",),
 }
-"""Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
+"""Modules with names for transports, which build a run's parts in several processes, and for commands."""
 LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
     "rlhf_containment": ("processes", "sandbox"),
     "rlhf_episodes": ("section", "selected", "player"),
     "rlhf_testing": ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite"),
 }
-"""Modules of libraries whose public names count besides those of `__init__`."""
+"""Modules of libraries whose public names count in addition to those of `__init__`."""
 _FOR_TRANSPORTS = """
 CheckpointStore
 BatchPlan EpisodeBatches EpisodeEstimator EpisodeRecord EstimatedEpisode EvaluationRow FitResult
@@ -49,101 +49,100 @@ load_channel_state load_run_state collected_episode model_dtype load_run_config 
 replace_weights make_reward_spec save_run_state set_up_host_memory verify_weights
 """
 FOR_TRANSPORTS = frozenset(_FOR_TRANSPORTS.split())
-"""Names for who puts a run together from its parts: transports, the seed's trainers, the test kit. On a second page."""
+"""Names for code that assembles a run from parts (transports, the seed's trainers, the test kit), on a second page."""
 _INSIDE = """
 API_VERSION EpisodeData ExperienceChannel GuardStop HookError Item LostRankError MakerHooks PREFIX SPECS Score
 SetupHooks TrainerHooks balanced fills_host_memory full_disk masked single_rank
 """
 INSIDE = frozenset(_INSIDE.split())
-"""Names of the contract's modules that only core, the command and libraries use: they are on no page, and may move."""
+"""Names of contract modules that only core, the command and libraries use. They are undocumented and may move."""
 
 
 def surface() -> dict[str, dict[str, str]]:
-    """Module -> public name -> a few words about it."""
-    found = {"rlhf_core": _exported(CORE)}
-    found |= {f"rlhf_core.{name}": _defined(CORE / f"{name}.py") for name in CONTRACT}
-    for room in sorted(path.parent for path in CORE.glob("*/__init__.pyi")):
-        found[f"rlhf_core.{room.name}"] = _exported(room)
+    """Return module -> public name -> first sentence about it."""
+    modules = {"rlhf_core": _exported(CORE)}
+    modules |= {f"rlhf_core.{name}": _defined(CORE / f"{name}.py") for name in CONTRACT}
+    for package in sorted(path.parent for path in CORE.glob("*/__init__.pyi")):
+        modules[f"rlhf_core.{package.name}"] = _exported(package)
     for name, chosen in BUILDING.items():
-        found[f"rlhf_core.{name}"] = {each: _says(CORE / f"{name.replace('.', '/')}.py", each) for each in chosen}
-    return found
+        modules[f"rlhf_core.{name}"] = {each: _summary(CORE / f"{name.replace('.', '/')}.py", each) for each in chosen}
+    return modules
 
 
 def plugin_page() -> dict[str, dict[str, str]]:
-    """What any plugin may import of core: module -> name -> a few words; each name in the first module that has it."""
-    return _once(surface(), lambda name: name not in FOR_TRANSPORTS)
+    """Return the names of core for any plugin: module -> name -> sentence. Each name is listed once."""
+    return _without_repeats(surface(), lambda name: name not in FOR_TRANSPORTS)
 
 
 def transport_page() -> dict[str, dict[str, str]]:
-    """What transports, commands and the test kit may import of core besides."""
-    return _once(surface(), lambda name: name in FOR_TRANSPORTS)
+    """Return the other names of core that transports, commands and the test kit may import."""
+    return _without_repeats(surface(), lambda name: name in FOR_TRANSPORTS)
 
 
-def _once(names: dict[str, dict[str, str]], wanted: Callable[[str], bool]) -> dict[str, dict[str, str]]:
+def _without_repeats(names: dict[str, dict[str, str]], wanted: Callable[[str], bool]) -> dict[str, dict[str, str]]:
     seen: set[str] = set()
-    found: dict[str, dict[str, str]] = {}
-    for module, told in names.items():
-        if own := {name: text for name, text in told.items() if wanted(name) and name not in seen}:
-            found[module] = own
+    kept: dict[str, dict[str, str]] = {}
+    for module, texts in names.items():
+        if own := {name: text for name, text in texts.items() if wanted(name) and name not in seen}:
+            kept[module] = own
             seen.update(own)
-    return found
+    return kept
 
 
 def library_surface() -> dict[str, dict[str, str]]:
-    """Module of a library -> public name -> a few words about it."""
-    found: dict[str, dict[str, str]] = {}
+    """Return module of a library -> public name -> first sentence about it."""
+    modules: dict[str, dict[str, str]] = {}
     for folder in sorted(ROOT.glob("libraries/*/src/*/")):
         if names := _exported(folder):
-            found[folder.name] = names
+            modules[folder.name] = names
         for name in LIBRARY_MODULES.get(folder.name, ()):
             path = folder / name
-            found[f"{folder.name}.{name}"] = _exported(path) if path.is_dir() else _defined(path.with_suffix(".py"))
-    return found
+            modules[f"{folder.name}.{name}"] = _exported(path) if path.is_dir() else _defined(path.with_suffix(".py"))
+    return modules
 
 
 def defined_in(module: str, name: str) -> tuple[Path, ast.stmt, ast.stmt | None]:
-    """The file and the statement that define a public name of a module, and the next statement."""
+    """Return the file and the statement that define a public name of a module, and the next statement."""
     top = module.partition(".")[0]
     roots = [CORE.parent, *sorted(ROOT.glob("libraries/*/src"))]
     base = next(root for root in roots if (root / top).is_dir()).joinpath(*module.split("."))
     stub = base / "__init__.pyi"
     path = stub if stub.exists() else base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
-    return _defining(path, name)
+    return _find_definition(path, name)
 
 
-def _defining(path: Path, name: str) -> tuple[Path, ast.stmt, ast.stmt | None]:
+def _find_definition(path: Path, name: str) -> tuple[Path, ast.stmt, ast.stmt | None]:
     body = _body(path)
     for node, after in itertools.zip_longest(body, body[1:]):
         is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
         if is_definition or (isinstance(node, ast.Assign | ast.AnnAssign) and _target(node) == name):
             return path, node, after
     (origin,) = (origin for imported, origin in _imports(path) if imported == name)
-    return _defining(origin, name)
+    return _find_definition(origin, name)
 
 
-def _exported(room: Path) -> dict[str, str]:
-    """The names that a package's stub re-exports, or those of its `__all__`."""
-    stub = room / "__init__.pyi"
-    source = stub if stub.exists() else room / "__init__.py"
+def _exported(package: Path) -> dict[str, str]:
+    """Return the names that a package's stub re-exports, or those of its `__all__`."""
+    stub = package / "__init__.pyi"
+    source = stub if stub.exists() else package / "__init__.py"
     imported = [name for name, _ in _imports(source)]
     listed = [node.value for node in _body(source) if isinstance(node, ast.Assign) and _target(node) == "__all__"]
     names = ast.literal_eval(listed[0]) if listed else imported if stub.exists() else []
-    return {name: _says(source, name) for name in sorted(names, key=str.lower)}
+    return {name: _summary(source, name) for name in sorted(names, key=str.lower)}
 
 
 def _defined(path: Path) -> dict[str, str]:
-    """The public classes and functions that a module defines, and its constants that have a docstring."""
-    found = _definitions(path)
-    return {name: text for name, text in found if text and not name.startswith("_") and name not in INSIDE}
+    """Return the public classes and functions that a module defines, and its constants with a docstring."""
+    return {name: text for name, text in _definitions(path) if text and not name.startswith("_") and name not in INSIDE}
 
 
-def _says(path: Path, name: str) -> str:
-    """The first sentence about a name, in `path` or where that has it from."""
+def _summary(path: Path, name: str) -> str:
+    """Return the first sentence about a name, from `path` or the file that `path` imports it from."""
     here = dict(_definitions(path))
     if name in here:
         return here[name]
     (origin,) = (origin for imported, origin in _imports(path) if imported == name)
-    return _says(origin, name)
+    return _summary(origin, name)
 
 
 def _definitions(path: Path) -> Iterator[tuple[str, str]]:
@@ -151,12 +150,12 @@ def _definitions(path: Path) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, _first_sentence(ast.get_docstring(node) or "")
         elif isinstance(node, ast.Assign | ast.AnnAssign) and (name := _target(node)):
-            is_told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            yield name, _first_sentence(str(after.value.value)) if is_told else ""
+            has_doc = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            yield name, _first_sentence(str(after.value.value)) if has_doc else ""
 
 
 def _imports(path: Path) -> Iterator[tuple[str, Path]]:
-    """Each name that is imported from core, with the file it comes from."""
+    """Yield each relative import of a name, with the file that it comes from."""
     for node in _body(path):
         if isinstance(node, ast.ImportFrom) and node.level:
             origin = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))

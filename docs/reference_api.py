@@ -1,6 +1,6 @@
-"""Pages about the public names of core and the libraries, one for each module, from their docstrings.
+"""Pages of the site about the public names of core and the libraries, one per module, from their docstrings.
 
-Read from the source, so that nothing has to be imported. `docs/public_surface.py` says which names are public.
+The source is parsed, not imported. `docs/public_surface.py` defines which names are public.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes|Example|Examples
 
 
 def api_pages(note: str) -> dict[str, str]:
-    """File name -> text of each module's page."""
+    """Return file name -> text of each module's page."""
     return {f"{module}.md": _page(module, names, note) for module, names in (surface() | library_surface()).items()}
 
 
 def _page(module: str, names: Mapping[str, str], note: str) -> str:
-    parts = [f"# `{module}`", note, f"What a plugin may import `from {module}`."]
+    parts = [f"# `{module}`", note, f"Names that a plugin may import from `{module}`."]
     for name in names:
         _, node, after = defined_in(module, name)
-        parts += [f"## `{name}`", *_described(node, after)]
+        parts += [f"## `{name}`", *_description_parts(node, after)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _described(node: ast.stmt, after: ast.stmt | None) -> list[str]:
+def _description_parts(node: ast.stmt, after: ast.stmt | None) -> list[str]:
     if isinstance(node, ast.ClassDef):
         return [_code(_class_line(node)), prose(ast.get_docstring(node)), *_fields(node), *_methods(node)]
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -43,7 +43,7 @@ def _class_line(node: ast.ClassDef) -> str:
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The function's first line; long ones with a parameter a line."""
+    """Return the function's signature, with one parameter per line if it is long."""
     word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
     line = f"{word} {node.name}({ast.unparse(node.args)}){returns}"
@@ -53,24 +53,24 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def _by_line(parameters: str) -> str:
-    """Parameters, one a line: split at the commas that stand in no bracket and no string."""
-    depth, start, found = 0, 0, []
+    """Put each parameter on its own line: split at commas outside of brackets."""
+    depth, start, lines = 0, 0, []
     for place, letter in enumerate(parameters):
         depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and depth == 0:
-            found.append(parameters[start:place].strip())
+            lines.append(parameters[start:place].strip())
             start = place + 1
-    return ",\n    ".join([*found, parameters[start:].strip()])
+    return ",\n    ".join([*lines, parameters[start:].strip()])
 
 
 def _fields(node: ast.ClassDef) -> list[str]:
-    """The public fields with types, defaults and the docstrings under them."""
+    """Return a table of public fields with types, defaults and docstrings."""
     rows = []
     for field, after in itertools.zip_longest(node.body, node.body[1:]):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id[0] != "_":
             default = "" if field.value is None else f"`{ast.unparse(field.value)}`"
-            says = " ".join((_docstring(after) or _description(field.value)).split())
-            rows.append([f"`{field.target.id}`", f"`{ast.unparse(field.annotation)}`", default, says])
+            meaning = " ".join((_docstring(after) or _description(field.value)).split())
+            rows.append([f"`{field.target.id}`", f"`{ast.unparse(field.annotation)}`", default, meaning])
     return [_table(["field", "type", "default", "meaning"], rows)] if rows else []
 
 
@@ -97,7 +97,7 @@ def _docstring(node: ast.stmt | None) -> str:
 
 
 def _description(value: ast.expr | None) -> str:
-    """`description=` of a pydantic field."""
+    """Return the `description=` of a pydantic field."""
     for keyword in value.keywords if isinstance(value, ast.Call) else ():
         if keyword.arg == "description":
             return str(ast.literal_eval(keyword.value)) if isinstance(keyword.value, ast.Constant) else ""
@@ -105,7 +105,7 @@ def _description(value: ast.expr | None) -> str:
 
 
 def prose(text: str | None) -> str:
-    """A docstring as Markdown: sections as lists, indented parts as code."""
+    """Convert a docstring to Markdown: sections become lists, indented parts become code."""
     lines: list[str] = []
     section = code = False
     for line in (text or "").splitlines():

@@ -1,4 +1,4 @@
-"""Pages that list what there is of something: keys of a run file, hooks, errors, options of the command."""
+"""Reference pages with lists: keys of a run file, hooks, errors, commands."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def config_page(note: str) -> str:
-    """Every key that core reads, section by section; plugins' own options are on the pages of their kinds."""
+    """Return the page of every key that core reads, by section. Options of plugins are on the pages of their kinds."""
     parts = [
         "# Every key of a run file",
         note,
-        "The sections of [a run file](../run-file.md). Those with a `name` take the options of that plugin, too: "
+        "The sections of [a run file](../run-file.md). A section with a `name` also has the options of that plugin: "
         "[algorithms](algorithms.md), [strategies](strategies.md), [engines](engines.md), [prompts](prompts.md), "
         "[rewards](rewards.md), [environments](environments.md), [transports](transports.md).",
     ]
@@ -40,7 +40,7 @@ KEYS = ["key", "type", "default", "meaning"]
 
 
 def config_sections() -> Iterator[tuple[str, type[BaseModel]]]:
-    """Each section and its model; nested ones behind the one that holds them. `rewards` stands for each of its list."""
+    """Yield each section and its model, nested ones after their parent. `rewards` is each entry of the list."""
     yield "top level", RunConfig
     seen: set[type[BaseModel]] = set()
     todo = [(name, field.annotation) for name, field in RunConfig.model_fields.items()]
@@ -84,11 +84,11 @@ def _rows(section: str, model: type[BaseModel]) -> Iterator[list[str]]:
 
 
 def hooks_page(note: str) -> str:
-    """Every hook with its arguments, by where it runs."""
+    """Return the page of every hook with its arguments, by the process that calls it."""
     parts = [
         "# Every hook",
         note,
-        "How hooks are written, selected and ordered is told in [hooks.md](../hooks.md). A hook takes the arguments it "
+        "[hooks.md](../hooks.md) describes how hooks are written, selected and ordered. A hook takes the arguments it "
         "needs, by name.",
     ]
     module = importlib.import_module("rlhf_core.hookspecs")
@@ -104,38 +104,38 @@ def hooks_page(note: str) -> str:
 
 
 def errors_page(note: str) -> str:
-    """Every error, with the exit code of the command."""
+    """Return the page of every error, with the exit code of the command."""
     parts = [
         "# Every error",
         note,
-        "What goes wrong is one of these. Each names where, what, and what to type next; the command prints it without "
-        "a traceback (which is in `run.log`), and ends with the exit code given here. In Python they are raised.",
+        "Each message contains the place, the problem and a hint. The command prints it without a traceback (which is "
+        "in `run.log`) and exits with the code below. In Python these errors are raised.",
     ]
     rows = [
-        [f"`{name}`", f"`{module}`", f"`{base}`", str(code), says] for name, module, base, code, says in error_classes()
+        [f"`{name}`", f"`{module}`", f"`{base}`", str(code), text] for name, module, base, code, text in error_classes()
     ]
     parts.append(table(["error", "module", "is a", "exit code", "meaning"], rows))
     parts.append(
-        "Errors of the system are passed on under these names where their cause is known (a full disk, a port that is "
-        "taken). Ctrl-C ends a run with exit code 130."
+        "System errors with a known cause (a full disk, a port in use) are converted to these. Ctrl-C ends a run with "
+        "exit code 130."
     )
     return "\n\n".join(parts) + "\n"
 
 
 def error_classes() -> Iterator[tuple[str, str, str, int, str]]:
-    """Name, module, base, exit code and docstring of every error class of this repository that a user can meet."""
+    """Yield name, module, base, exit code and summary of every error class that a user can see."""
     codes = {"RlhfError": RlhfError.exit_code}
-    found = list(_error_definitions())
+    classes = list(_error_definitions())
     known = 0
-    while known < len(codes):  # until no class derives from one that was found in the last turn
+    while known < len(codes):  # until an iteration does not find another subclass
         known = len(codes)
-        for _, node in found:
+        for _, node in classes:
             if _base(node) in codes:
                 codes.setdefault(node.name, _own_code(node) or codes[_base(node)])
-    for module, node in found:
+    for module, node in classes:
         if node.name in codes:
-            says = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
-            yield node.name, module, _base(node), codes[node.name], says
+            text = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+            yield node.name, module, _base(node), codes[node.name], text
 
 
 def _error_definitions() -> Iterator[tuple[str, ast.ClassDef]]:
@@ -161,7 +161,7 @@ def _own_code(node: ast.ClassDef) -> int | None:
 
 
 def commands_page(note: str) -> str:
-    """Every command with its arguments and options."""
+    """Return the page of every command with its arguments and options."""
     from rlhf_cli.main import cli
 
     parts = ["# Every command", note, "`rlhf COMMAND --help` prints the same."]
@@ -182,6 +182,6 @@ def _command_parts(command: click.Command, context: click.Context) -> list[str]:
 
 
 def table(headers: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [headers, ["---"] * len(headers), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -86,7 +86,7 @@ def unwanted() -> list[str]:
 
 
 def has_moved(path: str) -> bool:
-    """Whether a name, or what holds it, is in the table of docs/upgrading.md."""
+    """Whether a name, or its module or class, is in docs/reference/moved-names.md."""
     parts = path.split(".")
     return any(".".join(parts[:length]) in moved_names() for length in range(2, len(parts) + 1))
 

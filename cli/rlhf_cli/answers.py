@@ -1,4 +1,4 @@
-"""What a model answers outside a run, and how that is scored: `rlhf generate` and `rlhf eval`."""
+"""Answers of a model outside a run, and their scores: `rlhf generate` and `rlhf eval`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rlhf_core.wiring.inputs import RunInputs
 from rlhf_core.wiring.parts import RunParts
 
 
-class _OfAnswering(Problems):
-    """Those of the parts that answer: what else a run has need not be installed."""
+class _AnsweringProblems(Problems):
+    """Problems of the sections that answer prompts. The plugins of other sections need not be installed."""
 
     def add(self, path: str, message: str, hint: str | None = None) -> None:
         if path.partition(".")[0] in ("model", "engine", "environment"):
@@ -32,17 +32,25 @@ class _OfAnswering(Problems):
 def generate_answers(
     run: Mapping[str, Any], prompts: Sequence[str], *, temperature: float = 0.0, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """An answer to each prompt, as a line of `samples.jsonl`; a tokenizer's chat template makes it a user message.
+    """Return an answer to each prompt, as a line of `samples.jsonl`.
 
-    run: `model`, `engine` and, where it is played in, `environment`, as in a run file: then each line is a branch of an
-    episode, and without prompts one is played, of a task without a prompt. temperature: 0 is greedy. seed: of the tasks
-    and of sampling. Raises `ConfigError`, and `EpisodeError` where an episode fails.
+    Args:
+        run: `model`, `engine` and optionally `environment`, as in a run file. With an environment, each line is a
+            branch of an episode.
+        prompts: Texts. If the tokenizer has a chat template, each is sent as a user message. If empty, one episode of
+            a task without a prompt is played.
+        temperature: Sampling temperature. 0 is greedy.
+        seed: Seed of the tasks and of sampling.
+
+    Raises:
+        ConfigError: The run has a problem.
+        EpisodeError: An episode fails.
     """
     tasks = {"name": "tasks", "size": max(1, len(prompts))}
-    asked = {**run, "prompts": tasks, "train": {"seed": seed}}
-    resolved = resolve(asked, where="rlhf generate", problems=_OfAnswering())
+    full_run = {**run, "prompts": tasks, "train": {"seed": seed}}
+    resolved = resolve(full_run, where="rlhf generate", problems=_AnsweringProblems())
     plays = "environment" in run
-    with closing(_answering(resolved)) as parts:
+    with closing(_answering_parts(resolved)) as parts:
         tokenizer = parts.inputs.tokenizer
         encoder = PromptEncoder(tokenizer, kind=model_kind_for(resolved.run.model))
         is_chat = bool(prompts and tokenizer.chat_template)
@@ -50,44 +58,47 @@ def generate_answers(
         encoded = [encoder.prompt(record, i, f"prompt {i + 1}") for i, record in enumerate(records)]
         with closing(parts.player("train", at_temperature(resolved.sampling, temperature))) as player:
             played = player.play([(prompt, prompt.position) for prompt in encoded])
-            samples = sorted(played, key=lambda each: each.sample_id)
+            samples = sorted(played, key=lambda sample: sample.sample_id)
     return [
         sample_line(
-            rollout_of(row, each),
+            rollout_of(row, sample),
             episode=0,
-            rewards=SampleRewards.of(each, {}).scores if plays else {},
-            score=each.reward or 0.0,
+            rewards=SampleRewards.of(sample, {}).scores if plays else {},
+            score=sample.reward or 0.0,
             plays=plays,
         )
-        for each in samples
-        for row in each.rows
+        for sample in samples
+        for row in sample.rows
     ]
 
 
 def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> dict[str, float]:
-    """The metrics `eval/…` of a run's model as it is at `model.path`; nothing is trained and nothing written.
+    """Evaluate the model at `model.path` of a run without training it. Return its metrics `eval/…`, write no files.
 
-    `eval/weighted_score` is the sum of the mean rewards by their weights.
+    `eval/weighted_score` is the weighted sum of the mean rewards.
 
-    where: how errors call the run. Raises `ConfigError` where the run has nothing to evaluate on.
+    Args:
+        run: The run as a mapping.
+        where: Name of the run in errors.
+        trust: Code files that may be executed.
+
+    Raises:
+        ConfigError: The run has a problem or nothing to evaluate.
     """
     resolved = resolve(run, where=where, trust=trust)
     if not resolved.evaluation_sets:
         raise ConfigError("evaluates nothing", where=where, hint="give it `eval` and `rewards`, or: --prompts FILE")
-    with closing(_answering(resolved)) as parts:
+    with closing(_answering_parts(resolved)) as parts:
         assert parts.evaluator is not None
         metrics = parts.evaluator.evaluate()
     means = {name: metrics.get(f"eval/{name}") for name in resolved.reward_weights}
     weighted = [resolved.reward_weights[name] * mean for name, mean in means.items() if mean is not None]
-    # A set that is judged otherwise has no such sum.
+    # The sum is undefined if the evaluation uses other rewards.
     return {**metrics, "eval/weighted_score": sum(weighted)} if len(weighted) == len(means) else metrics
 
 
-def _answering(resolved: ResolvedRun) -> RunParts:
-    """The parts of a run around its model as it is at `model.path`, which answers and is not trained.
-
-    In float32 on a CPU and bfloat16 on a GPU.
-    """
+def _answering_parts(resolved: ResolvedRun) -> RunParts:
+    """Build the parts of a run for the model at `model.path`, in float32 on a CPU and bfloat16 on a GPU."""
     import torch
 
     model = resolved.run.model

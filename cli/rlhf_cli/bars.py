@@ -21,7 +21,7 @@ _REFRESH_PER_SECOND = 4
 
 
 def make_bars(stream: TextIO, info: FitInfo) -> tuple[Progress, dict[str, TaskID]]:
-    """The bars of a fit, not started, and their tasks by name."""
+    """Create the bars of a fit without starting them. Return them and their tasks by name."""
     bars = Progress(
         TextColumn("{task.description:<8}"),
         BarColumn(bar_width=28),

@@ -1,4 +1,4 @@
-"""The run that a command line describes, for commands of plugins: their parameter `run`."""
+"""The parameter `run` of plugin commands: the run that the command line describes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PARAMETER = "run"
 
 
 def with_run(command: click.Command) -> click.Command:
-    """The command with RUN.yaml and the flags of `rlhf train` if its function has a parameter `run` without an option.
+    """Add RUN.yaml and the flags of `rlhf train` to a command whose function has a parameter `run` without an option.
 
-    The function gets a function as its `run`, which takes the number of training processes, checks the run as
-    `rlhf train --dry-run` does, but runs no code from files, and returns the resolved run and its inputs. It raises
-    `UserInputError`. Any other command is returned as it is.
+    The value of `run` is a function of the number of training processes. It checks the run like
+    `rlhf train --dry-run`, but without executing code from files, and returns the resolved run and its inputs. It
+    raises `UserInputError`. Any other command is returned unchanged.
     """
     function = command.callback
     has_own = any(param.name == _PARAMETER for param in command.params)
@@ -31,24 +31,30 @@ def with_run(command: click.Command) -> click.Command:
         return command
 
     def call(*, request: RunArguments, **values: Any) -> Any:
-        return function(run=partial(_checked, request, f"rlhf {command.name}"), **values)
+        return function(run=partial(_resolve_and_check, request, f"rlhf {command.name}"), **values)
 
-    described = click.command(command.name)(run_options(call))
-    changed = copy.copy(command)
-    changed.params = [*described.params, *command.params]
-    changed.callback = described.callback
-    return changed
+    with_options = click.command(command.name)(run_options(call))
+    extended = copy.copy(command)
+    extended.params = [*with_options.params, *command.params]
+    extended.callback = with_options.callback
+    return extended
 
 
-def _checked(request: RunArguments, command: str, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
-    """Check the run without running code from files, and report on stderr what was not run. command: for errors."""
+def _resolve_and_check(request: RunArguments, command: str, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
+    """Check the run without executing code from files, and report skipped files on stderr.
+
+    Args:
+        request: The run as described on the command line.
+        command: Name of the command, for errors.
+        num_processes: Number of training processes.
+    """
     from rlhf_core.config.processes import check_processes
     from rlhf_core.entry.train import check_run
     from rlhf_core.errors import ConfigError
 
     resolved = request.resolved()
     if resolved.run.model.trust_remote_code:
-        message = f"is set, but {command} runs no code that comes with a model"
+        message = f"is set, but {command} does not run code that comes with a model"
         raise ConfigError(message, where="model.trust_remote_code")
     _refuse_files(resolved, command)
     check_processes(resolved, num_processes)
@@ -56,7 +62,7 @@ def _checked(request: RunArguments, command: str, num_processes: int = 1) -> tup
 
 
 def _refuse_files(resolved: ResolvedRun, command: str) -> None:
-    """Raise `ConfigError` if a file would have to be run: one that the algorithm or a prompt source names."""
+    """Raise `ConfigError` if the algorithm or a prompt source names a code file, which would have to be executed."""
     from rlhf_core.errors import ConfigError
     from rlhf_core.plugins.trust import referenced_files
 
@@ -68,8 +74,8 @@ def _refuse_files(resolved: ResolvedRun, command: str) -> None:
     for place, section in sections.items():
         if files := sorted(map(str, referenced_files(section))):
             raise ConfigError(
-                f"{command} runs no code from files, and the run names {files[0]}",
+                f"{command} does not run code from files, and the run names {files[0]}",
                 where=place,
-                hint=f"use one that is installed and needs as much: --set {place}=NAME; without a filter: "
-                f"--set {place}.filter=null",
+                hint=f"select a similar installed plugin (--set {place}=NAME), or remove a filter "
+                f"(--set {place}.filter=null)",
             )

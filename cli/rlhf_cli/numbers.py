@@ -1,4 +1,4 @@
-"""Numbers as people read them: counts without decimals, and no tail of rounding errors."""
+"""Numbers formatted for readers: counts without decimals, other values without rounding noise."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from typing import Any
 
 _COUNT = re.compile(r"(^|/)(num_\w+|calls|step|episode)$|_count$")
 _SMALL = re.compile(r"(^|[/ _])lr$|_gap_|(^|/)time/")
-"""Quantities that are small by nature: 1e-06 is said as it is."""
+"""Names of quantities that are usually small: 1e-06 is not rounded to 0."""
 _SHOWN_AS_ZERO = 5e-5
 
 
 def readable(value: Any, name: str = "") -> str:
-    """`0.000` for -6e-09, `0.0004`, `12.346`, `200` for the count `eval/num_prompts`; `-` for None."""
+    """Return the value as text, `-` for None.
+
+    Args:
+        value: A number, or any other value.
+        name: The metric's name, which distinguishes counts (`eval/num_prompts`) and small quantities (`policy/lr`).
+
+    Example:
+        >>> readable(12.3456), readable(-6e-09), readable(1e-06, "policy/lr"), readable(200.0, "eval/num_prompts")
+        ('12.346', '0.000', '1e-06', '200')
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "-" if value is None else str(value)
     if isinstance(value, int) or _COUNT.search(name):

@@ -1,4 +1,4 @@
-"""Command output: tables on a terminal, plain lines that are never cut in a pipe."""
+"""Command output: tables on a terminal, and complete plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from rlhf_core.util.redact import is_hostile, printable, redact_text
 
 
 def echo(text: str, *, err: bool = False, newline: bool = True) -> None:
-    """Print text on stdout (or stderr), control characters escaped (it may be model output), secrets removed."""
+    """Print text on stdout (or stderr) without secrets and control characters (it may be model output)."""
     click.echo(printable(redact_text(text)), err=err, nl=newline)
 
 
 def heading(text: str, *, bold: bool = False, dim: bool = False) -> None:
-    """Print a line, styled on a terminal."""
+    """Print a line that is styled on a terminal."""
     plain = printable(text)
     click.echo(click.style(plain, bold=bold, dim=dim) if sys.stdout.isatty() else plain)
 
 
-class OutlivingStream:
-    """A text stream that discards what is written once its reader has closed the pipe or terminal."""
+class PipeSafeStream:
+    """A text stream that discards its output once its reader has closed the pipe or terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with outliving(self._stream):
+        with ignore_closed_pipe(self._stream):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with outliving(self._stream):
+        with ignore_closed_pipe(self._stream):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -46,37 +46,37 @@ class OutlivingStream:
 
 
 @contextmanager
-def outliving(stream: TextIO) -> Iterator[None]:
-    """Context for writes to `stream`: if its reader is gone, this write and all later ones are discarded."""
+def ignore_closed_pipe(stream: TextIO) -> Iterator[None]:
+    """Context for writes to `stream`. If its reader has closed it, this write and all later ones are discarded."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):
             raise
-        let_go(stream)
+        discard_output(stream)
 
 
-def let_go(stream: TextIO) -> None:
-    """Discard everything written to `stream` from now on, also at process exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+def discard_output(stream: TextIO) -> None:
+    """Discard all further output to `stream`, including that at process exit."""
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, stream.fileno())
+    os.close(null_device)
 
 
 def print_json(value: Any) -> None:
-    """Print indented JSON on stdout, control characters in strings as JSON escapes."""
+    """Print indented JSON on stdout. Control characters in strings become JSON escapes."""
     text = redact_text(json.dumps(value, indent=2, ensure_ascii=False))
     click.echo("".join(_json_escape(char) if is_hostile(char) else char for char in text))
 
 
 def _json_escape(char: str) -> str:
-    """`\\uXXXX`, twice for a character beyond 16 bits; `json.dumps` leaves DEL alone."""
+    """Return `\\uXXXX`, or two of them for a character beyond 16 bits. `json.dumps` does not escape DEL."""
     units = char.encode("utf-16-be", errors="surrogatepass")
     return "".join(f"\\u{units[start]:02x}{units[start + 1]:02x}" for start in range(0, len(units), 2))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on a terminal; otherwise uncut lines with columns two spaces apart."""
+    """Print a table on a terminal, otherwise complete lines with columns two spaces apart."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table

@@ -1,7 +1,7 @@
-"""Progress of a run: live bars in a terminal, plain lines in a pipe, only the summary when quiet.
+"""Progress of a run: live bars in a terminal, plain lines in a pipe, only the summary with `--quiet`.
 
-A hook plugin. Plain lines are never cut to a width. A reader that closes the pipe (`| head`) or the terminal ends the
-printing, not the run.
+A hook plugin. Plain lines are not truncated. If the reader closes the pipe (`| head`) or the terminal, printing stops
+and the run continues.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
 from rlhf_core.util.redact import printable
 
 from .numbers import readable
-from .output import OutlivingStream
+from .output import PipeSafeStream
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -26,11 +26,16 @@ _SHOWN = (("reward/mean", "reward"), ("kl/mean", "kl"), ("response/length_mean",
 
 
 class RunProgress:
-    """Bars, or one line per episode; one line per evaluation, and a summary at the end."""
+    """Shows bars or one line per episode, one line per evaluation, and a summary at the end."""
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
-        """stream: default standard output. quiet: only the summary."""
-        self._stream = cast(TextIO, OutlivingStream(stream or sys.stdout))
+        """Set up the output.
+
+        Args:
+            stream: Default is standard output.
+            quiet: Print only the summary.
+        """
+        self._stream = cast(TextIO, PipeSafeStream(stream or sys.stdout))
         self._quiet = quiet
         self._has_bars = self._stream.isatty() and not quiet
         self._bars: Progress | None = None
@@ -47,7 +52,7 @@ class RunProgress:
 
     @hookimpl
     def rlhf_fit_start(self, info: FitInfo) -> None:
-        """One object may see several fits: the quickstart has two."""
+        """Reset the state. One object may see several fits, such as the stages of the quickstart."""
         self._info = info
         self._started = time.monotonic()
         self._line = {}
@@ -56,10 +61,10 @@ class RunProgress:
             return
         sizes = ", ".join(f"{role} {count:,}" for role, count in info.num_parameters.items())
         resumed = f", from episode {info.first_episode + 1}" if info.first_episode else ""
-        self.say(
+        self.print_line(
             f"{info.algorithm}: {info.num_episodes} episodes{resumed} on {info.device}"
             + (f" x {info.world_size}" if info.world_size > 1 else "")
-            + (f"; parameters: {sizes}" if sizes else "")
+            + (f", parameters: {sizes}" if sizes else "")
         )
         if self._has_bars:
             from .bars import make_bars
@@ -90,13 +95,13 @@ class RunProgress:
             self._first_reward = metrics.get("reward/mean")
         self._advance("episode", 1, shown(metrics, with_losses=False))
         if self._bars is None and not self._quiet:
-            self.say(self._episode_line(episode, metrics))
+            self.print_line(self._episode_line(episode, metrics))
 
     @hookimpl
     def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
         if error is None and metrics and not self._quiet:
             values = "  ".join(f"{key.removeprefix('eval/')} {readable(value, key)}" for key, value in metrics.items())
-            self.say(f"held-out after {step} updates: {values}")
+            self.print_line(f"held-out after {step} updates: {values}")
 
     @hookimpl
     def rlhf_fit_end(self) -> None:
@@ -109,17 +114,17 @@ class RunProgress:
         rows = self._summary_rows(run_folder, summary or {})
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
-            self.say(f"{name:<{width}}  {value}")
+            self.print_line(f"{name:<{width}}  {value}")
 
-    def say(self, line: str) -> None:
-        """Print a line at once, above the bars."""
+    def print_line(self, line: str) -> None:
+        """Print a line immediately, above the bars."""
         if self._bars is not None:
             self._bars.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
         else:
             print(printable(line), file=self._stream, flush=True)
 
     def _advance(self, bar: str, amount: int, values: Sequence[str] = ()) -> None:
-        """Fill a bar by so much, where there are bars; values are shown beside it."""
+        """Advance a bar, if there are bars, and show `values` next to it."""
         if self._bars is not None:
             self._bars.update(self._tasks[bar], advance=amount, values="  ".join(values))
 
@@ -144,21 +149,21 @@ class RunProgress:
         width = len(str(self._info.num_episodes))
         parts = [f"episode {episode + 1:>{width}}/{self._info.num_episodes}", *shown(metrics)]
         done = episode + 1 - self._info.first_episode
-        each = (time.monotonic() - self._started) / max(1, done)
-        parts.append(f"{each:.2f} s/episode")
+        seconds = (time.monotonic() - self._started) / max(1, done)
+        parts.append(f"{seconds:.2f} s/episode")
         left = self._info.num_episodes - episode - 1
         if left > 0:
-            parts.append(f"{clock(left * each)} left")
+            parts.append(f"{clock(left * seconds)} left")
         return "  ".join(parts)
 
 
 def quiet_progress() -> RunProgress:
-    """Progress for `--quiet`: shows only how the run ended."""
+    """Create the progress for `--quiet`, which shows only how the run ended."""
     return RunProgress(quiet=True)
 
 
 def shown(metrics: Mapping[str, Any], *, with_losses: bool = True) -> list[str]:
-    """An episode's main values, where present: reward, KL, length, losses."""
+    """Return an episode's main values, if present: reward, KL, length, losses."""
     values = [(label, metrics.get(key)) for key, label in _SHOWN]
     if with_losses:
         values += [(key.replace("loss/", "loss "), value) for key, value in metrics.items() if key.startswith("loss/")]
@@ -166,7 +171,12 @@ def shown(metrics: Mapping[str, Any], *, with_losses: bool = True) -> list[str]:
 
 
 def clock(seconds: float) -> str:
-    """`4.2 s`, `2 min 05 s` or `1 h 02 min`."""
+    """Return a duration as text.
+
+    Example:
+        >>> clock(4.2), clock(125.0), clock(3720.0)
+        ('4.2 s', '2 min 05 s', '1 h 02 min')
+    """
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""Where `rlhf train` finds its run if it is given no run file: a plugin of the group `rlhf.quickstarts`."""
+"""The quickstart, which `rlhf train` runs without a run file: a plugin of the group `rlhf.quickstarts`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _FIRST_STAGE = "warm-start"
 
 
 class Quickstart(Protocol):
-    """The object, or module, that the entry point `default` names."""
+    """Interface of the object or module that the entry point `default` names."""
 
     def base_run(self, algorithm: str | None, environment: str | None) -> dict[str, Any]:
-        """The run before flags change it."""
+        """Return the run before flags change it."""
 
     def trainer_of(self, run: Mapping[str, Any]) -> Callable[..., TrainResult | None] | None:
-        """`rlhf_core.train` for a run whose models are made first. None if the run has a model of the user's."""
+        """Return `rlhf_core.train` after the stages that make the run's models. None if the user chose a model."""
 
 
 def find_quickstart() -> Quickstart:
-    """The installed quickstart. Raises `UserInputError` if there is none."""
+    """Return the installed quickstart, or raise `UserInputError`."""
     from rlhf_core.errors import UserInputError
     from rlhf_core.plugins.discovery import discover, find, import_target
     from rlhf_core.plugins.names import KNOWN
@@ -34,19 +34,19 @@ def find_quickstart() -> Quickstart:
     if _NAME not in discover("quickstarts"):
         home = KNOWN["quickstarts"][_NAME]
         raise UserInputError(
-            "there is no run file", hint=f"give one: RUN.yaml; or for the quickstart: pip install {home}"
+            "no run file specified", hint=f"specify RUN.yaml, or for the quickstart: pip install {home}"
         )
     return cast(Quickstart, import_target(find("quickstarts", _NAME)))
 
 
 def trainer_of(run: Mapping[str, Any], resumed: Path | None) -> Callable[..., TrainResult | None] | None:
-    """`rlhf_core.train` with the stages of the quickstart first; None if it has nothing to make for `run`.
+    """Return `rlhf_core.train` preceded by the stages of the quickstart. None if `run` does not need a stage.
 
-    A run resumed from the folder `resumed` needs it only if that has a first stage and the run does not start from that
-    stage's model yet.
+    A run resumed from the folder `resumed` needs the stages only if the folder contains the first one, and the run does
+    not start from that stage's model yet.
     """
     if resumed is not None:
-        made, model = resumed / _FIRST_STAGE, run.get("model")
-        if not made.is_dir() or (isinstance(model, Mapping) and model.get("path") == str(made / "model")):
+        stage, model = resumed / _FIRST_STAGE, run.get("model")
+        if not stage.is_dir() or (isinstance(model, Mapping) and model.get("path") == str(stage / "model")):
             return None
     return find_quickstart().trainer_of(run)

@@ -1,4 +1,4 @@
-"""A run as the command line describes it: a file or the quickstart, flags, and `--set`."""
+"""The run that a command line describes: a file or the quickstart, flags, and `--set`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _OPTIONS = (
         "origin",
         metavar="RUN_DIR",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="Begin with the config of an earlier run, in place of RUN.yaml.",
+        help="Use the config of an earlier run instead of RUN.yaml.",
     ),
-    click.option("--algorithm", metavar="NAME", help="What the update is: ppo, grpo, sft, …"),
-    click.option("--strategy", metavar="NAME", help="How the model is trained: single, ddp, gemini, …"),
-    click.option("--transport", metavar="NAME", help="Where makers and trainers run: local or ray."),
-    click.option("--engine", metavar="NAME", help="How answers are generated: hf or vllm."),
+    click.option("--algorithm", metavar="NAME", help="Learning algorithm: ppo, grpo, sft, …"),
+    click.option("--strategy", metavar="NAME", help="Strategy that trains the model: single, ddp, gemini, …"),
+    click.option("--transport", metavar="NAME", help="Transport that runs makers and trainers: local or ray."),
+    click.option("--engine", metavar="NAME", help="Engine that generates answers: hf or vllm."),
     click.option(
         "--reward",
         "rewards",
         multiple=True,
         metavar="NAME[:WEIGHT]",
-        help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Given at all, it replaces the list of the run file. Repeatable.",
+        help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Replaces the rewards of the run file. Repeatable.",
     ),
-    click.option("--environment", metavar="NAME", help="What answers over several turns: NAME or FILE.py:CLASS."),
+    click.option("--environment", metavar="NAME", help="Environment to play episodes in: NAME or FILE.py:CLASS."),
     click.option("--model", metavar="PATH", help="Model folder, hub name or builtin:NAME."),
     click.option(
         "--set",
@@ -51,13 +51,13 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArguments:
-    """A run as asked for on the command line."""
+    """A run as described on the command line."""
 
     run_file: str | None = None
     origin: Path | None = None
     """Folder of the run whose config is the base."""
     resumed: Path | None = None
-    """Folder of the run that goes on, whose config is the base where no other is given."""
+    """Folder of the resumed run. Its config is the base if no other is specified."""
     algorithm: str | None = None
     strategy: str | None = None
     transport: str | None = None
@@ -67,18 +67,19 @@ class RunArguments:
     model: str | None = None
     overrides: tuple[str, ...] = ()
     base: Mapping[str, Any] | None = None
-    """Base of the run in place of the quickstart, where there is no run file."""
+    """Base that replaces the quickstart if no run file is specified."""
 
     @property
     def where(self) -> str:
-        """How errors call the source of the run."""
+        """Name of the run's source in errors."""
         folder = self.origin or self.resumed
         return self.run_file or (f"config of {folder}" if folder is not None else "quickstart")
 
     def mapping(self, flags: Sequence[tuple[str, Any]] = ()) -> tuple[dict[str, Any], list[str]]:
-        """The run as one mapping (file, then flags, then `--set`), and the options that flags dropped.
+        """Return the run as one mapping (file, then flags, then `--set`), and the options that flags dropped.
 
-        flags: further ones, as options of the run and their values.
+        Args:
+            flags: Other flags, as dotted options of the run with their values.
         """
         from rlhf_core.config.load import PLUGIN_SECTIONS, load_run, parse_reward
 
@@ -93,42 +94,41 @@ class RunArguments:
         return load_run(run, [*own, *flags, *self.overrides]), dropped
 
     def resolved(self) -> ResolvedRun:
-        """The run, checked without running code from files; says on stderr what was dropped, and what was not run."""
+        """Check the run without executing code from files. Report dropped options and skipped files on stderr."""
         from rlhf_core.config.resolve import resolve
         from rlhf_core.plugins.trust import NO_FILE
 
         mapping, dropped = self.mapping()
-        tell_dropped(dropped)
+        report_dropped(dropped)
         run = resolve(mapping, where=self.where, trust=NO_FILE)
-        named = [("algorithm", run.algorithm), ("prompts", run.prompts)]
-        named += [(f"rewards.{index}", reward) for index, reward in enumerate(run.rewards)]
-        named += [("hooks", hook) for hook in run.hooks]
-        for place, selected in named:
+        plugins = [("algorithm", run.algorithm), ("prompts", run.prompts)]
+        plugins += [(f"rewards.{index}", reward) for index, reward in enumerate(run.rewards)]
+        plugins += [("hooks", hook) for hook in run.hooks]
+        for place, selected in plugins:
             if selected.is_unread:
-                echo(f"note: {place}: {selected.name} is not run here; train checks it and its options", err=True)
+                echo(f"note: {place}: {selected.name} is not executed here. train checks it and its options", err=True)
         return run
 
     def trust(self, *, everything: bool = False) -> FileTrust:
-        """Which files of code and programs that the run names are run, and whether all are (`--trust`): SECURITY.md."""
+        """Return which code files and programs of the run are trusted (SECURITY.md). everything: `--trust`."""
         from rlhf_core.config.load import parse_override
-        from rlhf_core.entry.allowed_code import allowed_before
+        from rlhf_core.entry.allowed_code import load_allowed_code
         from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, referenced_files
 
         if everything:
             return EVERY_FILE
-        given = [parse_override(text) for text in self.overrides]
-        # A reward is FILE.py:FUNCTION, with a weight behind it or without.
+        overrides = [parse_override(text) for text in self.overrides]
+        # A reward is FILE.py:FUNCTION, with or without a weight.
         rewards = [*self.rewards, *(text.rpartition(":")[0] for text in self.rewards)]
         plugins = [self.algorithm, self.strategy, self.transport, self.engine, self.environment]
-        named = [*rewards, *plugins, [value for _, value in given]]
-        files = referenced_files(named)
-        models = [self.model, *(value for path, value in given if path == "model.path")]
-        if any(path == "model.trust_remote_code" for path, _ in given):
+        files = referenced_files([*rewards, *plugins, [value for _, value in overrides]])
+        models = [self.model, *(value for path, value in overrides if path == "model.path")]
+        if any(path == "model.trust_remote_code" for path, _ in overrides):
             models.append((self.mapping()[0].get("model") or {}).get("path"))
         files |= {Path(model).resolve() for model in models if isinstance(model, str)}
         if self.run_file is not None:
             return FileTrust(folder=Path(self.run_file).parent, files=files)
-        return FileTrust(files=files if self.resumed is None else files | allowed_before(self.resumed))
+        return FileTrust(files=files if self.resumed is None else files | load_allowed_code(self.resumed))
 
     def _base(self) -> str | dict[str, Any]:
         if self.origin is None and self.run_file is None and self.resumed is not None:
@@ -142,7 +142,7 @@ class RunArguments:
                 return dict(self.base)
             return find_quickstart().base_run(self.algorithm, self.environment)
         if self.run_file is not None:
-            raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
+            raise click.UsageError(f"--from {self.origin} replaces {self.run_file}: specify only one of them")
         from rlhf_core.config.resolve import without_removed
         from rlhf_core.entry.resume import check_owners
         from rlhf_core.runfolder.folder import RunFolder
@@ -153,9 +153,18 @@ class RunArguments:
 
 
 def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[str]) -> list[str]:
-    """Change the plugin that `section` names, in place; returns the dotted options that were dropped.
+    """Change the plugin of a section in place, and return the dotted options that were dropped.
 
-    Options of the old plugin are kept where the new one has them too (`keeps`), but for null: the old one's default.
+    Args:
+        run: The run. Its section is modified.
+        section: Name of the section.
+        name: Name of the new plugin.
+        keeps: Options of the new plugin, which are kept unless they are null (the old plugin's default).
+
+    Example:
+        >>> run = {"algorithm": {"name": "ppo", "kl_coef": 0.1, "gamma": 1.0}}
+        >>> switch_plugin(run, "algorithm", "grpo", keeps=["kl_coef"]), run
+        (['algorithm.gamma'], {'algorithm': {'kl_coef': 0.1, 'name': 'grpo'}})
     """
     from rlhf_core.util.did_you_mean import fold
 
@@ -171,7 +180,7 @@ def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[
 
 
 def option_names(kind: str, name: str) -> list[str]:
-    """Options of a plugin, with those core reads beside them; no file is run. Raises `PluginError`."""
+    """Return the options of a plugin, including those that core reads. Does not execute files. Raises `PluginError`."""
     from rlhf_core.config.select import shared_options
     from rlhf_core.plugins.selected import load
     from rlhf_core.plugins.trust import NO_FILE
@@ -182,7 +191,7 @@ def option_names(kind: str, name: str) -> list[str]:
 
 
 def run_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the run file and the flags that change it to a command, which gets them as its `request`."""
+    """Add the run file and the flags that change it to a command, which receives them as `request`."""
     names = [each.name for each in fields(RunArguments) if each.name not in ("resumed", "base")]
 
     @wraps(function)
@@ -195,7 +204,7 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
     return with_request
 
 
-def tell_dropped(dropped: list[str]) -> None:
-    """Say on stderr which options a flag left behind."""
+def report_dropped(dropped: list[str]) -> None:
+    """Report on stderr the options that a flag dropped."""
     if dropped:
         echo(f"note: dropped {', '.join(dropped)}, which the plugin chosen by flag does not have", err=True)

@@ -1,4 +1,4 @@
-"""The JSON schema of run files: one model of core's sections and the options of every installed plugin."""
+"""The JSON schema of run files: a pydantic model of core's sections and the options of every installed plugin."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from rlhf_core.plugins.discovery import check_clash, discover
 from rlhf_core.plugins.functions import PLAIN
 from rlhf_core.plugins.selected import SelectedPlugin, has_options, load_ref
 
-_OF_A_FILE = r"\.py:\w+$"
+_FILE_PATTERN = r"\.py:\w+$"
 
 
 class _FromFile(BaseModel, title="FILE.py:FUNCTION"):
-    name: str = Field(pattern=_OF_A_FILE)
+    name: str = Field(pattern=_FILE_PATTERN)
 
 
-class _Hooks(HooksConfig, json_schema_extra={"patternProperties": {_OF_A_FILE: {"type": ["object", "boolean"]}}}):
+class _Hooks(HooksConfig, json_schema_extra={"patternProperties": {_FILE_PATTERN: {"type": ["object", "boolean"]}}}):
     pass
 
 
 def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
-    """The schema (JSON Schema 2020-12), and the errors of plugins that are left out of it."""
-    left_out: dict[str, PluginError] = {}
+    """Return the schema (JSON Schema 2020-12), and the errors of plugins that it omits."""
+    errors: dict[str, PluginError] = {}
 
     def installed(kind: str) -> list[SelectedPlugin]:
-        found: list[SelectedPlugin] = []
+        plugins: list[SelectedPlugin] = []
         for ref in discover(kind).values():
             try:
                 check_clash(ref)
                 if has_options(ref):
-                    found.append(load_ref(ref))
+                    plugins.append(load_ref(ref))
             except PluginError as error:
-                left_out[ref.label] = PluginError(error.message, where=error.where or ref.label)
-        return found
+                errors[ref.label] = PluginError(error.message, where=error.where or ref.label)
+        return plugins
 
-    def named(kind: str, default: str | None = None, beside: type[Section] | None = None, **fields: Any) -> Any:
-        """The type of a plugin by its name alone, or with its options and those `beside` them."""
-        others = beside or shared_options(kind) or Section
+    def named(kind: str, default: str | None = None, shared: type[Section] | None = None, **fields: Any) -> Any:
+        """Return the type of a plugin: its name alone, or its own and the `shared` options."""
+        others = shared or shared_options(kind) or Section
         models = [_with_name(each, others, default, dict(fields)) for each in installed(kind)]
         return _union(str, *models, *([_FromFile] if kind in PLAIN else []))
 
     def with_nested(path: str, kind: Any) -> Any:
-        """The type of the section `path` with the sections of plugins that are in it."""
+        """Add the plugin sections nested in the section `path` to its type."""
         places = [(each, each.name.rpartition(".")) for each in installed("sections")]
         inside = {last: _optional(section(each)) for each, (place, _, last) in places if place == path}
         return _extended(kind, inside) if inside else kind
 
     def section(plugin: SelectedPlugin) -> Any:
         config: Any = plugin.component.config
-        return with_nested(plugin.name, named(config.selects, beside=config) if config.selects else config)
+        return with_nested(plugin.name, named(config.selects, shared=config) if config.selects else config)
 
     schedule = named("schedules", default="constant")
     rewards, prompts = list[named("rewards")], named("prompts")  # type: ignore[misc]
@@ -63,7 +63,7 @@ def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
     for key, kind in PLUGIN_SECTIONS.items():
         own: dict[str, Any] = {"schedule": _optional(schedule)} if key == "optimizer" else {}
         sections[key] = named(kind, DEFAULT_PLUGINS.get(key), **own)
-    sections["rewards"] = Annotated[rewards, Field(description="What a good answer is: the weighted sum of these.")]
+    sections["rewards"] = Annotated[rewards, Field(description="The score of an answer is the weighted sum of these.")]
     sections["hooks"] = _extended(_Hooks, {each.name: _switch(each) for each in installed("hooks")})
     sections["logging"] = _extended(LoggingConfig, {each.name: _switch(each) for each in installed("loggers")})
     sections["eval"] = (
@@ -72,7 +72,7 @@ def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
     fields = {key: (with_nested(key, kind), Field(... if key == "model" else None)) for key, kind in sections.items()}
     document = with_nested("", _extended(RunConfig, fields)).model_json_schema()
     document |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rlhf run file"}
-    return document, list(left_out.values())
+    return document, list(errors.values())
 
 
 def _union(*kinds: Any) -> Any:
@@ -80,26 +80,26 @@ def _union(*kinds: Any) -> Any:
 
 
 def _optional(kind: Any) -> tuple[Any, None]:
-    """A field that may be absent."""
+    """Return the type and default of a field that may be absent."""
     return kind | None, None
 
 
 def _switch(plugin: SelectedPlugin) -> tuple[Any, Any]:
-    """A plugin that a section lists: with its options, on or off."""
+    """Return the field of a plugin that a section lists: its options, true or false."""
     return _union(plugin.component.config, bool), Field(False, description=plugin.component.summary)
 
 
 def _with_name(
     plugin: SelectedPlugin, others: type[Section], default: str | None, fields: dict[str, Any]
 ) -> type[BaseModel]:
-    told = plugin.component.summary
-    name = Field(plugin.name, description=told) if plugin.name == default else Field(description=told)
+    text = plugin.component.summary
+    name = Field(plugin.name, description=text) if plugin.name == default else Field(description=text)
     fields["name"] = (Literal[plugin.name], name)
     return create_model(plugin.name, __base__=mixed(plugin.component.config, others), **fields)
 
 
 def _extended(kind: Any, fields: dict[str, Any]) -> Any:
-    """A model, or each model of a union, with more fields."""
+    """Add fields to a model, or to each model of a union."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return create_model(kind.__name__, __base__=kind, **fields)
     parts = get_args(kind)

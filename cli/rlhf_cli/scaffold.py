@@ -1,4 +1,4 @@
-"""A new plugin's distribution from the templates beside this module: `rlhf plugins new`."""
+"""Creates the distribution of a new plugin from the templates in `templates/`: `rlhf plugins new`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Template:
     """Per-kind settings of a template, apart from its files."""
 
     singular: str
-    """Its folder, and part of the distribution's name."""
+    """The folder of the template, and part of the distribution's name."""
     target: str = "plugin:{{snake}}"
-    """What the entry point names, in the new package."""
+    """Target of the entry point in the new package."""
     needs: tuple[str, ...] = ("rlhf-core",)
-    """Distributions that it imports. A reward and an environment can be written without core."""
+    """Distributions that the new package imports. Rewards and environments do not need core."""
 
 
 TEMPLATES: Mapping[str, Template] = {
@@ -46,23 +46,31 @@ TEMPLATES: Mapping[str, Template] = {
     "optimizers": Template("optimizer"),
     "schedules": Template("schedule"),
 }
-"""By kind, as in the entry-point group."""
+"""Templates by kind, as in the entry-point group."""
 
 
 def new_plugin(kind: str, name: str, output: Path | None = None) -> tuple[Path, list[Path]]:
-    """Write the distribution of a new plugin; `kind` as in the entry-point group.
+    """Write the distribution of a new plugin.
 
-    Returns its folder, and the files in it, relative to the folder. Raises `UserInputError`: no template for the kind,
-    an unfit or taken name, or a folder that is not empty.
+    Args:
+        kind: Kind of the plugin, as in the entry-point group.
+        name: Name of the plugin.
+        output: Folder to create. Default: the distribution's name.
+
+    Returns:
+        The folder, and its files relative to it.
+
+    Raises:
+        UserInputError: The kind does not have a template, the name is malformed or taken, or the folder is not empty.
     """
     if (template := TEMPLATES.get(kind)) is None:
         known = ", ".join(each.singular for each in TEMPLATES.values())
-        raise UserInputError(f'there is no template of kind "{kind}"', where="plugins new", hint=f"kinds: {known}")
+        raise UserInputError(f'plugins of kind "{kind}" lack a template', where="plugins new", hint=f"kinds: {known}")
     _check_name(kind, name)
     distribution = f"rlhf-{template.singular}-{name}"
     folder = output if output is not None else Path(distribution)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserInputError("is there already", where=str(folder), hint="give another folder: --output DIR")
+        raise UserInputError("already exists", where=str(folder), hint="specify another folder: --output DIR")
     values = _values(kind, name, distribution, template)
     written: list[Path] = []
     with as_file(files("rlhf_cli") / "templates" / "plugin") as templates:
@@ -83,14 +91,14 @@ def _check_name(kind: str, name: str) -> None:
 
     where = f'plugins new: name "{name}"'
     if not _NAME.fullmatch(name):
-        raise UserInputError("is not of small letters, digits and single dashes", where=where, hint="such as my-name")
+        raise UserInputError("must be lowercase letters, digits and single dashes", where=where, hint="e.g. my-name")
     snake = name.replace("-", "_")
     if keyword.iskeyword(snake):
-        raise UserInputError("is a word of Python itself", where=where, hint="give it another name")
+        raise UserInputError("is a keyword of Python", where=where, hint="choose another name")
     installed = discover(kind).get(fold(name))
     owner = installed.distribution if installed else KNOWN.get(kind, {}).get(name)
     if owner is not None:
-        raise UserInputError(f"is taken by {owner}: two plugins of one name cannot be selected", where=where)
+        raise UserInputError(f"is taken by {owner}: two plugins of the same name cannot be selected", where=where)
 
 
 def _values(kind: str, name: str, distribution: str, template: Template) -> dict[str, str]:
@@ -115,8 +123,8 @@ def _values(kind: str, name: str, distribution: str, template: Template) -> dict
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Text or path with `{{name}}`, or `__name__` in paths, replaced by its value.
+    """Replace `{{name}}` in a text, or `__name__` in a path, by its value.
 
-    Test templates lie in a folder not named `tests`, so that our wheel seems to hold none.
+    The folder of test templates is not named `tests`, so that our wheel does not appear to contain tests.
     """
     return _PLACEHOLDER.sub(lambda match: values[match[1] or match[2]], text)

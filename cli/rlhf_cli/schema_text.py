@@ -1,4 +1,4 @@
-"""Options of a plugin as rows of a table, from the JSON schema of its config model."""
+"""Options of a plugin as table rows, from the JSON schema of its config model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BOUNDS = {
 
 
 def option_rows(model: type[BaseModel]) -> list[list[str]]:
-    """Rows of name, type with its bounds, default, description."""
+    """Return a row for each option: name, type with bounds, default, description."""
     schema = model.model_json_schema()
     required = schema.get("required", [])
     return [
@@ -37,7 +37,14 @@ def _default(option: dict[str, Any], required: bool) -> str:
 
 
 def type_text(option: dict[str, Any]) -> str:
-    """`integer >= 1`, `a | b`, `number > 0 | null`."""
+    """Return the type of an option with its bounds.
+
+    Example:
+        >>> type_text({"type": "integer", "minimum": 1}), type_text({"enum": ["a", "b"]})
+        ('integer >= 1', 'a | b')
+        >>> type_text({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]})
+        'number > 0 | null'
+    """
     if "anyOf" in option:
         return " | ".join(type_text(each) for each in option["anyOf"])
     if "enum" in option:

@@ -1,4 +1,4 @@
-"""What SIGINT, SIGTERM and SIGHUP do to the command while no run handles them."""
+"""Handling of SIGINT, SIGTERM and SIGHUP while no run handles them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from rlhf_core.distributed.interrupts import stop_signals
 
 
 def raise_at_signals() -> None:
-    """Have signals whose handler is the system's raise KeyboardInterrupt."""
+    """Raise KeyboardInterrupt at signals that still have the system's handler."""
     for number in stop_signals():
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
 
 
 def drop_signals() -> None:
-    """From here on a signal does nothing: it must not change the exit code. No effect outside the main thread."""
+    """Ignore signals from now on, so that they do not change the exit code. No effect outside the main thread."""
     if threading.current_thread() is threading.main_thread():
         for number in stop_signals():
             signal.signal(number, lambda number, frame: None)
 
 
 def ignore_signals() -> None:
-    """Ignore signals for the rest of the process, even after Python has removed its handlers."""
+    """Ignore signals until the process ends, even after Python has removed its handlers."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
 
 
 def exit_at_signals(code: int) -> None:
-    """From here on a signal ends the process at once with `code`, even if threads or exit handlers still run."""
+    """End the process with `code` at the next signal, even if threads or exit handlers still run."""
     for number in stop_signals():
         signal.signal(number, lambda number, frame: os._exit(code))

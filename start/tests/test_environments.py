@@ -39,7 +39,7 @@ def test_it_goes_with_other_algorithms(algorithm):
 def test_one_that_brings_none_says_what_to_write():
     error = CliRunner().invoke(cli, ["train", "--environment", "conversation"]).exception
     assert isinstance(error, ConfigError) and error.exit_code == 2
-    assert 'environment "conversation"' in error.message and "brings no quickstart" in error.message
+    assert 'environment "conversation"' in error.message and "does not have a quickstart" in error.message
     assert error.hint is not None and "model: {path: …}" in error.hint
 
 

@@ -49,7 +49,7 @@ def test_both_stages_are_ordinary_runs_in_one_folder(tmp_path):
     assert status(tmp_path / "run") == status(tmp_path / "run/warm-start") == "done"
     assert "warm-start/model" in (tmp_path / "run/config.yaml").read_text()
     assert result.summary["eval_before"] is not None
-    with pytest.raises(UserInputError, match="already holds a run"):
+    with pytest.raises(UserInputError, match="already contains a run"):
         run_quickstart(WARM_START, PPO, output=tmp_path / "run")
 
 
@@ -87,7 +87,7 @@ def test_ctrl_c_in_the_warm_start_says_how_to_go_on(tmp_path):
         run_quickstart(WARM_START, PPO, output=tmp_path / "run", hooks=[Interrupt()])
     assert f"--output {tmp_path / 'run'} --resume auto:" in str(caught.value)
     assert status(tmp_path / "run") == "interrupted"
-    with pytest.raises(UserInputError, match="already holds a run"):
+    with pytest.raises(UserInputError, match="already contains a run"):
         run_quickstart(WARM_START, PPO, output=tmp_path / "run")
     assert run_quickstart(WARM_START, PPO, output=tmp_path / "run", resume="auto").summary["status"] == "done"
 

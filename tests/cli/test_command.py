@@ -129,7 +129,7 @@ def test_without_a_run_file_and_a_quickstart_it_says_what_to_install(monkeypatch
     monkeypatch.setattr(discovery, "discover", lambda kind: {} if kind == "quickstarts" else found(kind))
     assert run(arguments) == 2
     err = capsys.readouterr().err
-    assert "there is no run file" in err and "pip install rlhf-start" in err
+    assert "no run file specified" in err and "pip install rlhf-start" in err
 
 
 def test_a_model_of_ones_own_needs_no_warm_start(calls):
@@ -204,7 +204,7 @@ def test_a_bug_keeps_its_traceback(run_file, monkeypatch, capsys, log):
         (["train", "none.yaml"], "cannot read the run file"),
         (["train", "--set", "nonsense"], '"nonsense" is not key.path=value'),
         (["train", "--algorithm", "fake-lern"], 'no algorithm "fake-lern" is installed'),
-        (["train", "--reward", "fake-shout:x"], '"x" is no weight'),
+        (["train", "--reward", "fake-shout:x"], '"x" is not a weight'),
         (["plugins", "show", "fake-larn"], 'no plugin "fake-larn" is installed; did you mean'),
         (["plugins", "show", "algorithm/fake-lern"], 'did you mean "fake-learn"?'),
         (["plugins", "check", "fake-lern"], 'no plugin "fake-lern" is installed; did you mean "fake-learn"?'),
@@ -253,7 +253,7 @@ def test_plugins_list_is_whole_lines_or_json(install, capsys):
     assert run(["plugins", "list"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if long_name in line.lower()]
     assert len(lines) == 2
-    assert all(line.endswith("CLASH: given twice") for line in lines)
+    assert all(line.endswith("CLASH: provided twice") for line in lines)
     assert run(["plugins", "list", "--json"]) == 0
     rows = {(row["kind"], row["name"]): row for row in json.loads(capsys.readouterr().out)}
     assert rows["rewards", long_name]["clash"] is True

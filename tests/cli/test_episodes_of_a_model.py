@@ -68,9 +68,9 @@ def test_generate_prints_an_episode_turn_by_turn(game, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["generate", *MODEL], "say what to answer"),
-        (["eval", *MODEL], "say what to answer"),
-        (["generate", *MODEL, "--prompt", "1>", "--set", "environment.max_turns=2"], "name it with --environment"),
+        (["generate", *MODEL], "specify a prompt"),
+        (["eval", *MODEL], "specify prompts"),
+        (["generate", *MODEL, "--prompt", "1>", "--set", "environment.max_turns=2"], "which --environment must name"),
         (["generate", *MODEL, "--environment", "game.py:Count", "--set", "train.seed=2"], "only options of engine"),
         (["generate", *MODEL, "--prompt", "1>", "--set", "engine.topk=2"], 'did you mean "top_k"?'),
         (["eval", *MODEL, "--environment", "./nowhere.py:Count"], "no such file"),

@@ -42,4 +42,4 @@ def test_eval_of_a_run_file_changes_what_flags_name_only(monkeypatch, capsys, tm
     assert asked["engine"] == {"max_new_tokens": 9, "top_k": 4}
     assert (asked["model"]["path"], asked["eval"]) == ("m", {"num_prompts": 5})
     assert run(["eval"]) == 2
-    assert "say which model" in capsys.readouterr().err
+    assert "specify a model" in capsys.readouterr().err

@@ -95,11 +95,11 @@ def test_all_of_it_is_tidy(tmp_path):
     ("arguments", "message"),
     [
         (["rewad", "x"], 'no plugin kind "rewad"; did you mean "rewards"?'),
-        (["command", "x"], 'there is no template of kind "commands"'),
-        (["reward", "Two Words"], "is not of small letters, digits and single dashes"),
-        (["reward", "2nd"], "is not of small letters"),
-        (["reward", "../up"], "is not of small letters"),
-        (["reward", "lambda"], "is a word of Python itself"),
+        (["command", "x"], 'plugins of kind "commands" lack a template'),
+        (["reward", "Two Words"], "must be lowercase letters, digits and single dashes"),
+        (["reward", "2nd"], "must be lowercase letters"),
+        (["reward", "../up"], "must be lowercase letters"),
+        (["reward", "lambda"], "is a keyword of Python"),
         (["reward", "exact-match"], "is taken by rlhf-reward-rules"),
         (["algorithm", "grpo"], "is taken by rlhf-group"),
     ],
@@ -114,9 +114,9 @@ def test_nothing_is_overwritten(here, capsys):
     (here / "mine").mkdir()
     (here / "mine" / "notes.txt").write_text("keep")
     assert run(["plugins", "new", "reward", "x", "--output", "mine"]) == 2
-    assert "mine: is there already" in capsys.readouterr().err
+    assert "mine: already exists" in capsys.readouterr().err
     assert [path.name for path in (here / "mine").iterdir()] == ["notes.txt"]
-    with pytest.raises(UserInputError, match="is there already"):
+    with pytest.raises(UserInputError, match="already exists"):
         new_plugin("rewards", "x", here / "mine" / "notes.txt")
 
 

@@ -39,5 +39,5 @@ def test_a_reward_shows_all_of_its_docstring_once(capsys):
 
 def test_a_module_of_hooks_and_a_command(install, capsys):
     install("acme", {"rlhf.hooks": {"acme-ear": "acme_ear"}}, {"acme_ear": '"Listens."\ndef rlhf_fit_start(): pass'})
-    assert "Listens." in (told := shown(capsys, "acme-ear")) and "on where it is installed" in told
+    assert "Listens." in (told := shown(capsys, "acme-ear")) and "enabled once it is installed" in told
     assert "Serve a run's model" in shown(capsys, "commands/serve")

@@ -55,7 +55,7 @@ def test_answers(monkeypatch, capsys):
 def test_every_way_out(capsys, tmp_path):
     echo(HOSTILE)
     print_table(["name"], [[HOSTILE]])
-    RunProgress().say(HOSTILE)
+    RunProgress().print_line(HOSTILE)
     print_json({HOSTILE: "日本"})
     said = capsys.readouterr().out
     assert said.count(SHOWN) == 3 and "日本" in said and "\x1b" not in said and "\x9b" not in said

@@ -51,7 +51,7 @@ def test_a_pipe_gets_one_whole_line_per_episode():
     progress = RunProgress(stream)
     run(progress)
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "ppo: 2 episodes on cpu; parameters: policy 1,234"
+    assert lines[0] == "ppo: 2 episodes on cpu, parameters: policy 1,234"
     assert lines[1].startswith("episode 1/2  reward 0.500  kl 0.001  loss policy -0.250  ")
     assert " left" in lines[1] and " left" not in lines[2]
     assert lines[3] == "held-out after 2 updates: score 0.750"
@@ -103,7 +103,7 @@ def test_a_reader_that_leaves_does_not_stop_the_run():
         "import os, sys\n"
         "from rlhf_cli.progress import RunProgress\n"
         "progress = RunProgress(os.fdopen(int(sys.argv[1]), 'w'))\n"
-        "for _ in range(3): progress.say('line')\n"
+        "for _ in range(3): progress.print_line('line')\n"
         "os._exit(7)\n"
     )
     reader, writer = os.pipe()

@@ -43,10 +43,10 @@ def test_a_run_file_beside_it_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     done = command("train", write_run(tmp_path), "--from", tmp_path / "run")
     assert done.returncode == 2
-    assert "takes the place of" in done.stderr
+    assert "specify only one of them" in done.stderr
     empty = command("train", "--from", tmp_path / "run")
     assert empty.returncode == 2
-    assert "this folder holds no run" in empty.stderr
+    assert "this folder does not contain a run" in empty.stderr
 
 
 @pytest.mark.usefixtures("no_plots")

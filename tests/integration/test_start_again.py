@@ -102,7 +102,7 @@ def test_a_wrong_number_of_processes_in_a_manifest_is_told(tmp_path, capsys, cou
 def test_model_algorithm_and_prompts_cannot_change(tmp_path, changes, key):
     start(EACH, tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
-    with pytest.raises(UserInputError, match=f"{key}(.|\n)*start anew"):
+    with pytest.raises(UserInputError, match=f"{key}(.|\n)*start a new run"):
         start({**EACH, **changes}, tmp_path / "run", resume="auto")
     assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.name != ".lock"} == {
         path: content for path, content in before.items() if path.name != ".lock"
@@ -122,7 +122,7 @@ def test_another_model_and_other_records_under_the_same_name_are_refused(tmp_pat
     moved.write_bytes(data.read_bytes())
     start({**run, "prompts": {"name": "jsonl", "path": str(moved)}}, tmp_path / "run", resume="auto")
     moved.write_text('{"prompt": "21>"}\n' * 8)
-    with pytest.raises(UserInputError, match="its records are not those"):
+    with pytest.raises(UserInputError, match="the records differ from those"):
         start({**run, "prompts": {"name": "jsonl", "path": str(moved)}}, tmp_path / "run", resume="auto")
 
 
@@ -169,7 +169,7 @@ def test_a_run_whose_checkpoints_are_lost_is_left_as_it_is(tmp_path, capsys, fla
 
 
 def test_restart_alone_is_refused(capsys):
-    assert "--restart goes with --resume auto" in command(capsys, "--restart", code=2)
+    assert "--restart needs --resume auto" in command(capsys, "--restart", code=2)
 
 
 def test_a_resume_of_a_folder_that_does_not_exist_yet_starts_the_run(tmp_path, capsys):

@@ -99,7 +99,7 @@ def test_records_without_completion_cannot_be_fine_tuned_on(tmp_path, capsys):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1>"}\n' * 8)
     changes = {"prompts": {"name": "jsonl", "path": str(path)}, "algorithm": {"name": "sft"}, "rewards": None}
-    assert "no completion" in train(tmp_path, changes, capsys)
+    assert "lacks a completion" in train(tmp_path, changes, capsys)
 
 
 class TestModelFolders:
@@ -111,17 +111,17 @@ class TestModelFolders:
 
     def test_no_tokenizer(self, tmp_path, capsys):
         folder = save_tiny_model(tmp_path / "model", with_tokenizer=False)
-        assert "has no tokenizer" in self.message(folder, tmp_path, capsys)
+        assert "lacks a tokenizer" in self.message(folder, tmp_path, capsys)
 
     def test_no_weights(self, tmp_path, capsys):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors").unlink()
-        assert "holds no *.safetensors" in self.message(folder, tmp_path, capsys)
+        assert "contains no *.safetensors" in self.message(folder, tmp_path, capsys)
 
     def test_no_config(self, tmp_path, capsys):
         folder = self.folder(tmp_path)
         (folder / "config.json").unlink()
-        assert "no config.json" in self.message(folder, tmp_path, capsys)
+        assert "lacks config.json" in self.message(folder, tmp_path, capsys)
 
     def test_a_runs_folder_in_place_of_its_model(self, tmp_path, capsys):
         folder = self.folder(tmp_path / "run")
@@ -274,7 +274,7 @@ def test_a_dry_run_refuses_a_folder_that_holds_a_run(tmp_path, capsys):
     (tmp_path / "out" / "config.yaml").touch()
     for flags in ([str(run)], []):
         assert rlhf(["train", *flags, "--dry-run", "--output", str(tmp_path / "out")]) == 2
-        assert "already holds a run" in capsys.readouterr().err
+        assert "already contains a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_wrong_lines_after_the_first_are_all_found_before_training(tmp_path, dry
     source = {"name": "jsonl", "path": str(path)}
     with pytest.raises(DataError) as caught:
         start({"algorithm": {"name": "sft"}, "prompts": source}, tmp_path / "run", dry_run=dry_run)
-    assert f"{path}:8: the record has no completion text" in caught.value.message
+    assert f"{path}:8: the record lacks a completion text" in caught.value.message
     assert f"{path}:21: there is no `prompt`" in caught.value.message
     sets = {"held": {"prompts": source, "rewards": ["exact-match"]}}
     with pytest.raises(DataError) as caught:

@@ -1,1 +1,1 @@
-"""One module per command; each imports its dependencies when it runs."""
+"""One module per command. Each imports its dependencies when the command runs."""

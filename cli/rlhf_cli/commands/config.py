@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..lazy import Group
+from ..lazy import CommandGroup
 from ..output import echo, print_json
 from ..run_arguments import RunArguments, run_options
 
-config = Group(
+config = CommandGroup(
     "config",
     help="""Show and check run files, and their schema.
 
@@ -22,10 +22,10 @@ Examples:
 @config.command("show", short_help="Print a run with every default filled in.")
 @run_options
 def show(request: RunArguments) -> None:
-    """Print the run as it will be used: file, flags, --set and every default, as YAML.
+    """Print the resolved run as YAML: file, flags, --set and every default.
 
-    Code files that the run names are not run: `train` checks what they define, and its options.
-    With no RUN.yaml, the quickstart's second stage.
+    Code files that the run names are not executed. `train` checks them and their options.
+    Without RUN.yaml, print the quickstart's second stage.
 
     \b
     Examples:
@@ -38,12 +38,12 @@ def show(request: RunArguments) -> None:
     echo(dump_yaml(redact_mapping(request.resolved().to_mapping())), newline=False)
 
 
-@config.command("check", short_help="Say whether a run file is right.")
+@config.command("check", short_help="Check a run file.")
 @run_options
 def check(request: RunArguments) -> None:
-    """Check a run file with its flags: every option, every plugin. Exits 2 and lists what is wrong.
+    """Check every option and plugin of a run file with its flags. List all problems and exit with 2 if there are any.
 
-    Code files that the run names are not run: `train` checks what they define, and its options.
+    Code files that the run names are not executed. `train` checks them and their options.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def check(request: RunArguments) -> None:
 def schema() -> None:
     """Print the JSON schema of run files, with the options of every installed plugin.
 
-    Editors complete and check YAML by it. Plugins that cannot be imported are named on stderr and left out.
+    Editors use it to complete and check YAML. Plugins that cannot be imported are reported on stderr and left out.
 
     \b
     Examples:

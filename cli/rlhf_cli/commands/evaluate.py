@@ -1,4 +1,4 @@
-"""`rlhf eval`: score a model on a file of prompts, in an environment, or as a run file evaluates."""
+"""`rlhf eval`: score a model on a file of prompts, in an environment, or like the evaluation of a run file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..run_arguments import RunArguments
 from .sampling import MAX_NEW_TOKENS, sampling_options
 
 _TASKS = 64
-"""Episodes of an evaluation that is given neither prompts nor a number."""
+"""Number of episodes if neither prompts nor a number is specified."""
 _EVERYTHING = 2**31
-"""As a limit: no prompt is left out."""
+"""A limit that no prompt exceeds."""
 
 
 @click.command("eval")
@@ -25,17 +25,17 @@ _EVERYTHING = 2**31
     "prompts_file",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False),
-    help="JSON lines: prompt, optional answer, any metadata. An environment may do without.",
+    help="JSON Lines: prompt, optional answer, any metadata. Optional with --environment.",
 )
 @click.option(
     "--reward",
     "rewards",
     multiple=True,
     metavar="NAME[:WEIGHT]",
-    help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Repeatable.  [default: the run file's; exact-match]",
+    help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Repeatable.  [default: the run file's, or exact-match]",
 )
 @click.option("--environment", metavar="NAME", help="Play episodes of this environment: NAME or FILE.py:CLASS.")
-@click.option("--num-prompts", type=click.IntRange(min=1), help="Score so many only.  [default: all; 64 tasks]")
+@click.option("--num-prompts", type=click.IntRange(min=1), help="Maximum prompts.  [default: all, or 64 tasks]")
 @click.option(
     "--set",
     "overrides",
@@ -43,7 +43,7 @@ _EVERYTHING = 2**31
     metavar="KEY.PATH=VALUE",
     help="Set any option, the value in YAML: --set eval.samples_per_prompt=8 --set rewards.0.pattern=yes.",
 )
-@click.option("--trust", "trusts", is_flag=True, help="Run files of code outside of the run file's folder.")
+@click.option("--trust", "trusts", is_flag=True, help="Run code files outside the run file's folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @sampling_options
 def evaluate(
@@ -63,8 +63,8 @@ def evaluate(
 ) -> None:
     """Answer held-out prompts and print the mean of every reward, and the weighted score.
 
-    They are those of a file, tasks that an environment makes itself, or, with a run file, those that the run
-    evaluates on: its held-out prompts, `eval.prompts` and `eval.sets`.
+    The prompts are those of a file, tasks that an environment makes itself, or the evaluation prompts of a run file:
+    its held-out prompts, `eval.prompts` and `eval.sets`.
 
     \b
     Examples:
@@ -75,9 +75,9 @@ def evaluate(
       rlhf eval run.yaml --model runs/first/model --set eval.samples_per_prompt=8
     """
     if run_file is None and model is None:
-        raise click.UsageError("say which model: --model DIR, or a run file")
+        raise click.UsageError("specify a model: --model DIR, or a run file")
     if run_file is None and prompts_file is None and environment is None:
-        raise click.UsageError("say what to answer: --prompts FILE, a run file; or where to act: --environment NAME")
+        raise click.UsageError("specify prompts (--prompts FILE or a run file) or an environment (--environment NAME)")
     request = RunArguments(
         run_file=run_file,
         rewards=rewards,
@@ -95,13 +95,13 @@ def evaluate(
         "eval.num_prompts": num_prompts,
         "model.device": device,
     }
-    given: list[tuple[str, Any]] = [(key, value) for key, value in flags.items() if value is not None]
+    settings: list[tuple[str, Any]] = [(key, value) for key, value in flags.items() if value is not None]
     if prompts_file is not None:
         limit = {"max_prompt_tokens": _EVERYTHING}
-        given.append(("eval.prompts", {"name": "jsonl", "path": prompts_file, **limit}))
+        settings.append(("eval.prompts", {"name": "jsonl", "path": prompts_file, **limit}))
     if model is not None:
-        given.append(("model.lora", None))  # a trained model's adapter is merged into it
-    mapping, _ = request.mapping(given)
+        settings.append(("model.lora", None))  # a trained model's adapter is merged into it
+    mapping, _ = request.mapping(settings)
     scores = evaluate_run(mapping, where=request.where, trust=request.trust(everything=trusts))
     if run_file is None:
         scores = {name.removeprefix("eval/"): value for name, value in scores.items()}
@@ -112,7 +112,7 @@ def evaluate(
 
 
 def _base(num_tasks: int) -> dict[str, Any]:
-    """A run that evaluates all prompts of a file or, where no file is named, as many tasks without one."""
+    """Return a run that evaluates all prompts of a file or, if no file is named, `num_tasks` tasks without prompts."""
     tasks = {"name": "tasks", "size": num_tasks}
     engine = {"max_new_tokens": MAX_NEW_TOKENS}
     return {"prompts": tasks, "eval": {"prompts": tasks, "num_prompts": _EVERYTHING}, "engine": engine}

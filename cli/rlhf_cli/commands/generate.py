@@ -1,4 +1,4 @@
-"""`rlhf generate`: let a model answer."""
+"""`rlhf generate`: print answers of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .sampling import MAX_NEW_TOKENS, sampling_options
 
 @click.command("generate")
 @click.option("--model", required=True, metavar="DIR", help="Model folder, hub name or builtin:NAME.")
-@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="What to answer. Repeatable.")
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Prompt to answer. Repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of prompt and completion, or of episodes.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of sampling.")
 @click.option("--environment", metavar="NAME", help="Play episodes of this environment: NAME or FILE.py:CLASS.")
@@ -38,7 +38,7 @@ def generate(
     temperature: float | None,
     device: str | None,
 ) -> None:
-    """Print a model's answer to each prompt, one after the other; or, in an environment, an episode turn by turn.
+    """Print a model's answer to each prompt in order or, with --environment, an episode turn by turn.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def generate(
       rlhf generate --model runs/game/model --environment guess-number --seed 3
     """
     if environment is None and not prompts:
-        raise click.UsageError('say what to answer: --prompt "…"; or where to act: --environment NAME')
+        raise click.UsageError('specify a prompt (--prompt "…") or an environment (--environment NAME)')
     from rlhf_core.config.load import load_run
 
     from ..answers import generate_answers
@@ -58,9 +58,9 @@ def generate(
     }
     run = load_run(base if environment is None else {**base, "environment": {"name": environment}}, overrides)
     if environment is None and "environment" in run:
-        raise click.UsageError("--set is for options of an environment: name it with --environment")
+        raise click.UsageError("--set sets options of an environment, which --environment must name")
     if others := sorted(set(run) - {*base, "environment"}):
-        raise click.UsageError(f"--set {others[0]}…: only options of engine, model and environment are set here")
+        raise click.UsageError(f"--set {others[0]}…: only options of engine, model and environment can be set here")
     lines = generate_answers(run, prompts, temperature=temperature or 0.0, seed=seed)
     if environment is not None:
         print_json(lines) if as_json else _print_episodes(lines)
@@ -71,17 +71,17 @@ def generate(
             echo(line["completion"])
 
 
-def _print_episodes(played: list[dict[str, Any]]) -> None:
-    for row in played:
+def _print_episodes(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
         rewards = "  ".join(f"{name} {value:.4g}" for name, value in row["rewards"].items())
-        # The rewards are the episode's: they stand above its first branch, and only there.
-        begins = f"branch {row['branch']}" if row["branch"] else f"reward: {rewards}"
-        heading(f"{begins}  {row['num_tokens']} tokens  {row['finish_reason']}", dim=True)
+        # The rewards belong to the episode, so they are printed above its first branch only.
+        title = f"branch {row['branch']}" if row["branch"] else f"reward: {rewards}"
+        heading(f"{title}  {row['num_tokens']} tokens  {row['finish_reason']}", dim=True)
         echo(indent(row["prompt"], "  > "))
         for turn in row["turns"]:
             reward = turn.get("reward")
             echo(f"  {turn['role']}" + ("" if reward is None else f"  reward {reward:.4g}"))
             echo(indent(turn["text"], "    " if turn["role"] == "policy" else "  > ", lambda _: True))
             for call in turn.get("tool_calls", ()):
-                told = f"calls {call['name']} {json.dumps(call['arguments'], ensure_ascii=False)}"
-                echo(indent(f"bad call: {call['error']}" if "error" in call else told, "    "))
+                message = f"calls {call['name']} {json.dumps(call['arguments'], ensure_ascii=False)}"
+                echo(indent(f"bad call: {call['error']}" if "error" in call else message, "    "))

@@ -1,4 +1,4 @@
-"""`rlhf plugins`: list installed plugins, show the options of one, check that they work, and make a new one."""
+"""`rlhf plugins`: list installed plugins, show the options of one, check plugins, and create a new one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..lazy import Group
+from ..lazy import CommandGroup
 from ..output import echo, print_json, print_table
 
 if TYPE_CHECKING:
     from rlhf_core.plugins.discovery import PluginRef
 
-plugins = Group(
+plugins = CommandGroup(
     "plugins",
-    help="""List, show and check installed plugins, or make a new one.
+    help="""List, show and check installed plugins, or create a new one.
 
 \b
 Examples:
@@ -31,10 +31,10 @@ _CLICK_MARK = "\b\n"
 """Marker that keeps click from wrapping a paragraph of a command's help."""
 
 
-@plugins.command("list", short_help="List installed plugins; imports none of them.")
+@plugins.command("list", short_help="List installed plugins without importing them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_plugins(as_json: bool) -> None:
-    """List installed plugins: kind, name, distribution, version. Reads metadata only; imports none of them.
+    """List installed plugins: kind, name, distribution, version. Reads metadata only, without importing plugins.
 
     \b
     Examples:
@@ -46,13 +46,13 @@ def list_plugins(as_json: bool) -> None:
     if as_json:
         print_json([{**_row(ref), "missing": ref.missing, "clash": id(ref) in clashing} for ref in refs])
         return
-    rows = [[*_row(ref).values(), _trouble(ref, id(ref) in clashing)] for ref in refs]
+    rows = [[*_row(ref).values(), _problem(ref, id(ref) in clashing)] for ref in refs]
     print_table(["kind", "name", "distribution", "version", "target", ""], rows)
 
 
-def _trouble(ref: PluginRef, clashes: bool) -> str:
+def _problem(ref: PluginRef, clashes: bool) -> str:
     if clashes:
-        return "CLASH: given twice"
+        return "CLASH: provided twice"
     if ref.missing:
         return f"needs {', '.join(ref.missing)}: see rlhf plugins show {ref.kind}/{ref.name}"
     return ""
@@ -72,9 +72,9 @@ def _row(ref: PluginRef) -> dict[str, str]:
 @click.argument("plugin", metavar="[KIND/]NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the JSON schema of the options.")
 def show(plugin: str, as_json: bool) -> None:
-    """Show a plugin: what it is, where it comes from, what it needs, and its options with type and bounds.
+    """Show a plugin: its description, distribution, requirements, and options with types and bounds.
 
-    The kind may be left out where the name is given once.
+    The kind may be left out if only one plugin has the name.
 
     \b
     Examples:
@@ -98,48 +98,48 @@ def show(plugin: str, as_json: bool) -> None:
         raise PluginError(f'"{plugin}" is the name of {len(refs)} plugins', hint=f"rlhf plugins show {shown}")
     ref = find(refs[0].kind, refs[0].name)
     about: dict[str, object] = {**_row(ref), "summary": "", "missing": ()}
-    own = core = lack = None
+    own = core = unmet_needs = None
     if ref.kind in {*KINDS, *PLAIN} and has_options(ref):
         selected = load(ref.kind, ref.name, check_requires=False)
         component = selected.component
-        told = getdoc(selected.function) if selected.function is not None else component.summary
+        doc = getdoc(selected.function) if selected.function is not None else component.summary
         own, core = component.config, shared_options(ref.kind)
         core = None if core is None or issubclass(own, core) else core
-        lack = unmet(component, selected.distribution)
+        unmet_needs = unmet(component, selected.distribution)
         about |= {"summary": component.summary, "missing": not_installed(component.requires)}
     else:  # a command, a server, a module of hooks
-        found = import_target(ref)
-        told = getattr(found, "help", None) or getdoc(found)
+        target = import_target(ref)
+        doc = getattr(target, "help", None) or getdoc(target)
     if as_json:
         schemas = {"options": own and own.model_json_schema(), "options_of_core": core and core.model_json_schema()}
-        print_json({**about, "doc": told, **schemas})
+        print_json({**about, "doc": doc, **schemas})
         return
     from ..schema_text import option_rows
 
     headers = ["type", "default", "description"]
     echo(f"{ref.kind}/{ref.name} ({ref.distribution} {ref.version}): {about['summary'] or ref.target}")
-    if lack is not None:
-        echo(": ".join(lack))
-    if rest := (told or "").replace(_CLICK_MARK, "").removeprefix(str(about["summary"])).strip():
+    if unmet_needs is not None:
+        echo(": ".join(unmet_needs))
+    if rest := (doc or "").replace(_CLICK_MARK, "").removeprefix(str(about["summary"])).strip():
         echo(f"\n{rest}\n")
     if ref.kind == "hooks" and own is None:
-        echo("on where it is installed")
+        echo("enabled once it is installed")
     if own is not None and (rows := option_rows(own)):
         print_table(["option", *headers], rows)
     elif own is not None:
-        echo("no options" if core is None else "no options of its own")
+        echo("no options" if core is None else "no additional options")
     if core is not None:
         echo("")
         print_table(["read by core", *headers], option_rows(core))
 
 
-@plugins.command("check", short_help="Try plugins and say which are broken.")
+@plugins.command("check", short_help="Test plugins and report broken ones.")
 @click.argument("name", metavar="[NAME | KIND/NAME]", required=False)
 def check(name: str | None) -> int:
-    """Import every plugin and check what it says about itself, in a process of their own, without a GPU.
+    """Import every plugin and check its declarations, in a separate process and without a GPU.
 
-    Those of NAME also run the contract suite of their kind with their default options: one that needs more than these
-    is "not run". Exits 1 where one is broken. A missing optional dependency is reported but is not a failure.
+    With NAME, also run the contract suite of its kind with default options. A plugin that needs other options is
+    "not run". Exits with 1 if a plugin is broken. A missing optional dependency is reported but is not a failure.
 
     \b
     Examples:
@@ -148,7 +148,7 @@ def check(name: str | None) -> int:
       rlhf plugins check reward/exact-match
     """
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import strays
+    from rlhf_core.plugins.discovery import unread_entry_points
 
     try:
         from rlhf_testing.probe import probe
@@ -162,16 +162,16 @@ def check(name: str | None) -> int:
         for ref, verdict in zip(refs, verdicts, strict=True)
     ]
     print_table(["plugin", "distribution", "status", "detail"], rows)
-    unread = [] if name is not None else strays()
-    for told in unread:
-        echo(f"error: {told}", err=True)
-    return int(bool(unread) or any(verdict.status == "broken" for verdict in verdicts))
+    stray_groups = [] if name is not None else unread_entry_points()
+    for message in stray_groups:
+        echo(f"error: {message}", err=True)
+    return int(bool(stray_groups) or any(verdict.status == "broken" for verdict in verdicts))
 
 
 def _named(name: str | None) -> list[PluginRef]:
-    """The plugins of that name (NAME or KIND/NAME), or all without one. Raises `PluginError` if there is none."""
+    """Return the plugins named NAME or KIND/NAME, or all plugins if `name` is None. Raises `PluginError` if none is."""
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import GROUPS, discover, strays
+    from rlhf_core.plugins.discovery import GROUPS, discover, unread_entry_points
     from rlhf_core.plugins.names import KNOWN
     from rlhf_core.util.did_you_mean import fold, suggestion
 
@@ -184,7 +184,7 @@ def _named(name: str | None) -> list[PluginRef]:
     if not found:
         known = [ref.name for kind in kinds for ref in installed[kind].values()]
         homes = {home for kind in kinds for each, home in KNOWN.get(kind, {}).items() if fold(each) == fold(last)}
-        hint = "; ".join(strays(last)) or (
+        hint = "; ".join(unread_entry_points(last)) or (
             f"pip install {' or '.join(sorted(homes))}" if homes else "rlhf plugins list"
         )
         raise PluginError(f'no plugin "{name}" is installed{suggestion(last, known)}', hint=hint)
@@ -192,7 +192,7 @@ def _named(name: str | None) -> list[PluginRef]:
 
 
 def _kind(name: str) -> str:
-    """`algorithm`, `Algorithms` -> `algorithms`; also `hooks` and `commands`. Raises `PluginError`."""
+    """Return the kind as in the entry-point group (`Algorithm` -> `algorithms`), or raise `PluginError`."""
     from rlhf_core.errors import PluginError
     from rlhf_core.plugins.discovery import GROUPS, SINGULAR
     from rlhf_core.util.did_you_mean import fold, suggestion
@@ -204,12 +204,12 @@ def _kind(name: str) -> str:
     raise PluginError(f'no plugin kind "{name}"{suggestion(name, GROUPS)}', hint=f"kinds: {', '.join(GROUPS)}")
 
 
-@plugins.command("new", short_help="Make a plugin to start from.")
+@plugins.command("new", short_help="Create a plugin to start from.")
 @click.argument("kind")
 @click.argument("name")
-@click.option("--output", type=click.Path(path_type=Path), help="The folder to make.  [default: rlhf-KIND-NAME]")
+@click.option("--output", type=click.Path(path_type=Path), help="The folder to create.  [default: rlhf-KIND-NAME]")
 def new(kind: str, name: str, output: Path | None) -> None:
-    """Make a plugin: KIND is reward, algorithm, advantage, policy-loss, strategy, engine, transport,
+    """Create a plugin. KIND is reward, algorithm, advantage, policy-loss, strategy, engine, transport,
     prompts, environment, hooks, logger, section, optimizer or schedule.
 
     The folder is a Python distribution with one entry point, the contract tests of its kind, and a run file.

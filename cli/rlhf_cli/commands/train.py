@@ -1,4 +1,4 @@
-"""`rlhf train`: a run file, or the quickstart, with flags over it."""
+"""`rlhf train`: train from a run file or the quickstart, changed by flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_core.util.redact import PrintableFormatter, printable
 
 from ..output import echo
 from ..quickstart import trainer_of
-from ..run_arguments import RunArguments, run_options, tell_dropped
+from ..run_arguments import RunArguments, report_dropped, run_options
 from ..signals import drop_signals
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ _QUIET = "rlhf_cli.progress:quiet_progress"
 
 _SHOWN_IDS = 6
 MAPPING_SOURCE = "run file"
-"""The place that core's errors name for a run given as a mapping."""
+"""The location in core's errors for a run that was passed as a mapping."""
 
 _HELP = """Train a model: sample answers, score them, update the policy.
 
-With no RUN.yaml, the quickstart of rlhf-start runs: a tiny model is warm-started on sorting digits, then learns by PPO,
-on a CPU, in about two minutes; with --environment, that environment's own, where it brings one. A run file must
-name a model, and prompts or an environment; all else has defaults. The order is: defaults, run file, flags, --set.
+Without RUN.yaml, the quickstart runs: a tiny model is warm-started on sorting digits, then learns by PPO on a CPU in
+about two minutes. With --environment, that environment's own quickstart runs. A run file must name a model, and prompts
+or an environment. All else has defaults. Order, later overrides earlier: defaults, run file, flags, --set.
 
 \b
 Examples:
@@ -52,7 +52,7 @@ Examples:
 
 
 class _Folder(click.Path):
-    """A folder's path; an empty one, as of a shell's variable that is not set, is no word for the current folder."""
+    """A folder's path. An empty one, such as an unset shell variable, is an error and not the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -64,25 +64,25 @@ class _Folder(click.Path):
 @run_options
 @click.option("--num-processes", type=click.IntRange(min=1), help="Training processes.  [default: 1, or the run's]")
 @click.option("--output", type=_Folder(path_type=Path), help="The run folder.  [default: runs/<algorithm>-<time>]")
-@click.option("--resume", metavar="auto|DIR", help="Go on from the newest checkpoint (auto) or from the one in DIR.")
+@click.option("--resume", metavar="auto|DIR", help="Resume from the newest checkpoint (auto) or from the one in DIR.")
 @click.option(
     "--restart",
     is_flag=True,
-    help="With --resume auto: a run that has no checkpoint yet begins again, and its updates are discarded.",
+    help="With --resume auto: start a run without a checkpoint again, and discard its updates.",
 )
 @click.option(
     "--trust",
     "trusts",
     is_flag=True,
-    help="Run files of code that lie outside the run file's folder, or that an earlier run's folder names.",
+    help="Run code files outside the run file's folder, and those named by an earlier run's config.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check everything, play one turn of an environment with a made-up answer; load no weights, write nothing.",
+    help="Check everything and play one made-up turn of an environment, without loading weights or writing files.",
 )
-@click.option("--verbose", "verbosity", flag_value="verbose", help="Show the log, too.")
-@click.option("--quiet", "verbosity", flag_value="quiet", help="Say only how the run ended.")
+@click.option("--verbose", "verbosity", flag_value="verbose", help="Also show the log.")
+@click.option("--quiet", "verbosity", flag_value="quiet", help="Only show how the run ended.")
 def train(
     request: RunArguments,
     num_processes: int | None,
@@ -93,27 +93,27 @@ def train(
     dry_run: bool,
     verbosity: Verbosity | None,
 ) -> None:
-    """Hand the run over to `rlhf_core.train`."""
+    """Call `rlhf_core.train`."""
     from rlhf_core.errors import ConfigError
 
     if restart and resume != "auto":
-        raise click.UsageError("--restart goes with --resume auto")
+        raise click.UsageError("--restart needs --resume auto")
     if resume is not None:
-        from rlhf_core.entry.resume import begun_run
+        from rlhf_core.entry.resume import find_resumed_run
 
         is_described = request.algorithm is not None or request.environment is not None
-        request = replace(request, resumed=begun_run(resume, output) or (None if is_described else output))
+        request = replace(request, resumed=find_resumed_run(resume, output) or (None if is_described else output))
     mapping, dropped = request.mapping()
     log_to_stderr(verbosity or "normal")
     if verbosity != "quiet":
-        tell_dropped(dropped)
+        report_dropped(dropped)
     try:
-        result = _start(request, mapping)(
+        result = _train_function(request, mapping)(
             mapping,
             output=output,
             resume=resume,
             restart=restart,
-            num_processes=num_processes or _processes_of(request),
+            num_processes=num_processes or _process_count(request),
             dry_run=dry_run,
             trust=request.trust(everything=trusts),
             hooks=[_QUIET if verbosity == "quiet" else _PROGRESS],
@@ -125,7 +125,7 @@ def train(
         drop_signals()
         return
     except ConfigError as error:
-        # Core was given a mapping; the user gave a file.
+        # Core received a mapping, but the user named a file.
         where = request.where if error.where == MAPPING_SOURCE else error.where
         raise ConfigError(error.message, where=where, hint=error.hint) from error
     if result is not None:
@@ -134,8 +134,8 @@ def train(
         echo(f"ok: {request.where} can run; nothing was written")
 
 
-def _processes_of(request: RunArguments) -> int:
-    """Process count of the run that is repeated, or resumed without a run file; otherwise, or under a launcher, 1."""
+def _process_count(request: RunArguments) -> int:
+    """Return the process count of the run that is repeated or resumed without a run file, otherwise 1."""
     from rlhf_core.distributed.launch_env import read_launch_env
     from rlhf_core.errors import DataError
     from rlhf_core.runfolder.folder import RunFolder
@@ -154,7 +154,7 @@ def _processes_of(request: RunArguments) -> int:
     return count
 
 
-def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
+def _train_function(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
     is_quickstart = request.run_file is None and request.origin is None
     if is_quickstart and (with_stages := trainer_of(mapping, request.resumed)) is not None:
         return with_stages
@@ -164,14 +164,14 @@ def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., Trai
 
 
 def print_prompt(inputs: RunInputs) -> None:
-    """Show the first prompt as the model gets it, with its token ids at both ends, and how many are left out."""
+    """Print the first prompt as the model receives it, its first and last ids, and the number of skipped prompts."""
     from rlhf_core.prompts.records import left_out
 
     prompt, tokenizer = inputs.prompts.prompt(0), inputs.tokenizer
-    if told := left_out(inputs.prompts.counts):
-        echo(f"at least {told}")
+    if message := left_out(inputs.prompts.counts):
+        echo(f"at least {message}")
     if not prompt.text:
-        echo("the environment makes the prompts, each when its episode begins")
+        echo("the environment makes each prompt when its episode begins")
         return
     ids = list(prompt.prompt_ids)
     echo(f"the first prompt, {len(ids)} tokens:")
@@ -182,7 +182,7 @@ def print_prompt(inputs: RunInputs) -> None:
 
 
 class _WithoutTraceback(PrintableFormatter):
-    """Formats log records without tracebacks, which are in the run's log."""
+    """Formats log records without their tracebacks, which are in the run's log."""
 
     def format(self, record: logging.LogRecord) -> str:
         bare = copy(record)
@@ -191,7 +191,7 @@ class _WithoutTraceback(PrintableFormatter):
 
 
 def log_to_stderr(verbosity: Verbosity) -> None:
-    """Send the log of this process to stderr: warnings, with `--verbose` everything, with `--quiet` errors."""
+    """Send the log of this process to stderr: warnings, everything with `--verbose`, or errors with `--quiet`."""
     level = {"quiet": logging.ERROR, "normal": logging.WARNING, "verbose": logging.DEBUG}[verbosity]
     logger = logging.getLogger("rlhf")
     handler = logging.StreamHandler()

@@ -1,4 +1,4 @@
-"""`rlhf version`: versions of the command, its plugins and the libraries below, read from metadata."""
+"""`rlhf version`: versions of the command, its plugins and the libraries they use, read from metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIBRARIES = ("torch", "transformers", "peft", "ray", "colossalai", "vllm", "vllm
 @click.command("version")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def version(as_json: bool) -> None:
-    """Print the versions of rlhf-core, of every installed plugin, and of the libraries they stand on.
+    """Print the versions of rlhf-core, of every installed plugin, and of the libraries that they use.
 
     \b
     Examples:

@@ -104,8 +104,8 @@ def test_a_template_file_and_what_is_saved_with_the_model(tmp_path):
     [
         ({}, {"template": "none.jinja"}, "model.chat.template: cannot read"),
         ({"t.jinja": "{% if %}"}, {"template": "t.jinja", "kwargs": {"a": 1}}, r"cannot be read: .*\(line 1\)"),
-        ({"t.json": "{"}, {"tools": "t.json"}, "no JSON"),
-        ({"t.json": '{"a": 1}'}, {"tools": "t.json"}, "no list of tools"),
+        ({"t.json": "{"}, {"tools": "t.json"}, "not JSON"),
+        ({"t.json": '{"a": 1}'}, {"tools": "t.json"}, "not a list of tools"),
     ],
 )
 def test_wrong_files(tmp_path, monkeypatch, files, options, told):
@@ -119,7 +119,7 @@ def test_wrong_files(tmp_path, monkeypatch, files, options, told):
 def test_a_tokenizer_without_a_template_and_names_that_cannot_be_set():
     tokenizer = chat_tokenizer("chatml")
     tokenizer.chat_template = None
-    with pytest.raises(ConfigError, match="no chat template"):
+    with pytest.raises(ConfigError, match="lacks a chat template"):
         set_chat_options(tokenizer, ChatConfig(kwargs={"a": 1}))
     for name in ("messages", "a b", "{{"):
         with pytest.raises(ValueError, match="cannot be set"):

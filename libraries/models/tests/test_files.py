@@ -20,10 +20,10 @@ NAME = "no-such-owner/no-such-model"
 
 @pytest.mark.parametrize("load", [load_tokenizer, meta_model])
 def test_an_unreachable_hub_is_told_before_any_file_is_asked_for(no_hub, load):
-    with pytest.raises(UserInputError, match="neither a folder here nor in the cache.*does not answer") as caught:
+    with pytest.raises(UserInputError, match="neither a local folder nor in the cache.*does not answer") as caught:
         load(ModelConfig(path=NAME))
     assert caught.value.where == "model.path"
-    assert "give a folder that is on this machine" in caught.value.hint
+    assert "use a folder on this machine" in caught.value.hint
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def load_prompts(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_prompts_of_an_unreachable_hub_are_an_error_before_any_is_loaded(no_hub, load_prompts, streaming):
-    with pytest.raises(UserInputError, match="'Owner/MyPrompts' is neither a folder here nor in the cache") as caught:
+    with pytest.raises(UserInputError, match="'Owner/MyPrompts' is neither a local folder nor in the cache") as caught:
         load_prompts(streaming=streaming)
     assert caught.value.where == "prompts.path"
 
@@ -52,8 +52,8 @@ def test_prompts_in_the_cache_and_offline_mode_need_no_answer(no_hub, load_promp
 
 def test_a_name_that_never_resolves_does_not_hold_up_the_error(no_hub, monkeypatch):
     over = Event()
-    monkeypatch.setattr(files, "_SECONDS", 0.01)
-    monkeypatch.setattr(files, "_ask", lambda answers: over.wait(60))
+    monkeypatch.setattr(files, "_PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(files, "_probe_hub", lambda answers: over.wait(60))
     with pytest.raises(UserInputError, match="does not answer"):
         check_hub(NAME, where="model.path")
     over.set()
@@ -108,6 +108,6 @@ def test_a_cached_model_and_offline_mode_need_no_answer(no_hub, monkeypatch, tmp
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     check_hub(NAME, where="model.path")  # transformers itself fails at once
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(files, "_ask", lambda answers: pytest.fail("no request is needed"))
+    monkeypatch.setattr(files, "_probe_hub", lambda answers: pytest.fail("no request is needed"))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *name: str(tmp_path / "config.json"))
     check_hub(NAME, where="model.path")

@@ -15,7 +15,7 @@ def test_a_loader_starts_again_and_goes_on_after_a_resume() -> None:
     resumed = CycledLoader(["a", "b", "c"], where="loader", skip=5)
     assert [next(resumed) for _ in range(2)] == ["c", "a"]
     assert resumed.num_taken == 7
-    with pytest.raises(DataError, match="loader: gives no batch"):
+    with pytest.raises(DataError, match="loader: yields no batches"):
         next(CycledLoader([], where="loader"))
 
 
@@ -27,7 +27,7 @@ def test_epochs_and_steps() -> None:
 
 @pytest.mark.parametrize(("num_epochs", "num_steps"), [(2, 0), (1, 3)])
 def test_what_can_be_read_once_only_is_told(num_epochs: int, num_steps: int) -> None:
-    with pytest.raises(DataError, match="loader: .*second time"):
+    with pytest.raises(DataError, match="loader: .*second pass"):
         list(batches_of(iter([1, 2]), num_epochs, num_steps, where="loader"))
-    with pytest.raises(DataError, match="loader: gives no batch"):
+    with pytest.raises(DataError, match="loader: yields no batches"):
         list(batches_of([], num_epochs, num_steps, where="loader"))

@@ -49,17 +49,17 @@ def test_records(tokenizer: PreTrainedTokenizerBase, batch: Any) -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"input_ids": torch.ones(2, 3)}, "no attention_mask"),
-        ({"input_ids": torch.ones(2, 3), "attention_mask": torch.ones(2, 2)}, "should both be"),
+        ({"input_ids": torch.ones(2, 3)}, "without attention_mask"),
+        ({"input_ids": torch.ones(2, 3), "attention_mask": torch.ones(2, 2)}, "must have the same shape"),
         ({"input_ids": torch.ones(2, 3), "attention_mask": torch.ones(2, 3), "gt_answer": ["1"]}, "gt_answer"),
-        (torch.ones(2, 3), "no attention_mask"),
-        ({"input_ids": torch.ones(3), "attention_mask": torch.ones(3)}, "should both be"),
-        ({"input_ids": torch.ones(2, 3), "attention_mask": torch.zeros(2, 3)}, "no tokens"),
+        (torch.ones(2, 3), "without attention_mask"),
+        ({"input_ids": torch.ones(3), "attention_mask": torch.ones(3)}, "must have the same shape"),
+        ({"input_ids": torch.ones(2, 3), "attention_mask": torch.zeros(2, 3)}, "0 tokens"),
         ({"prompt": "12>"}, "`prompt` is not one value"),
-        ({"text": ["12"]}, "no `prompt`"),
-        (3, "holds no prompts"),
-        ("12", "holds no prompts"),
-        ([], "holds no prompts"),
+        ({"text": ["12"]}, "lacks `prompt`"),
+        (3, "contains no prompts"),
+        ("12", "contains no prompts"),
+        ([], "contains no prompts"),
         ([{"text": "12"}], "no `prompt`"),
     ],
 )
@@ -110,5 +110,5 @@ class TestWithoutMasks:
             self.read(batch)
 
     def test_texts_need_a_tokenizer(self) -> None:
-        with pytest.raises(DataError, match="no tokenizer"):
+        with pytest.raises(DataError, match="tokenizer is None"):
             BatchReader(None, Words(), needs_mask=False).read(["12"], 0, "batch 7")

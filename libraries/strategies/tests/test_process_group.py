@@ -101,7 +101,7 @@ def test_two_meet_and_a_dead_one_is_named():
     assert [output.splitlines()[0] for output in outputs] == [met, met]
     assert processes[1].returncode == 9
     assert "LostRankError" in outputs[0]
-    assert "rank 0 waited for an all-reduce, but rank 1 is gone or stuck" in outputs[0]
+    assert "rank 0 waited for an all-reduce, but rank 1 exited or is stuck" in outputs[0]
     assert "strategy.timeout_seconds" in outputs[0]
 
 
@@ -134,7 +134,7 @@ def test_a_process_that_has_left_may_end_at_once():
 def test_nobody_comes():
     env = LaunchEnv(0, 2, master_addr="127.0.0.1", master_port=free_port())
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=1, env=env)
-    with pytest.raises(DeadlineError, match=r"(?s)rank 0 of 2 could not meet.*all 2 processes started"):
+    with pytest.raises(DeadlineError, match=r"(?s)rank 0 of 2 could not connect.*all 2 processes started"):
         group.join()
 
 
@@ -145,7 +145,7 @@ def test_processes_of_one_machine_meet_on_the_loopback_interface_alone(monkeypat
         monkeypatch.setenv(name, "lo")
     env = LaunchEnv(0, 2, master_addr=host, master_port=free_port())
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=5, env=env)
-    assert group._meeting(timedelta(seconds=5))["store"].host == "127.0.0.1"
+    assert group._rendezvous(timedelta(seconds=5))["store"].host == "127.0.0.1"
 
 
 def test_alone_is_a_group_of_one_on_no_port():

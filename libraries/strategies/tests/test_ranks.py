@@ -32,7 +32,7 @@ def started(tmp_path, monkeypatch):
             process.stdout.readline()
             return process
 
-        monkeypatch.setattr("rlhf_strategies.ranks._started", process)
+        monkeypatch.setattr("rlhf_strategies.ranks._start_process", process)
         ranks = Ranks(tmp_path / "request.json", timeout_seconds)
         made.append(ranks)
         ranks.start(2, os.environ)
@@ -58,7 +58,7 @@ def test_a_stopped_rank_that_was_given_up_is_killed(started, tmp_path):
     second.send_signal(signal.SIGSTOP)
     record = {"time": 1.0, "rank": 0, "kind": "LostRankError", "message": "rank 1 is gone", "where": None, "hint": None}
     (tmp_path / "error-0.json").write_text(json.dumps({**record, "lost_ranks": [1]}))
-    ranks.look()
+    ranks.poll()
     assert second.wait(PATIENCE_SECONDS) == -signal.SIGKILL
     assert first.poll() is None
     ends(first)
@@ -71,7 +71,7 @@ def test_who_does_not_follow_a_dead_rank_within_the_deadline_is_killed(started):
     second.send_signal(signal.SIGSTOP)
     first.kill()
     first.wait(PATIENCE_SECONDS)
-    ranks.look()
+    ranks.poll()
     assert second.poll() is None
     time.sleep(0.3)
     ranks.wait()
@@ -95,9 +95,9 @@ def test_the_others_are_asked_to_end_when_one_has_failed(started):
 def test_a_rank_has_longer_where_the_others_ended_in_order(started, code):
     ranks, (first, second) = started(timeout_seconds=0.0, code=code)
     ends(second, code)
-    ranks.look()
+    ranks.poll()
     time.sleep(0.1)
-    ranks.look()
+    ranks.poll()
     assert first.poll() is None
 
 

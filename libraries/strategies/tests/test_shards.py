@@ -88,7 +88,7 @@ def test_ranks_that_do_not_write_only_gather(tmp_path):
     ("change", "message"),
     [
         (lambda tensors: tensors.pop("model.norm.weight"), "lacks 1 tensors.*model.norm.weight"),
-        (lambda tensors: tensors.update(extra=torch.ones(1)), "no 'extra'"),
+        (lambda tensors: tensors.update(extra=torch.ones(1)), "lacks 'extra'"),
         (lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}), r"shape \(3,\), the model's is \(16,\)"),
     ],
 )
@@ -101,7 +101,7 @@ def test_names_and_shapes_must_match_exactly(tmp_path, change, message):
 
 
 def test_no_weights_is_said(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no model"):
+    with pytest.raises(CheckpointError, match="contains no model"):
         list(read_weights(tmp_path))
 
 

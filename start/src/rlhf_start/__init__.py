@@ -1,1 +1,1 @@
-"""The quickstart, in one installation with everything that the README and the first hour use."""
+"""The quickstart, as one distribution with everything that the README and the first hour use."""

@@ -1,4 +1,4 @@
-"""The quickstart: what `rlhf train` does without a run file (group `rlhf.quickstarts`).
+"""The quickstart: the run of `rlhf train` without a run file (group `rlhf.quickstarts`).
 
 A tiny model is warm-started on sorting digits, then trained by the chosen algorithm. With `--environment`, both runs
 are the environment's own.
@@ -27,12 +27,12 @@ _RUNS = files("rlhf_start") / "runs"
 
 
 def base_run(algorithm: str | None, environment: str | None) -> dict[str, Any]:
-    """The run of `rlhf train` without a run file: the last stage, before flags change it."""
+    """Return the run of `rlhf train` without a run file: the last stage, before flags change it."""
     return algorithm_run(algorithm) if environment is None else environment_runs(_environment(environment))[1]
 
 
 def trainer_of(run: Mapping[str, Any]) -> Callable[..., TrainResult | None] | None:
-    """`rlhf_core.train` for a run whose models are made first. None if the run has a model of the user's."""
+    """Return `rlhf_core.train` after the stages that make the run's models. None if the user chose a model."""
     first = warm_start(run)
     if value_at(run, "model.path") != first["model"]["path"]:
         return None
@@ -42,7 +42,7 @@ def trainer_of(run: Mapping[str, Any]) -> Callable[..., TrainResult | None] | No
 
 
 def algorithm_run(algorithm: str | None) -> dict[str, Any]:
-    """The last stage for an algorithm: its own, or that of all which learn from the same kind of data."""
+    """Return the last stage for an algorithm: its own, or the one for its kind of data."""
     if algorithm is not None and is_file_reference(algorithm):
         return stage("critic-free")
     name = fold(algorithm or DEFAULT_PLUGINS["algorithm"])
@@ -53,38 +53,38 @@ def algorithm_run(algorithm: str | None) -> dict[str, Any]:
 
 
 def warm_start(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The first stage of the quickstart whose last stage is `run`."""
+    """Return the first stage of the quickstart whose last stage is `run`."""
     name = value_at(run, "environment.name")
     return environment_runs(_environment(name))[0] if isinstance(name, str) else stage(WARM_START)
 
 
 def algorithm_stages(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The stages between them, which make models for the algorithm of `run` that the user does not give."""
+    """Return the stages in between, which make the models for the algorithm of `run` that the user did not choose."""
     options = {name: option for name, option in stage_models(run).items() if name != WARM_START and _has_stage(name)}
     stages = {name: stage(name) for name in options}
-    return {name: each for name, each in stages.items() if value_at(run, options[name]) == each["model"]["path"]}
+    return {name: made for name, made in stages.items() if value_at(run, options[name]) == made["model"]["path"]}
 
 
 def stage(name: str) -> dict[str, Any]:
-    """A run file of this package: `warm-start`, or a later stage."""
+    """Return a run file of this package: `warm-start`, or a later stage."""
     with as_file(_RUNS / f"{name}.yaml") as path:
         return load_run(path)
 
 
 def environment_runs(environment: SelectedPlugin) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The warm start and the run that an environment brings (`Component.quickstart`).
+    """Return the warm start and the run of an environment (`Component.quickstart`).
 
     Raises:
-        ConfigError: it brings none.
-        PluginError: the folder or a file is missing.
+        ConfigError: The environment does not have them.
+        PluginError: The folder or a file is missing.
     """
     target = environment.component.quickstart
     if target is None:
         raise ConfigError(
-            f"{environment.label} brings no quickstart",
+            f"{environment.label} does not have a quickstart",
             where="--environment",
             hint=f"write a run file with `model: {{path: …}}` and `environment: {environment.name}`, "
-            "and say rlhf train RUN.yaml",
+            "and run rlhf train RUN.yaml",
         )
     package, _, folder = target.partition(":")
     try:
@@ -92,7 +92,7 @@ def environment_runs(environment: SelectedPlugin) -> tuple[dict[str, Any], dict[
             return load_run(place / "warm-start.yaml"), load_run(place / "run.yaml")
     except (ImportError, OSError, ConfigError) as error:
         raise PluginError(
-            f"its quickstart {target} cannot be read: {error}", where=environment.label, hint="tell its authors"
+            f"its quickstart {target} cannot be read: {error}", where=environment.label, hint="report to its authors"
         ) from error
 
 

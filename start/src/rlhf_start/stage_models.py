@@ -1,4 +1,4 @@
-"""Which option of the quickstart's run names the model of which stage."""
+"""The options of the quickstart's run that name the models of its stages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WARM_START = "warm-start"
 
 
 def stage_models(config: Any) -> dict[str, str]:
-    """Stage of the quickstart -> the option of its run that names the stage's model; the folder is called as the stage.
+    """Return stage (also the name of its folder) -> dotted option of the run that names the stage's model.
 
-    The warm start makes the policy; an algorithm declares further ones (`Component.stages`).
+    The warm start makes the policy. An algorithm declares other stages (`Component.stages`).
     """
     name = value_at(config, "algorithm.name")
     stages: Mapping[str, str] = {}
@@ -26,7 +26,7 @@ def stage_models(config: Any) -> dict[str, str]:
 
 
 def value_at(config: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
+    """Return the value at a dotted key, or None."""
     for part in key.split("."):
         config = config.get(part) if isinstance(config, dict) else None
     return config

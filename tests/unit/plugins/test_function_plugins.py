@@ -53,8 +53,8 @@ def test_options_are_bound(kind) -> None:
         ("scaled", {"clip_eps": 0.1}, ConfigError, r"algorithm: clip_eps: .*no such option"),
         ({"factor": 1}, {}, ConfigError, r"needs a `name`"),
         ("scalde", {}, PluginError, r'no policy loss "scalde" is installed'),
-        ("untyped", {}, PluginError, r'its option "factor" has no type'),
-        ("greedy", {}, PluginError, r"it takes more than the batch by position: other"),
+        ("untyped", {}, PluginError, r'its option "factor" lacks a type'),
+        ("greedy", {}, PluginError, r"it takes more positional parameters than the batch: other"),
         ("Thing", {}, PluginError, r"is a type, not a function"),
     ],
 )

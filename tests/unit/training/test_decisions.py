@@ -116,7 +116,7 @@ def test_an_interrupt_is_noted_even_if_it_is_answered(make, folder):
 
 @pytest.mark.parametrize("options", [{}, {"key": "optimizer.lr"}, {"key": "optimizer.lr", "value": float("nan")}])
 def test_a_set_needs_a_key_and_a_value(options):
-    with pytest.raises(ValueError, match="needs a key, and a value of 0 or more"):
+    with pytest.raises(ValueError, match="needs a key and a value of 0 or more"):
         action("set", **options)
 
 

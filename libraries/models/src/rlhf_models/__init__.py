@@ -1,4 +1,4 @@
-"""Models of transformers: checked, loaded, adapted with PEFT, and written."""
+"""Check, load, adapt (PEFT) and save transformers models."""
 
 import lazy_loader
 

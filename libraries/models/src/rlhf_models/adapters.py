@@ -1,4 +1,4 @@
-"""LoRA adapters of PEFT: put on a model, merged into its weights, written."""
+"""PEFT LoRA adapters: add them to a model, merge them into its weights, save them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,24 @@ if TYPE_CHECKING:
 
 
 def is_lora(model: nn.Module) -> bool:
-    """Whether PEFT adapters are on the model."""
+    """Whether a model is wrapped in PEFT adapters.
+
+    Args:
+        model: any module.
+
+    Example:
+        >>> from torch import nn
+        >>> is_lora(nn.Linear(2, 2))
+        False
+    """
     return hasattr(model, "disable_adapter") and hasattr(model, "peft_config")
 
 
 def new_adapter(model: PreTrainedModel, options: LoraConfig, seed: int, task_type: str) -> PreTrainedModel:
-    """The model in a new adapter, initialised from `seed`."""
+    """Wrap the model in a new PEFT adapter, initialized from `seed`.
+
+    Raises `UserInputError` if the target modules include embeddings.
+    """
     import torch
 
     silence_bitsandbytes()
@@ -37,9 +49,9 @@ def new_adapter(model: PreTrainedModel, options: LoraConfig, seed: int, task_typ
             PeftConfig(
                 task_type=task_type,
                 r=options.r,
-                # Set explicitly, or peft warns about every such layer.
+                # If unset, peft warns about every such layer.
                 fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-                lora_alpha=options.alpha,  # type: ignore[arg-type]  # peft only ever divides it by r
+                lora_alpha=options.alpha,  # type: ignore[arg-type]  # peft only divides it by r
                 lora_dropout=options.dropout,
                 target_modules=list(options.target_modules) if options.target_modules else "all-linear",
             ),
@@ -48,15 +60,19 @@ def new_adapter(model: PreTrainedModel, options: LoraConfig, seed: int, task_typ
         raise UserInputError(
             "adapters on embedding layers are not supported",
             where="model.lora.target_modules",
-            hint="name linear layers only, or set it to null for all of them",
+            hint="list linear layers only, or set it to null for all of them",
         )
     return adapted  # type: ignore[return-value]
 
 
 def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Base weights with every LoRA increment added once, under the base model's names. `model` is unchanged.
+    """Return the base model's weights with every LoRA increment added once, under the base model's names.
 
-    Increments are added in float32: 16 bits would lose most of their digits.
+    `model` is not changed. Increments are added in float32, since 16-bit sums would lose most of their digits.
+
+    Args:
+        model: model wrapped in PEFT adapters.
+        weights: full state of `model`, or a part of it that holds both factors of each adapted weight, by name.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -64,7 +80,7 @@ def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[s
     prefix = "base_model.model."
     merged: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
-        if ".modules_to_save." in name:  # trained in full, in place of `original_module`
+        if ".modules_to_save." in name:  # fully trained, replaces `original_module`
             module_name, _, rest = name.partition(".modules_to_save.")
             merged[f"{module_name}.{rest.partition('.')[2]}".removeprefix(prefix)] = tensor
         if "lora_" in name or "modules_to_save" in name or ".original_module." in name:
@@ -85,11 +101,17 @@ def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[s
 
 
 def save_adapter(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a folder that PEFT loads: the adapter of a LoRA `model`, of whose full state `weights` are."""
+    """Write a LoRA adapter as a folder that PEFT can load.
+
+    Args:
+        model: model wrapped in PEFT adapters.
+        weights: full state of `model`, by name.
+        path: folder to write.
+    """
     cast("PeftModel", model).save_pretrained(str(path), state_dict=weights, save_embedding_layers=False)
-    (path / "README.md").unlink(missing_ok=True)  # a form for a model's card
+    (path / "README.md").unlink(missing_ok=True)  # a model card template
 
 
 def silence_bitsandbytes() -> None:
-    """Keep bitsandbytes, which peft imports where it is installed, from asking for kernels that nothing here uses."""
+    """Suppress bitsandbytes' warnings about missing kernels, which we never use. peft imports it if installed."""
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

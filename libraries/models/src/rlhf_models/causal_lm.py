@@ -1,6 +1,7 @@
-"""Causal LMs of transformers, with PEFT adapters; the base of other kinds of models of transformers.
+"""Causal LMs from transformers, with PEFT adapters, and the base class of other transformers model kinds.
 
-`model.path` is a folder, a hub name, or `builtin:NAME`: a folder here without weights, for the quickstart and tests.
+`model.path` is a folder, a hub name, or `builtin:NAME`. Built-in models ship in this package as a config and tokenizer
+without weights, for the quickstart and tests.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _loader: ContextVar[Callable[[str, torch.dtype], PreTrainedModel | None] | None]
 
 @contextmanager
 def loaded_by(load: Callable[[str, torch.dtype], PreTrainedModel | None]) -> Iterator[None]:
-    """Context in which `load(path, dtype)` gives causal LMs; those for which it returns None are loaded as usual."""
+    """Context in which `load(path, dtype)` loads causal LMs. If it returns None, the model is loaded as usual."""
     token = _loader.set(load)
     try:
         yield
@@ -47,7 +48,14 @@ def loaded_by(load: Callable[[str, torch.dtype], PreTrainedModel | None]) -> Ite
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer of `model.path`, of whichever kind the model is, with the options of `model.chat`."""
+    """Load the tokenizer of `model.path` with the `model.chat` options applied, whatever the model's kind.
+
+    Args:
+        config: the `model:` section of a run file.
+
+    Returns:
+        The tokenizer, as `ModelKind.load_tokenizer` returns it.
+    """
     return model_kind_for(config).load_tokenizer()
 
 
@@ -59,21 +67,36 @@ def load_policy(
     tokenizer: PreTrainedTokenizerBase | None = None,
     kind: str = "causal-lm",
 ) -> Any:
-    """The model of `model.path` as its kind loads it; see `ModelKind.load_policy`. kind: as `Algorithm.model_kind`."""
+    """Load the model of `model.path` as its kind does.
+
+    Args:
+        config: the `model:` section of a run file.
+        dtype: floating-point type of the weights.
+        seed: seed for weights that are not in the files, and for a new adapter.
+        tokenizer: the model's tokenizer, or None for a model that only runs forward passes.
+        kind: the kind that the algorithm trains (`Algorithm.model_kind`). Another kind of model is an error.
+
+    Returns:
+        The model on the CPU, see `ModelKind.load_policy`.
+    """
     return model_kind_for(config, kind).load_policy(dtype=dtype, seed=seed, tokenizer=tokenizer)
 
 
 class CausalLM(ModelKind):
-    """A causal LM of transformers. A kind of your own overrides `load`, `add_adapter` and `save` as it needs.
+    """A causal LM from transformers. Custom kinds override `load`, `add_adapter` and `save` as needed.
 
-    The rest is here: dropout, `model.gradient_checkpointing`, `model.lora`, and the merging of an adapter into the
-    weights that are saved.
+    This class handles the rest: dropout, `model.gradient_checkpointing`, `model.lora`, and merging an adapter into the
+    saved weights.
     """
 
     peft_task: ClassVar[str] = "CAUSAL_LM"
 
     def check(self) -> None:
-        """Check the path as far as possible without loading weights. Raises `UserInputError`."""
+        """Check the path as far as possible without loading weights.
+
+        Raises:
+            UserInputError: the path is not a loadable model folder or a possible hub name.
+        """
         path = self.model.path
         if path.startswith(PREFIX):
             _builtin_folder(path)
@@ -88,25 +111,28 @@ class CausalLM(ModelKind):
         is_adapter = (folder / "adapter_config.json").exists()
         if not is_adapter and not (folder / "config.json").exists():
             is_run = (folder / "model" / "config.json").exists()
-            hint = f"it is a run's folder: its model is {folder / 'model'}" if is_run else None
+            hint = f"it is a run folder: its model is {folder / 'model'}" if is_run else None
             raise UserInputError(
-                f"{path!r} has no config.json, so it is no transformers model folder", where=WHERE, hint=hint
+                f"{path!r} is not a transformers model folder: it lacks config.json", where=WHERE, hint=hint
             )
         if not any(folder.glob("*.safetensors")):
             raise UserInputError(
-                f"{path!r} holds no *.safetensors weights",
+                f"{path!r} contains no *.safetensors weights",
                 where=WHERE,
-                hint="save the model with save_pretrained(...); pickled .bin weights are not loaded",
+                hint="save the model with save_pretrained(...) (pickled .bin weights are not loaded)",
             )
         if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
             raise UserInputError(
-                f"{path!r} has no tokenizer", where=WHERE, hint="tokenizer.save_pretrained(folder) beside the model"
+                f"{path!r} lacks a tokenizer", where=WHERE, hint="tokenizer.save_pretrained(folder) adds it"
             )
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer with the options of `model.chat`. Raises `UserInputError`.
+        """Load the tokenizer with the `model.chat` options applied.
 
-        Its pad token is set to EOS where it has none; masks never depend on it.
+        If it lacks a pad token, EOS is used. Masks never depend on the pad token.
+
+        Raises:
+            UserInputError: the tokenizer cannot be loaded.
         """
         from transformers import AutoTokenizer
 
@@ -121,7 +147,7 @@ class CausalLM(ModelKind):
             raise UserInputError(
                 f"cannot load the tokenizer of {config.path!r}: {first_line(error)}",
                 where=WHERE,
-                hint=None if Path(config.path).exists() else "check the name and the network, or give a model's folder",
+                hint=None if Path(config.path).exists() else "check the name and the network, or use a model folder",
             ) from error
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -130,17 +156,17 @@ class CausalLM(ModelKind):
         return tokenizer
 
     def check_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """What is compared is which text each id of the policy stands for: the model encodes nothing."""
+        """Check that every token of the policy's vocabulary has the same id here, since the model encodes no text."""
         ours, its = tokenizer.get_vocab(), self.load_tokenizer().get_vocab()
         different = [token for token in sorted(ours, key=ours.__getitem__) if its.get(token) != ours[token]]
         if different:
             token = different[0]
             raise UserInputError(
-                f"{self.model.path!r} has another tokenizer than the policy: {len(different)} of the policy's "
-                f"{len(ours)} tokens differ, the first is {token!r}: {ours[token]} here, "
-                f"{its.get(token, 'absent')} there",
+                f"{self.model.path!r} has a different tokenizer than the policy: {len(different)} of the policy's "
+                f"{len(ours)} tokens differ, the first is {token!r}: {ours[token]} in the policy, "
+                f"{its.get(token, 'missing')} in this model",
                 where=WHERE,
-                hint="take a model of the policy's own family, whose tokens are the same",
+                hint="use a model of the policy's family, which has the same tokens",
             )
 
     def load_policy(
@@ -153,7 +179,7 @@ class CausalLM(ModelKind):
         num_embeddings = cast(int, model.get_input_embeddings().num_embeddings)
         if tokenizer is not None and num_embeddings < len(tokenizer):
             raise UserInputError(
-                f"the tokenizer knows {len(tokenizer)} tokens, the model {num_embeddings}",
+                f"the tokenizer has {len(tokenizer)} tokens, the model {num_embeddings}",
                 where=WHERE,
                 hint="the tokenizer in the folder belongs to another model",
             )
@@ -162,9 +188,15 @@ class CausalLM(ModelKind):
         return model if self.model.lora is None else self.add_adapter(model, self.model.lora, seed)
 
     def load(self, *, dtype: torch.dtype, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedModel:
-        """The model on the CPU, without an adapter, the same in every process. Raises `UserInputError`.
+        """Load the model on the CPU, without an adapter, identically in every process.
 
-        seed: of weights that are not in its files. tokenizer: None for a model that is only run forward.
+        Args:
+            dtype: floating-point type of the weights.
+            seed: seed for weights that are not in the files.
+            tokenizer: the model's tokenizer, or None for a model that only runs forward passes.
+
+        Raises:
+            UserInputError: the model cannot be loaded.
         """
         if not self.model.path.startswith(PREFIX):
             return from_files(self.model, dtype)
@@ -173,7 +205,13 @@ class CausalLM(ModelKind):
         return model
 
     def add_adapter(self, model: PreTrainedModel, options: LoraConfig, seed: int) -> PreTrainedModel:
-        """The model in a PEFT adapter of `model.lora`, initialised from `seed`; without it, the model is as before."""
+        """Wrap the model in a PEFT adapter, initialized from `seed`. With it disabled, the model is unchanged.
+
+        Args:
+            model: the loaded model.
+            options: the `model.lora` section.
+            seed: seed of the adapter's weights.
+        """
         return new_adapter(model, options, seed, self.peft_task)
 
     def disable_noise(self, model: nn.Module, *, adapters: bool) -> None:
@@ -198,27 +236,45 @@ class CausalLM(ModelKind):
             raise CheckpointError(
                 f"the model cannot be written: {error}",
                 where=str(folder),
-                hint="is the disk full? free some space; --resume auto goes on from the newest checkpoint, which is "
-                "whole",
+                hint="is the disk full? free some space, then continue with --resume auto: the newest checkpoint is "
+                "complete",
             ) from error
 
     def save(self, model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
-        """Write `weights`, the full state of `model` with any adapter merged, to an empty folder for `load`."""
+        """Write the model and tokenizer to an empty folder that `load` can read.
+
+        Args:
+            model: the model without adapters.
+            weights: its full state, with any adapter merged, by name.
+            tokenizer: the model's tokenizer.
+            folder: empty folder to write to.
+        """
         write_transformers_folder(model, weights, folder)
         tokenizer.save_pretrained(folder)
 
 
 def eos_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """All tokens that end an answer: those of the model's generation config, and the tokenizer's."""
-    found: set[int] = set()
+    """Return the ids of all tokens that end an answer, from the model's generation config and the tokenizer.
+
+    Args:
+        model: transformers model. Its `generation_config.eos_token_id` may be an id, a list or None.
+        tokenizer: its tokenizer, whose `eos_token_id` is included.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[7, 9]))
+        >>> sorted(eos_token_ids(model, SimpleNamespace(eos_token_id=2)))
+        [2, 7, 9]
+    """
+    ids: set[int] = set()
     generation = getattr(model, "generation_config", None)
-    for given in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
-        found.update(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
-    return frozenset(int(token) for token in found)
+    for eos in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
+        ids.update(eos if isinstance(eos, (list, tuple)) else () if eos is None else (eos,))
+    return frozenset(int(token) for token in ids)
 
 
 def _builtin_folder(path: str) -> Path:
-    """Config and tokenizer of `builtin:NAME`. Raises `UserInputError` where there is no such built-in model."""
+    """Folder with the config and tokenizer of `builtin:NAME`. Raises `UserInputError` for an unknown name."""
     names = sorted(each.name for each in _BUILTIN.iterdir())
     if (name := path.removeprefix(PREFIX)) not in names:
         raise UserInputError(
@@ -230,22 +286,32 @@ def _builtin_folder(path: str) -> Path:
 
 
 def _build_builtin(path: str, seed: int) -> PreTrainedModel:
-    """The model of `builtin:NAME` in float32, the same for the same seed."""
+    """Build `builtin:NAME` in float32, with weights that depend on `seed` only."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(_builtin_folder(path))
-    config.name_or_path = ""  # an adapter would name that folder, which has no weights, as its base
-    # Initialisation draws from torch's global generator; the fork keeps it as it was.
+    config.name_or_path = ""  # else an adapter would record that folder, without weights, as its base
+    # Initialization draws from torch's global generator. The fork restores its state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config)  # type: ignore[no-any-return]
 
 
 def from_files(config: ModelConfig, dtype: torch.dtype, auto_class: str = _CAUSAL, **options: Any) -> PreTrainedModel:
-    """The model of a folder or hub name, an adapter merged into its base. Raises `UserInputError`.
+    """Load a model from a folder or hub name. A PEFT adapter folder is merged into its base model.
 
-    auto_class: of transformers, which `options` are for.
+    Args:
+        config: the `model:` section of a run file.
+        dtype: floating-point type of the weights.
+        auto_class: name of the transformers auto class that loads the model.
+        **options: passed to its `from_pretrained`.
+
+    Returns:
+        The model on the CPU.
+
+    Raises:
+        UserInputError: the files cannot be loaded, or weights are missing and `model.allow_missing_weights` is off.
     """
     import transformers
 
@@ -258,25 +324,25 @@ def from_files(config: ModelConfig, dtype: torch.dtype, auto_class: str = _CAUSA
                 from peft import AutoPeftModelForCausalLM
 
                 merged = AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()
-                return merged.requires_grad_(True)  # type: ignore[no-any-return]  # peft had frozen the base
+                return merged.requires_grad_(True)  # type: ignore[no-any-return]  # peft froze the base
             load = None if config.trust_remote_code or auto_class != _CAUSAL else _loader.get()
             if load is not None and (loaded := load(config.path, dtype)) is not None:
                 return loaded
             kinds = getattr(transformers, auto_class)
             model, info = kinds.from_pretrained(config.path, output_loading_info=True, **options)
-    except Exception as error:  # the class depends on which library reads the broken file
+    except Exception as error:  # its class depends on the library that reads the broken file
         raise UserInputError(f"cannot load {config.path!r}: {first_line(error)}", where=WHERE) from error
-    _refuse_missing(config, sorted(info["missing_keys"]))
+    _check_missing(config, sorted(info["missing_keys"]))
     return model  # type: ignore[no-any-return]
 
 
-def _refuse_missing(config: ModelConfig, missing: Sequence[str]) -> None:
-    """Raise `UserInputError` naming weights that are missing in the files and were newly initialised, unless wanted."""
+def _check_missing(config: ModelConfig, missing: Sequence[str]) -> None:
+    """Raise `UserInputError` for weights missing from the files and randomly initialized, unless config allows it."""
     if not missing or config.allow_missing_weights:
         return
     more = f" and {len(missing) - _SHOWN_WEIGHTS} more" if len(missing) > _SHOWN_WEIGHTS else ""
     raise UserInputError(
         f"the files of {config.path!r} lack {', '.join(missing[:_SHOWN_WEIGHTS])}{more}",
         where=WHERE,
-        hint="get the whole model; model.allow_missing_weights: true starts these from random numbers",
+        hint="get the complete model, or set model.allow_missing_weights: true to start these from random numbers",
     )

@@ -1,7 +1,7 @@
 """`model.chat`: options of a tokenizer's chat template, written into the template itself.
 
-So they hold wherever the template is used: in training, evaluation, generation and serving, and in whatever else loads
-the tokenizer that is saved beside the final policy. What a caller gives (tools, a system message) still comes first.
+They therefore apply wherever the template is used: in training, evaluation, generation and serving, and in any program
+that loads the tokenizer saved with the final policy. Tools and a system message passed by the caller take precedence.
 """
 
 from __future__ import annotations
@@ -18,36 +18,39 @@ if TYPE_CHECKING:
 
 
 def set_chat_options(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) -> None:
-    """Change the tokenizer's template as `options` say. Raises `ConfigError`: no template, or a wrong file."""
+    """Apply `options` to the tokenizer's chat template.
+
+    Raises `ConfigError` if there is no template, or a file cannot be read or has the wrong content.
+    """
     if options.template is not None:
-        tokenizer.chat_template = _text(options.template, "model.chat.template")
+        tokenizer.chat_template = _read_text(options.template, "model.chat.template")
     if not tokenizer.chat_template:
         raise ConfigError(
-            "this model's tokenizer has no chat template", where="model.chat", hint="give one: model.chat.template"
+            "this model's tokenizer lacks a chat template", where="model.chat", hint="set model.chat.template"
         )
-    front = _front(options)
+    defaults = _default_statements(options)
     template: Any = tokenizer.chat_template
     if isinstance(template, str):
-        tokenizer.chat_template = front + template
+        tokenizer.chat_template = defaults + template
         _check_syntax(tokenizer, options)
     else:  # several, by name
-        tokenizer.chat_template = {name: front + each for name, each in template.items()}
+        tokenizer.chat_template = {name: defaults + each for name, each in template.items()}
 
 
-def _front(options: ChatConfig) -> str:
-    """Statements that set what the caller of a template has not given; without a line of their own.
+def _default_statements(options: ChatConfig) -> str:
+    """Jinja statements that set the variables which the template's caller omits, without adding a line.
 
-    Values are written as Python writes them: Jinja's literals are those of Python.
+    Values are written with Python's `repr`, since Jinja has the same literals.
     """
     defaults = [(f"{name} is not defined", f"{name} = {value!r}") for name, value in options.kwargs.items()]
     if options.tools is not None:
-        defaults.append(("not tools", f"tools = {_tools(options.tools)!r}"))
+        defaults.append(("not tools", f"tools = {_read_tools(options.tools)!r}"))
     if options.system is not None:
         message = [{"role": "system", "content": options.system}]
         defaults.append(
             ("not messages or messages[0]['role'] != 'system'", f"messages = {message!r} + (messages | list)")
         )
-    return "".join(f"{{%- if {unset} %}}{{%- set {it} %}}{{%- endif -%}}" for unset, it in defaults)
+    return "".join(f"{{%- if {unset} %}}{{%- set {default} %}}{{%- endif -%}}" for unset, default in defaults)
 
 
 def _check_syntax(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) -> None:
@@ -57,28 +60,28 @@ def _check_syntax(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) -> No
         tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
     except TemplateSyntaxError as error:
         where = "model.chat" if options.template is None else f"model.chat.template: {options.template}"
-        told = f"the chat template cannot be read: {error.message} (line {error.lineno})"
-        raise ConfigError(told, where=where) from None
+        message = f"the chat template cannot be read: {error.message} (line {error.lineno})"
+        raise ConfigError(message, where=where) from None
     except Exception:
-        return  # it refuses this conversation; of those of the prompts it is told with their lines
+        return  # the template rejects this conversation. Errors for actual prompts are reported with their lines.
 
 
-def _text(file: str, where: str) -> str:
+def _read_text(file: str, where: str) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(
-            f"cannot read {file}: {reason}", where=where, hint="paths start at the current folder"
+            f"cannot read {file}: {reason}", where=where, hint="paths are relative to the current folder"
         ) from None
 
 
-def _tools(file: str) -> list[Any]:
+def _read_tools(file: str) -> list[Any]:
     where = "model.chat.tools"
     try:
-        tools = json.loads(_text(file, where))
+        tools = json.loads(_read_text(file, where))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is no JSON: {error}", where=where) from None
+        raise ConfigError(f"{file} is not JSON: {error}", where=where) from None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise ConfigError(f"{file} is no list of tools", where=where, hint='[{"type": "function", "function": {…}}]')
+        raise ConfigError(f"{file} is not a list of tools", where=where, hint='[{"type": "function", "function": {…}}]')
     return tools

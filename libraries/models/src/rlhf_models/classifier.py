@@ -1,4 +1,4 @@
-"""Score models: a head with one label on the weights of a causal LM."""
+"""Score models: a one-label head on the weights of a causal LM."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class Classifier(CausalLM):
-    """A score model: transformers' sequence classification with one label, on a causal LM's weights if need be.
+    """A score model: a transformers sequence-classification model with one label.
 
-    With an adapter its head is trained in full, beside it.
+    It is built from a causal LM's weights unless the folder holds a score model. With an adapter, the head is trained
+    in full alongside it.
     """
 
     model_kind = "sequence-classification"
@@ -42,7 +43,7 @@ def _is_score_folder(path: str) -> bool:
 
 
 def as_score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A score model on the causal LM's weights; an existing score model is returned as it is.
+    """Build a score model on a causal LM's weights. An existing score model is returned as it is.
 
     A new head starts at zero, so it predicts 0 everywhere, independent of the seed. transformers reads the score at
     the rightmost token that is not padding, so the tokenizer's pad token is set in the config.
@@ -56,12 +57,12 @@ def as_score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     config.num_labels = 1
     config.pad_token_id = tokenizer.pad_token_id
     try:
-        # Initialisation draws from torch's global generator; the fork keeps it as it was.
+        # Initialization draws from torch's global generator. The fork restores its state.
         with torch.random.fork_rng(devices=[]):
             scoring = AutoModelForSequenceClassification.from_config(config)
     except ValueError as error:
         raise UserInputError(
-            f"transformers has no sequence-classification model of type {config.model_type!r}",
+            f"transformers lacks a sequence-classification model of type {config.model_type!r}",
             where="model.path",
             hint="train the reward model from another base model",
         ) from error

@@ -1,4 +1,4 @@
-"""A model that only answers, outside a run: for `rlhf serve`, and for a judge in this process."""
+"""Inference outside a run, for `rlhf serve` and for a judge in this process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,17 @@ def open_engine(
     options: Mapping[str, Any] | None = None,
     in_flight: bool = False,
 ) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
-    """An engine over a model that is loaded for it, in float32 on a CPU and bfloat16 on a GPU; and its tokenizer.
+    """Load a model and open an engine on it, in float32 on a CPU and bfloat16 on a GPU.
 
-    options: the engine's. in_flight: call `generate_in_flight` if the engine has it.
+    Args:
+        config: the `model:` section of a run file.
+        engine: name of the engine plugin.
+        seed: seed of the run, for sampling and for weights that are not in the files.
+        options: the engine's options.
+        in_flight: whether `generate_in_flight` will be called, if the engine supports it.
+
+    Returns:
+        The engine and the model's tokenizer.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Switch off the random numbers that a model draws in training mode.
+"""Disable the random numbers that a model draws in training mode.
 
 Training mode itself stays on, since gradient checkpointing requires it.
 """
@@ -22,21 +22,28 @@ from rlhf_core.models import model_kind_of
 _NOISE_RATES = ("layerdrop", "jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 _NUM_TOKENS = 4
 _TOLERANCE = 0.02
-"""Largest difference of two equal forwards, relative to the largest logit: above the rounding of 16 bits."""
+"""Maximum difference between two equal forwards, relative to the largest logit. It is above 16-bit rounding."""
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set every rate of dropout and noise to 0, so that rollout and update compute log-probs by the same function.
+    """Set all dropout and noise rates to 0, so that rollout and update compute log-probs with the same function.
 
-    Adapters included.
+    Args:
+        model: transformers model, changed in place, adapters included.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+        >>> disable_dropout(model)
+        >>> model[1].p
+        0.0
     """
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
-        # Rates that a forward passes to a function, or uses to skip layers or add router noise.
+        # Rates that a forward pass hands to a function, or uses to skip layers or add router noise.
         _zero_rates(module, lambda name: _is_dropout(name) or name in _NOISE_RATES)
         if hasattr(config := getattr(module, "config", None), "model_type"):
-            _zero_rates(config, _is_dropout)  # some models read the rates from the config in each forward
+            _zero_rates(config, _is_dropout)  # some models read the rates from the config in each forward pass
 
 
 def _is_dropout(name: str) -> bool:
@@ -50,19 +57,19 @@ def _zero_rates(owner: object, is_rate: Callable[[str], bool]) -> None:
 
 
 def disable_training_noise(model: nn.Module) -> None:
-    """Make a policy, on the CPU, compute the same in each forward of training mode, whatever its noise is called.
+    """Make a policy on the CPU deterministic in training mode, whatever its source of noise.
 
     Log-probs of an update are compared with those of the rollout, so both must come from one function. A module whose
-    own code draws random numbers (router noise, skipped layers) stays in evaluation mode from here on; a dropout
-    module keeps its rate (see `disable_dropout`). Draws that change nothing are harmless, and a copy
-    of the model stays quiet too. Leaves the global generators and the mode of the model as they were.
+    own code draws random numbers (router noise, skipped layers) stays in evaluation mode from now on. A dropout module
+    keeps its rate (see `disable_dropout`). Draws that change nothing are harmless. Copies of the model are
+    deterministic too. The global generators and the model's mode are left as they were.
 
     Raises:
-        UserInputError: two forwards still differ; names the modules that draw.
+        UserInputError: two forwards still differ. The message names the modules that draw.
     """
     was_training = model.training
     model.train()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _rates_of_dropout_modules_at_0(model):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _dropout_disabled(model):
         first, drawing = _watched_forward(model)
         if drawing:
             for module in drawing.values():
@@ -89,34 +96,34 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _watched_forward(model: nn.Module) -> tuple[Tensor, dict[str, nn.Module]]:
-    """The logits of a few tokens, and by name the modules whose own code drew from torch's generator."""
+    """Logits of a few tokens, and by name the modules whose own code drew from torch's generator."""
     running: list[nn.Module] = []
     drawing: set[nn.Module] = set()
     state = torch.get_rng_state()
 
-    def look() -> None:
+    def record_draws() -> None:
         nonlocal state
         if running and not torch.equal(now := torch.get_rng_state(), state):
             drawing.add(running[-1])
             state = now
 
     def enter(module: nn.Module, args: Any) -> None:
-        look()
+        record_draws()
         running.append(module)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        look()
+        record_draws()
         running.pop()
 
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     ids = torch.arange(_NUM_TOKENS)[None] % int(inner.get_input_embeddings().num_embeddings)
     mask = torch.ones_like(ids)
     inputs = {**model_kind_of(inner).inputs(ids, mask.bool(), {}), "use_cache": False}
-    left_out = {"position_ids", "use_cache"} - inspect.signature(inner.forward).parameters.keys()
-    given = {name: value for name, value in inputs.items() if name not in left_out}
+    unknown = {"position_ids", "use_cache"} - inspect.signature(inner.forward).parameters.keys()
+    known = {name: value for name, value in inputs.items() if name not in unknown}
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
     try:
-        output: Any = model(input_ids=ids, attention_mask=mask, **given)
+        output: Any = model(input_ids=ids, attention_mask=mask, **known)
     finally:
         for hook in hooks:
             hook.remove()
@@ -124,8 +131,8 @@ def _watched_forward(model: nn.Module) -> tuple[Tensor, dict[str, nn.Module]]:
 
 
 @contextmanager
-def _rates_of_dropout_modules_at_0(model: nn.Module) -> Iterator[None]:
-    """Context without the dropout that is meant: an adapter's, where a dataset is learned."""
+def _dropout_disabled(model: nn.Module) -> Iterator[None]:
+    """Context without intended dropout, such as an adapter's when training on a dataset."""
     rates = [(m, m.p) for m in model.modules() if isinstance(m, _DropoutNd)]
     for module, _ in rates:
         module.p = 0.0

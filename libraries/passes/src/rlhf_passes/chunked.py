@@ -1,7 +1,7 @@
-"""Log-probs and entropy straight from hidden states, without all logits in memory at once.
+"""Log-probs and entropy computed from hidden states, without all logits in memory at once.
 
-For T tokens and a vocabulary of V, the plain path holds several T x V float32 tensors; here at most
-`chunk_tokens` x V of them live, forward and backward. The backward pass computes each chunk's logits again.
+For T tokens and a vocabulary of V, the plain path holds several float32 tensors of T x V logits. Here they have at most
+`chunk_tokens` x V, forward and backward. The backward pass recomputes each chunk's logits.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyPart:
-    """The rows of a head that this process holds; the others of `group`, which have the same tokens, hold the rest.
+    """This process's rows of a language-model head. The other processes of `group` hold the rest.
 
-    Three numbers a token are exchanged for the distribution over all of them, not its logits.
+    All processes of the group have the same tokens. They exchange three numbers per token for the distribution over
+    the whole vocabulary, not its logits.
     """
 
     start: int
+    """Vocabulary index of this process's first row."""
     group: ProcessGroup
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Over the processes, in place."""
+        """Sum over the processes, in place."""
         dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def normalisers(self, own: Tensor) -> Tensor:
-        """The logsumexp of all logits, from that of each process's."""
+        """Logsumexp over the whole vocabulary, [N], from each process's logsumexp `own`, [N]."""
         largest = own.clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         return largest + self.sum((own - largest).exp()).log()
 
     def own_labels(self, labels: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Each label's row in this process (0 where another holds it), and whether it is here."""
+        """Each label's row in this process (0 if another process holds it), and whether it is held here, [N] each."""
         rows = labels - self.start
         is_here = (rows >= 0) & (rows < num_rows)
         return rows.masked_fill(~is_here, 0), is_here
@@ -53,23 +55,33 @@ class VocabularyPart:
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """How log-probs and entropy are computed from hidden states."""
+    """Options for computing log-probs and entropy from hidden states."""
 
     chunk_tokens: int = 1024
+    """Maximum number of tokens whose logits are held at a time."""
     temperature: Temperature = 1.0
-    """One, or [N, 1]."""
+    """A number, or a tensor [N, 1]."""
     with_entropy: bool = False
     part: VocabularyPart | None = None
-    """Weight and bias are these rows of the whole vocabulary's."""
+    """Rows of the vocabulary that weight and bias hold, None for all."""
     direct: bool = False
-    """The weight's gradient is added to its `.grad` (`direct_gradients`)."""
+    """Whether to add the weight's gradient to its `.grad` directly (`direct_gradients`)."""
 
     def of(self, hidden: Tensor, head: Tensor, labels: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`token_log_probs` and `entropy` of `hidden @ head.T + bias`, and the same gradients: [N] float32 nats each.
+        """Log-probs and entropy of `hidden @ head.T + bias`, as `token_log_probs` and `entropy` compute them.
 
-        hidden: [N, H]; head: [V, H]; labels: [N] int64, of the whole vocabulary; bias: [V]. The products are taken in
-        the dtype of `hidden` (or autocast's), everything after them in float32; the weight's gradient is summed over
-        chunks in float32. The entropy is 0 unless it is asked for.
+        Products are computed in the dtype of `hidden` (or autocast's), everything after them in float32. The weight's
+        gradient is summed over chunks in float32.
+
+        Args:
+            hidden: [N, H] hidden states.
+            head: [V, H] weight of the head.
+            labels: [N] int64 indices into the whole vocabulary.
+            bias: [V] bias of the head, or None.
+
+        Returns:
+            [N] float32 log-probs of the labels and [N] float32 entropies, in nats. Entropies are 0 unless
+            `with_entropy` is set.
         """
         if self.chunk_tokens < 1:
             raise ValueError(f"chunk_tokens must be >= 1, got {self.chunk_tokens}")
@@ -82,14 +94,14 @@ class Chunked:
         return result
 
     def logits(self, chunk: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Of some rows, [n, V], divided by the temperature."""
+        """Logits of the rows of `chunk`, [n, V] float32, divided by the temperature."""
         logits = multiply(hidden[chunk], weight.T)
         if bias is not None:
             logits += bias.to(logits.dtype)
         return logits.float().div_(rows_of(self.temperature, chunk))
 
     def chunks(self, labels: Tensor) -> list[slice]:
-        """Rows that are computed at a time."""
+        """Slices of rows, each computed in one step."""
         return [slice(start, start + self.chunk_tokens) for start in range(0, labels.numel(), self.chunk_tokens)]
 
 
@@ -143,7 +155,7 @@ class _ChunkedHead(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in options.chunks(labels):
                 log_all = options.logits(chunk, hidden, weight, bias).sub_(normalisers[chunk, None])
-                # d log p_label = onehot - p;  d entropy = -p (log p + entropy)
+                # d log p_label = onehot - p, d entropy = -p (log p + entropy)
                 grads = log_all.exp().mul_(-log_prob_grads[chunk, None])
                 if options.with_entropy:
                     finite = log_all.clamp(min=LEAST_LOGIT)
@@ -170,7 +182,7 @@ class _ChunkedHead(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, without a second tensor of its size where the types allow it."""
+    """Compute `total += left @ right`, without a temporary of the size of `total` if the types match."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:

@@ -1,9 +1,9 @@
-"""float32 matrix products by oneDNN where torch's CPU build would use MKL, which is slower on many processors.
+"""float32 matrix products on CPU with oneDNN instead of MKL, on processors for which MKL is slower.
 
-torch multiplies float32 matrices on a CPU with MKL, whose AVX-512 kernels run on Intel's processors only; oneDNN, which
-torch includes and uses for bfloat16, selects kernels by the processor's features. On AMD's cores with full-width
-AVX-512 (Zen 5) it is twice as fast, forward and backward; on those that split it into two steps (Zen 4) it gains
-nothing on large products and loses on small ones. `benchmarks/peers.md` has figures.
+torch multiplies float32 matrices on a CPU with MKL, whose AVX-512 kernels run on Intel processors only. oneDNN, which
+torch includes and uses for bfloat16, selects kernels by processor features. On AMD cores with full-width AVX-512
+(Zen 5) it is twice as fast, forward and backward. On cores that split AVX-512 into two steps (Zen 4) it gains nothing
+on large products and loses on small ones. `benchmarks/peers.md` has measurements.
 """
 
 from __future__ import annotations
@@ -20,17 +20,24 @@ from torch.nn import functional
 from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
 
 MIN_MULTIPLICATIONS = 1 << 22
-"""For smaller products the call overhead outweighs the gain. A constant, so that runs repeat bit for bit."""
+"""Minimum size of a product. Below it the call overhead exceeds the gain. Constant, so runs are bitwise repeatable."""
 _ZEN_5 = 26
 """`cpu family` of Zen 5 and later."""
 
 
 def has_wide_amd_cores(cpuinfo: str) -> bool:
-    """Whether the text of `/proc/cpuinfo` describes a processor on which oneDNN is the faster of the two."""
+    """Whether the text of `/proc/cpuinfo` describes a processor on which oneDNN is faster than MKL.
+
+    Example:
+        >>> has_wide_amd_cores("vendor_id : AuthenticAMD\\ncpu family : 26\\n")
+        True
+        >>> has_wide_amd_cores("vendor_id : GenuineIntel\\ncpu family : 6\\n")
+        False
+    """
     lines = (line.partition(":") for line in cpuinfo.splitlines())
-    said = {key.strip(): value.strip() for key, _, value in lines}
-    family = said.get("cpu family", "")
-    return said.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= _ZEN_5
+    fields = {key.strip(): value.strip() for key, _, value in lines}
+    family = fields.get("cpu family", "")
+    return fields.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= _ZEN_5
 
 
 def _cpuinfo() -> str:
@@ -47,23 +54,36 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 def multiply(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right, [M, K] x [K, N], without gradient; any strides, dtype and device."""
-    if _pays(left, right.shape[1]) and is_plain(left) and is_plain(right):
+    """Compute `left @ right`, [M, K] x [K, N], without gradient. Any strides, dtype and device."""
+    if _is_worthwhile(left, right.shape[1]) and is_plain(left) and is_plain(right):
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right.T, None, "none", [], "")
         return product
     return left @ right
 
 
 def linear_product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[T, K] times the weight [N, K], plus the bias [N], without gradient: as `fast_linears` computes it."""
-    if _takes(inputs, weight, bias):
+    """Compute `inputs @ weight.T + bias` as `fast_linears` does, without recording a gradient.
+
+    Args:
+        inputs: [T, K], any dtype and device.
+        weight: [N, K].
+        bias: [N], or None.
+
+    Returns:
+        The product, [T, N].
+
+    Example:
+        >>> linear_product(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([0.5]))
+        tensor([[11.5000]])
+    """
+    if _can_multiply(inputs, weight, bias):
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(inputs, weight, bias, "none", [], "")
         return product
     return functional.linear(inputs, weight, bias)
 
 
 def fast_linears(*models: nn.Module) -> AbstractContextManager[None]:
-    """Context in which the `nn.Linear`s of `models` multiply float32 CPU tensors by oneDNN; all else is unchanged.
+    """Context in which the `nn.Linear`s of `models` multiply float32 CPU tensors with oneDNN. All else is unchanged.
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
@@ -75,33 +95,33 @@ def _is_plain_linear(module: nn.Module) -> bool:
 
 
 def is_fast(forward: object) -> bool:
-    """Whether this is what `fast_linears` put in place of a forward."""
+    """Whether `forward` is the replacement installed by `fast_linears`."""
     return getattr(forward, "func", None) is _forward
 
 
 def _forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
     weight, bias = linear.weight, linear.bias
-    if not _takes(inputs, weight, bias):
+    if not _can_multiply(inputs, weight, bias):
         return functional.linear(inputs, weight, bias)
     product: Tensor = _Linear.apply(inputs.reshape(-1, inputs.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
     return product.view(*inputs.shape[:-1], weight.shape[0])
 
 
-def _takes(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def _can_multiply(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
-        _pays(inputs, weight.shape[0])
+        _is_worthwhile(inputs, weight.shape[0])
         and all(is_plain(tensor) for tensor in (inputs, weight, bias) if tensor is not None)
         and not torch.is_autocast_enabled("cpu")
     )
 
 
-def _pays(left: Tensor, num_columns: int) -> bool:
+def _is_worthwhile(left: Tensor, num_columns: int) -> bool:
     has_onednn = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
     return IS_FASTER_HERE and has_onednn and left.numel() * num_columns >= MIN_MULTIPLICATIONS
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it is an ordinary float32 CPU tensor: sharded and quantised subclasses multiply in their own way."""
+    """Whether it is an ordinary float32 CPU tensor. Sharded and quantized subclasses have their own multiplication."""
     return type(tensor) in _PLAIN and tensor.device.type == "cpu" and tensor.dtype is torch.float32
 
 

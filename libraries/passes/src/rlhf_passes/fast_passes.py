@@ -1,4 +1,4 @@
-"""Training passes that are faster and smaller, with the same results: packing, products, and what is kept."""
+"""Faster and smaller training passes with the same results: packing, fast products, and fewer kept activations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .packing import PackedRows, packed_attention, takes_packed_rows
 
 
 class FastPasses(PaddedPasses):
-    """Rows without padding, with faster matrix products and with less kept for the backward, where supported."""
+    """Rows without padding, faster matrix products and fewer tensors kept for the backward pass, if supported."""
 
     @contextmanager
     def applied(self, *models: nn.Module) -> Iterator[None]:
-        # Small models keep all: the calls that save memory take more time than their arithmetic.
+        # Small models keep everything: saving memory would take more time than their arithmetic.
         large = [model for model in models if saves_memory(model)]
         with fast_linears(*models), lean_mlps(*large), lean_norms(*large), packed_attention(*models):
             yield
@@ -48,13 +48,13 @@ class FastPasses(PaddedPasses):
 
 
 def fast_passes(*models: nn.Module) -> AbstractContextManager[None]:
-    """Context in which forwards of `models` and their backwards run by `FastPasses`."""
+    """Context in which forward and backward passes of `models` use `FastPasses`."""
     passes = FastPasses()
     return applying(passes, passes.applied(*models))
 
 
 def saves_memory(model: nn.Module) -> bool:
-    """Whether passes through `model` should save host memory where that costs little: a large one on a CPU."""
+    """Whether passes through `model` should save host memory: large models on a CPU, for which this costs little."""
     parameters = list(model.parameters())
     return bool(parameters) and fills_host_memory(
         parameters[0].device.type, sum(parameter.numel() for parameter in parameters)

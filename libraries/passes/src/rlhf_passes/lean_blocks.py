@@ -1,8 +1,8 @@
-"""Blocks that keep less for the backward pass, and compute the rest again there, by the same operations.
+"""Blocks that keep fewer tensors for the backward pass and recompute the rest there, with the same operations.
 
-Gated MLPs, `down(act(gate(x)) * up(x))`, keep two intermediate results instead of four: the activation and the product
-with it are as large as the gate and the up projection, and together nearly half of what a pass keeps. Norms keep their
-input, which is kept anyway, by the sum that it goes into.
+Gated MLPs, `down(act(gate(x)) * up(x))`, keep two intermediate results instead of four. The activation and the product
+with it are as large as the gate and up projections, and together make up nearly half of the memory that a pass keeps.
+Norms keep only their input, which the residual sum keeps anyway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def lean_mlps(*models: nn.Module) -> AbstractContextManager[None]:
-    """Context in which the gated MLPs of `models` keep less for the backward pass of float32 CPU tensors.
+    """Context in which the gated MLPs of `models` keep fewer tensors for the backward pass (float32, CPU).
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
@@ -35,7 +35,7 @@ def lean_mlps(*models: nn.Module) -> AbstractContextManager[None]:
 
 
 def lean_norms(*models: nn.Module) -> AbstractContextManager[None]:
-    """Context in which transformers' RMS norms in `models` keep less for the backward pass of float32 CPU tensors.
+    """Context in which transformers' RMS norms in `models` keep fewer tensors for the backward pass (float32, CPU).
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
@@ -57,13 +57,13 @@ def _mlp_forward(mlp: Any, inputs: Tensor) -> Tensor:
 
 
 def _is_bare(module: nn.Module) -> bool:
-    """Whether it is a plain Linear, without an adapter, of which nobody watches the calls."""
+    """Whether it is a plain Linear without an adapter or hooks."""
     watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     return type(module) is nn.Linear and is_plain(module.weight) and not watched
 
 
 class _GatedDown(torch.autograd.Function):
-    """gate and up [T, I], weight [N, I], bias [N] -> act(gate) * up, times the weight: [T, N]."""
+    """gate and up [T, I], weight [N, I], bias [N] -> (act(gate) * up) @ weight.T + bias: [T, N]."""
 
     @staticmethod
     def forward(

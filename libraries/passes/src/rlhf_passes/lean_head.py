@@ -1,9 +1,8 @@
-"""Computes log-probs and entropy inside a model's own forward, without ever holding all logits.
+"""Computes log-probs and entropy inside a model's own forward pass, without ever holding all logits.
 
 Inside `lean_head`, the language-model head returns two numbers per position, the log-prob of its label and the
-entropy, instead of V logits (`chunked.py`). The model is still called as a whole, through its wrappers, so sharded
-weights are gathered as usual. A head that holds only some rows of the vocabulary says which by its attribute
-`vocabulary_part`.
+entropy, instead of V logits (`chunked.py`). The model is still called through its wrappers, so sharded weights are
+gathered as usual. A head that holds only some rows of the vocabulary declares them in its attribute `vocabulary_part`.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from .chunked import Chunked
 from .vocabulary_gradients import adds_directly, find_submodule
 
 MIN_LOGITS = 1 << 24
-"""For smaller outputs (64 MB in float32) recomputation does not pay."""
+"""Minimum number of logits. For smaller outputs (64 MB in float32) recomputation is not worth its time."""
 
 CHUNK_LOGITS = 1 << 22
-"""Logits held at a time: 16 MB in float32."""
+"""Number of logits held at a time: 16 MB in float32."""
 
 
 def has_plain_logits(model: nn.Module) -> bool:
-    """Whether the logits of the innermost `model` are its head's output, which nothing else keeps."""
+    """Whether the logits of the innermost `model` are its head's output, and nothing else keeps them."""
     return has_trait(getattr(model, "config", None), "plain-head")
 
 
 def can_be_lean(model: nn.Module, num_tokens: int) -> bool:
-    """Whether the innermost `model` supports this, and has enough tokens for it to pay."""
+    """Whether the innermost `model` supports `lean_head` and `num_tokens` is large enough to be worthwhile."""
     head = find_submodule(model, "get_output_embeddings")
     return (
         has_plain_logits(model)
         and type(head) is nn.Linear
-        # Gemini's parameters are fetched by torch operations only, not by an autograd function of our own.
+        # Gemini fetches parameters in torch operations only, not in our autograd function.
         and type(head.weight) in (nn.Parameter, torch.distributed.tensor.DTensor)
         and num_tokens * head.out_features >= MIN_LOGITS
     )
@@ -56,7 +55,7 @@ def lean_head(
 ) -> Iterator[None]:
     """Context in which the model's `logits` are [N, 2]: log-prob of each label ([N]) and entropy (0 if not requested).
 
-    `of_actions` selects from the head's hidden states those before the labels, [N, H].
+    `of_actions` selects the hidden states at the positions before the labels, [N, H], from the head's input.
     """
     head = find_submodule(model, "get_output_embeddings")
     assert isinstance(head, nn.Linear)

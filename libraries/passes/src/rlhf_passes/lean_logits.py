@@ -1,6 +1,6 @@
-"""Log-probs and entropy from logits, with one tensor of their size in memory: the logits, then their gradient.
+"""Log-probs and entropy from logits with a single tensor of their size in memory: the logits, then their gradient.
 
-torch's own operations hold four. For outputs too small for a head without logits (`lean_head.py`).
+torch's own operations hold four. Used for outputs that are too small for a head without logits (`lean_head.py`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,30 @@ from rlhf_forward.logprobs import LEAST_LOGIT, Temperature, rows_of, scaled_logi
 from .fast_linear import is_plain
 
 MIN_LOGITS = 1 << 20
-"""For smaller outputs (4 MB) more calls do not pay."""
+"""Minimum number of logits. For smaller outputs (4 MB) the additional calls take more time than they save."""
 CHUNK_LOGITS = 1 << 20
-"""Logits of which there are further copies at a time."""
+"""Number of logits that are copied at a time."""
 
 
 def can_reuse(logits: Tensor) -> bool:
-    """Whether `lean_log_probs` takes these [N, V]: float32 on a CPU, and enough to pay."""
+    """Whether `lean_log_probs` supports these [N, V] logits: float32 on a CPU, and enough to be worthwhile."""
     return is_plain(logits) and logits.dim() == 2 and logits.numel() >= MIN_LOGITS
 
 
 def lean_log_probs(
     logits: Tensor, labels: Tensor, temperature: Temperature, *, with_entropy: bool, entropy_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """`token_log_probs` and `entropy` of logits [N, V] that nobody else reads: the backward pass overwrites them.
+    """Compute `token_log_probs` and `entropy` of `logits`, which the backward pass overwrites with their gradient.
 
-    labels: [N] int64. Returns [N] each, nats. Without `entropy_grad` the entropy has no gradient.
+    Args:
+        logits: [N, V] float32, not read by anything else.
+        labels: [N] int64.
+        temperature: a number, or [N, 1].
+        with_entropy: whether to compute the entropy.
+        entropy_grad: whether the entropy needs a gradient.
+
+    Returns:
+        [N] log-probs of the labels, in nats, and [N] entropies in nats or None.
     """
     log_probs, entropies = _FromLogits.apply(  # type: ignore[no-untyped-call]
         logits, labels, temperature, with_entropy, entropy_grad
@@ -71,7 +79,7 @@ class _FromLogits(torch.autograd.Function):
         for chunk in _chunks(logits):
             of_rows = rows_of(ctx.temperature, chunk)
             rows = logits[chunk].div_(of_rows).sub_(normalisers[chunk, None])
-            # d log p_label = onehot - p;  d entropy = -p (log p + entropy)
+            # d log p_label = onehot - p, d entropy = -p (log p + entropy)
             slope = log_prob_grads[chunk, None]
             if ctx.entropy_grad:
                 slope = slope + (rows.clamp(min=LEAST_LOGIT) + entropies[chunk, None]) * entropy_grads[chunk, None]

@@ -1,7 +1,8 @@
 """Passes without padding: the samples of a batch are concatenated into a single row.
 
-All of a transformer but its attention treats tokens independently, so padding is wasted work there. Only attention
-lays the samples out as rows, padded on the right, where each sees its own tokens and a causal mask suffices.
+Everything in a transformer except attention treats tokens independently, so padding is wasted work there. Only
+attention arranges the samples as rows, padded on the right. Each row contains only its own tokens, so a causal mask
+is sufficient.
 """
 
 from __future__ import annotations
@@ -23,12 +24,19 @@ if TYPE_CHECKING:
     from rlhf_forward.rows import PaddedRows
 
 ATTENTION = "rlhf_packed"
-"""transformers' name of the attention function: `sdpa` with support for packed samples."""
+"""Name of the attention function in transformers: `sdpa` with support for packed samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Positions of the T tokens of one packed row in B rows of width W, padded on the right."""
+    """Mapping between the T tokens of one packed row and B rows of width W, padded on the right.
+
+    Example:
+        >>> mask = torch.tensor([[True, True, False], [True, True, True]])
+        >>> packing = Packing.of(mask)
+        >>> packing.places.tolist(), packing.num_rows, packing.width
+        ([0, 1, 3, 4, 5], 2, 3)
+    """
 
     places: Tensor
     """[T] int64, indices into the flattened B * W."""
@@ -37,20 +45,20 @@ class Packing:
 
     @classmethod
     def of(cls, attention_mask: Tensor) -> Packing:
-        """attention_mask: [B, S] bool, True = a token."""
+        """Create the mapping for `attention_mask`, [B, S] bool, True for tokens."""
         lengths = attention_mask.sum(1)
         width = int(lengths.max())
         rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         return cls(rows * width + position_ids_of(attention_mask)[attention_mask], len(lengths), width)
 
     def as_rows(self, packed: Tensor) -> Tensor:
-        """[1, H, T, D] -> [B, H, W, D], 0 on padding."""
+        """Unpack [1, H, T, D] to [B, H, W, D], with 0 on padding."""
         tokens = packed[0].transpose(0, 1)
         rows: Tensor = _Spread.apply(tokens, self.places, self.num_rows * self.width)  # type: ignore[no-untyped-call]
         return rows.view(self.num_rows, self.width, *tokens.shape[1:]).transpose(1, 2)
 
     def as_packed(self, rows: Tensor) -> Tensor:
-        """[B, W, H, D] -> [1, T, H, D]."""
+        """Pack [B, W, H, D] to [1, T, H, D]."""
         return rows.flatten(0, 1).index_select(0, self.places)[None]
 
 
@@ -61,31 +69,34 @@ class PackedRows:
         is_token = rows.attention_mask
         self.inputs: dict[str, Any] = {
             "input_ids": rows.sequences[is_token][None],
-            # Four dimensions: transformers takes it for a finished mask and builds no T x T one. Size zero:
-            # attention without packing support fails instead of mixing samples.
+            # Four dimensions: transformers treats it as a complete mask and does not build a T x T one.
+            # Size zero: attention without packing support fails instead of mixing samples.
             "attention_mask": is_token.new_ones(1, 1, 0, 0),
             "position_ids": position_ids_of(is_token)[is_token][None],
             "packing": Packing.of(is_token),
         }
         self.lengths: Tensor = rows.lengths.expand_as(is_token)[is_token][None]
-        """[1, T] int64: tokens of the sample that each belongs to."""
+        """[1, T] int64: for each token, the number of tokens in its sample."""
         self.logits_to_keep: Tensor = rows.is_read[is_token].nonzero()[:, 0]
         """[N] int64: the position before each action."""
 
     def of_actions(self, per_position: Tensor) -> Tensor:
-        """[1, T, ...], or [1, N, ...] at the kept positions -> [N, ...]. N < T, since no prompt is empty."""
+        """Select the positions before actions, [N, ...], from [1, T, ...], or [1, N, ...] if already selected.
+
+        N < T, since prompts are never empty.
+        """
         if per_position.shape[1] == len(self.logits_to_keep):
             return per_position[0]
         return per_position[0, self.logits_to_keep]
 
 
 class _Spread(torch.autograd.Function):
-    """tokens [T, ...] at `places` [T] of [places in all, ...], 0 elsewhere. torch's own would keep the tokens."""
+    """Scatter tokens [T, ...] to `places` [T] of [size, ...], 0 elsewhere. torch's own would keep the tokens."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, places: Tensor, size: int) -> Tensor:
         ctx.save_for_backward(places)
-        # `index_add_` to zeros: faster on a CPU than `index_copy_`.
+        # `index_add_` to zeros is faster on a CPU than `index_copy_`.
         return tokens.new_zeros(size, *tokens.shape[1:]).index_add_(0, places, tokens)
 
     @staticmethod
@@ -99,8 +110,8 @@ class _Spread(torch.autograd.Function):
 def packed_attention(*models: nn.Module) -> Iterator[None]:
     """Context in which supported transformers models among `models` accept packed rows (`PackedRows`).
 
-    Only models with `sdpa` attention; unpacked rows are unaffected. Use one context for a forward and its backward,
-    since gradient checkpointing repeats the forward.
+    Only models with `sdpa` attention are supported. Unpacked rows are unaffected. Use one context for a forward and its
+    backward, since gradient checkpointing repeats the forward.
     """
     configs = _packable_configs(models)
     if configs:
@@ -125,13 +136,17 @@ def _config_of(module: nn.Module) -> Any:
 
 
 def takes_packed_rows(model: nn.Module) -> bool:
-    """Whether `packed_attention` is active for the innermost `model`, or it declares so (a critic on such a trunk)."""
-    said = getattr(model, "takes_packed_rows", None)
-    if said is not None:
-        return bool(said)
-    is_open = getattr(getattr(model, "config", None), "_attn_implementation", None) == ATTENTION
+    """Whether a model currently accepts packed rows: `packed_attention` is active for it.
+
+    Args:
+        model: innermost model. Its attribute `takes_packed_rows`, if set, decides (a critic follows its trunk).
+    """
+    declared = getattr(model, "takes_packed_rows", None)
+    if declared is not None:
+        return bool(declared)
+    is_active = getattr(getattr(model, "config", None), "_attn_implementation", None) == ATTENTION
     # Remote code (`trust_remote_code`) may use the model type llama but ignore unknown arguments.
-    return is_open and type(model).forward.__module__.startswith("transformers.models.")
+    return is_active and type(model).forward.__module__.startswith("transformers.models.")
 
 
 @cache
@@ -167,5 +182,5 @@ def _register() -> None:
 def _window(width: int, size: int, device: torch.device) -> Tensor:
     """[1, 1, W, W] bool: each token sees itself and the `size - 1` before it."""
     places = torch.arange(width, device=device)
-    behind = places[:, None] - places
-    return ((behind >= 0) & (behind < size))[None, None]
+    distance = places[:, None] - places
+    return ((distance >= 0) & (distance < size))[None, None]

@@ -1,8 +1,8 @@
-"""Gradients of a vocabulary's weights, added to `.grad` where they arise.
+"""Gradients of a vocabulary's weights, added to `.grad` directly in the backward pass.
 
-The embedding's gradient is zero but for the rows of a pass's tokens, and the head's is as large: torch makes a whole
-matrix of each in every pass, and keeps the head's until the embedding's is there where they share one. Here the
-embedding adds its rows, and the head adds a block of rows at a time.
+The embedding's gradient is zero except in the rows of a pass's tokens, and the head's gradient is equally large. torch
+allocates a full matrix for each in every pass, and with tied weights keeps the head's until the embedding's is
+computed. Here the embedding adds only its rows, and the head adds a block of rows at a time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from rlhf_forward.replaced_forwards import Forward, replaced_forwards
 from .fast_linear import is_fast, is_plain, linear_product, multiply
 
 BLOCK_ELEMENTS = 1 << 22
-"""Elements of a head's gradient that are computed at a time: 16 MB in float32."""
+"""Number of elements of a head's gradient computed at a time: 16 MB in float32."""
 
 
 @contextmanager
 def direct_gradients(model: nn.Module) -> Iterator[None]:
-    """Context in which backward passes add to `.grad` of `model`'s embedding and head themselves.
+    """Context in which backward passes add directly to `.grad` of a model's embedding and head.
 
-    For models whose gradients nobody but the optimizer waits for: neither hooks of a weight nor those by which
-    distributed wrappers reduce gradients are called for these two. Weights other than float32 on a CPU are left alone.
-    Use one context for a forward and its backward.
+    Use it only if nothing but the optimizer waits for gradients: neither hooks on these two weights nor the hooks of
+    distributed wrappers that reduce gradients are called. Weights other than float32 on a CPU are left alone. Use one
+    context for a forward and its backward.
+
+    Args:
+        model: transformers model.
+
+    Yields:
+        Nothing. The original forwards are restored afterwards.
     """
     embedding, head = find_submodule(model, "get_input_embeddings"), find_submodule(model, "get_output_embeddings")
     replaced: list[tuple[nn.Module, Forward]] = []
@@ -49,7 +55,7 @@ def adds_directly(head: nn.Linear) -> bool:
 
 
 def find_submodule(model: nn.Module, name: str) -> object:
-    """What the model's method `name` gives, such as `get_output_embeddings`; None where it has none."""
+    """Result of the model's method `name`, such as `get_output_embeddings`, or None if it lacks the method."""
     find = getattr(model, name, None)
     return find() if callable(find) else None
 
@@ -78,14 +84,14 @@ def _project(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 def total_gradient(weight: Tensor) -> Tensor:
-    """`weight.grad`, zeros if it has none yet."""
+    """Return `weight.grad`, set to zeros first if it is None."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return weight.grad
 
 
 def add_head_gradient(weight: Tensor, grads: Tensor, hidden: Tensor) -> None:
-    """Add that of `hidden @ weight.T` to `weight.grad`. grads: [T, V] of the products; hidden: [T, H]."""
+    """Add the gradient of `hidden @ weight.T` to `weight.grad`. `grads`: [T, V] of the products, `hidden`: [T, H]."""
     total, size = total_gradient(weight), max(1, BLOCK_ELEMENTS // weight.shape[1])
     for start in range(0, weight.shape[0], size):
         block = slice(start, start + size)

@@ -1,4 +1,4 @@
-"""Code shared by the seed's classes: `**generate_kwargs`, batches of a prompt loader, reward models."""
+"""Code shared by ColossalChat's classes: `**generate_kwargs`, prompt loaders, reward models, strategies, callbacks."""
 
 import lazy_loader
 

@@ -1,9 +1,9 @@
-"""Callbacks in the seed's style, `on_episode_start(episode)` and the like, as hook plugins.
+"""Adapt callbacks in ColossalChat's style (`on_episode_start(episode)` and others) to hook plugins.
 
-ColossalChat has three interfaces: its trainer's callbacks (`on_learn_epoch_…`, `on_learn_batch_…`), and, for the
-detached pipeline, the trainer's (`on_epoch_…`, `on_batch_…`, `on_update_…`) and the maker's (`on_loop_…`,
-`on_send_…`). The detached trainer's `update` sends weights to the makers, hence `rlhf_sync_…` here. Arguments are
-passed by position, in the seed's order.
+ColossalChat has three interfaces: the callbacks of its trainer (`on_learn_epoch_…`, `on_learn_batch_…`), and, in the
+detached pipeline, those of the trainer (`on_epoch_…`, `on_batch_…`, `on_update_…`) and of the maker (`on_loop_…`,
+`on_send_…`). The detached trainer's `update` sends weights to the makers, so it maps to `rlhf_sync_…`. Arguments are
+passed by position, in ColossalChat's order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,21 @@ SEED_METHODS: tuple[str, ...] = tuple(
 
 
 def adapt_callback(plugin: object) -> object:
-    """The plugin itself where it has `rlhf_…` hooks or none at all, else an object that calls its `on_…` methods."""
+    """Return a hook plugin that calls the `on_…` methods of a ColossalChat callback.
+
+    Args:
+        plugin: Callback or hook plugin. Returned as it is if it has `rlhf_…` hooks, or no `on_…` method either.
+
+    Returns:
+        An object to register as a hook plugin.
+
+    Example:
+        >>> class Printer:
+        ...     def on_episode_start(self, episode):
+        ...         print("episode", episode)
+        >>> adapt_callback(Printer()).rlhf_episode_start(3)
+        episode 3
+    """
     if any(name.startswith("rlhf_") for name in dir(plugin)):
         return plugin
     methods = {name: getattr(plugin, name) for name in SEED_METHODS if callable(getattr(plugin, name, None))}
@@ -34,7 +48,7 @@ def adapt_callback(plugin: object) -> object:
 
 
 def _calls(*names: str) -> Callable[[SeedCallback], None]:
-    """A hook without arguments, which calls these methods."""
+    """Return a hook without arguments that calls these methods in order."""
 
     def hook(self: SeedCallback) -> None:
         for name in names:
@@ -44,7 +58,7 @@ def _calls(*names: str) -> Callable[[SeedCallback], None]:
 
 
 class SeedCallback:
-    """Calls a seed-style callback's methods from our hooks; end methods are called after an error too."""
+    """Hook plugin that calls the methods of a ColossalChat callback. End methods are called after an error too."""
 
     def __init__(self, methods: dict[str, Callable[..., Any]]) -> None:
         self._methods = methods
@@ -92,7 +106,7 @@ class SeedCallback:
 
 
 def _experience(groups: Sequence[RolloutGroup] | None) -> Any:
-    """The seed's argument: all new experience as one batch; None where making it failed."""
+    """All new experience as one batch, ColossalChat's argument. None if making it failed."""
     items = [item for group in groups or () for item in group.items]
     if not items:
         return None

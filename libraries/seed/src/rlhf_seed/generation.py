@@ -1,4 +1,4 @@
-"""`**generate_kwargs` of the seed's classes, as the `SamplingParams` of an engine."""
+"""Convert `**generate_kwargs` of ColossalChat's classes to the `SamplingParams` of an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GenerateKwargs(BaseModel):
-    """The options. None counts as not given."""
+    """Supported options. None means unset."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -32,7 +32,7 @@ class GenerateKwargs(BaseModel):
     stop: Any = None
     stop_token_ids: Any = None
     eos_token_id: Any = None
-    # In the seed's examples, ignored: masks come from lengths, the cache is on, beam search is off.
+    # Set in ColossalChat's examples and ignored here: masks come from lengths, the cache is on, beam search is off.
     pad_token_id: Any = None
     use_cache: Any = None
     early_stopping: Any = None
@@ -44,21 +44,33 @@ _WHERE = "generate_kwargs"
 
 
 def sampling_params(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> SamplingParams:
-    """Sampling parameters from the options; None counts as not given.
+    """Convert `generate_kwargs` to sampling parameters.
 
-    `max_length` counts prompt and response tokens together, `max_new_tokens` the response alone; neither given: 64 new
-    tokens. `do_sample=False` is greedy. `stop` (texts) and `stop_token_ids` (a token id, a sequence of them, or several
-    sequences; this needs the tokenizer) end an answer besides EOS. `eos_token_id` is for `set_eos`.
+    Args:
+        options: Options by name. None means unset. `max_length` counts prompt and response tokens, `max_new_tokens`
+            only response tokens. The default is 64 new tokens. `do_sample=False` is greedy. `stop` (texts) and
+            `stop_token_ids` (a token id, a sequence of ids, or several sequences) end an answer in addition to EOS.
+            `eos_token_id` is for `set_eos`.
+        tokenizer: Decodes `stop_token_ids`. None is enough without them.
 
-    Raises `UserInputError` on an unknown option or a value out of bounds.
+    Returns:
+        Parameters for a rollout engine.
+
+    Raises:
+        UserInputError: An option is unknown, or a value is out of bounds.
+
+    Example:
+        >>> params = sampling_params({"max_new_tokens": 8, "top_p": 0.95, "do_sample": False}, None)
+        >>> params.max_new_tokens, params.top_p, params.greedy
+        (8, 0.95, True)
     """
     for name in options:
         if name not in KNOWN:
             raise UserInputError(
-                f"unknown option {name!r}{suggestion(name, KNOWN)}", where=_WHERE, hint=f"known: {', '.join(KNOWN)}"
+                f"unknown option {name!r}{suggestion(name, KNOWN)}", where=_WHERE, hint=f"options: {', '.join(KNOWN)}"
             )
     try:
-        given = GenerateKwargs.model_validate({name: plain(value) for name, value in options.items()})
+        kwargs = GenerateKwargs.model_validate({name: plain(value) for name, value in options.items()})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
@@ -67,20 +79,25 @@ def sampling_params(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBa
             where=_WHERE,
             hint=f"for example {_EXAMPLES.get(name, f'{name}=64')}",
         ) from None
-    greedy = given.do_sample is not None and not given.do_sample
+    greedy = kwargs.do_sample is not None and not kwargs.do_sample
     return SamplingParams(
-        max_new_tokens=given.max_new_tokens or given.max_length or SamplingParams().max_new_tokens,
-        max_length=given.max_length,
-        temperature=1.0 if greedy else given.temperature or 1.0,
-        top_k=given.top_k or 0,
-        top_p=given.top_p or 1.0,
-        stop=(*_texts(given.stop), *_token_texts(given.stop_token_ids, tokenizer)),
+        max_new_tokens=kwargs.max_new_tokens or kwargs.max_length or SamplingParams().max_new_tokens,
+        max_length=kwargs.max_length,
+        temperature=1.0 if greedy else kwargs.temperature or 1.0,
+        top_k=kwargs.top_k or 0,
+        top_p=kwargs.top_p or 1.0,
+        stop=(*_texts(kwargs.stop), *_token_texts(kwargs.stop_token_ids, tokenizer)),
         greedy=greedy,
     )
 
 
 def set_eos(model: nn.Module, eos_token_id: int | Sequence[int] | None) -> None:
-    """Add tokens that end an answer, in the model's generation config, where engines read them."""
+    """Set the tokens that end an answer in the model's generation config, which engines read.
+
+    Args:
+        model: Policy, possibly wrapped by a strategy or PEFT. Left unchanged if its generation config is missing.
+        eos_token_id: One token id or several. None leaves the config unchanged.
+    """
     from rlhf_forward.forward import innermost
 
     config: Any = getattr(innermost(model), "generation_config", None)
@@ -95,12 +112,12 @@ def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 def _token_texts(
     stop: int | Sequence[int] | Sequence[Sequence[int]] | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[str, ...]:
-    """The text of each sequence of token ids, special tokens included, for use as stop texts."""
+    """Decode each sequence of token ids, including special tokens, for use as stop texts."""
     if stop is None:
         return ()
     if tokenizer is None:
         raise UserInputError(
-            "stop_token_ids needs a tokenizer", where=_WHERE, hint="give tokenizer=…, or single tokens as eos_token_id"
+            "stop_token_ids needs a tokenizer", where=_WHERE, hint="pass tokenizer=…, or single tokens as eos_token_id"
         )
     if isinstance(stop, int):
         sequences = [[stop]]

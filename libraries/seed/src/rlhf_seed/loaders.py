@@ -1,4 +1,4 @@
-"""Reads a user's data loader repeatedly: endlessly, for some passes, or for some batches."""
+"""Read a user's data loader repeatedly: endlessly, for a number of passes, or for a number of batches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,22 @@ B = TypeVar("B")
 
 
 class CycledLoader(Generic[B]):
-    """An endless loader: restarts at its end, so a shuffling loader reshuffles."""
+    """Endless loader. It restarts the given loader at its end, so a shuffling loader reshuffles.
+
+    Example:
+        >>> loader = CycledLoader(["a", "b"], where="prompt_dataloader", skip=1)
+        >>> [next(loader) for _ in range(3)], loader.num_taken
+        (['b', 'a', 'b'], 4)
+    """
 
     def __init__(self, loader: Iterable[B], *, where: str, skip: int = 0) -> None:
-        """`skip`: number of batches to skip, those taken before a resume."""
+        """Start reading after `skip` batches.
+
+        Args:
+            loader: Iterable that can be read repeatedly.
+            where: Name of the loader in error messages.
+            skip: Number of batches to skip, namely those consumed before a resume.
+        """
         self._batches = chain.from_iterable(_one_pass(loader, where, number) for number in count())
         self.num_taken = 0
         length = len(loader) if isinstance(loader, Sized) else 0
@@ -27,14 +39,28 @@ class CycledLoader(Generic[B]):
         return self
 
     def __next__(self) -> B:
-        """Raises `DataError` when the loader is empty."""
+        """Raise `DataError` if the loader is empty."""
         batch = next(self._batches)
         self.num_taken += 1
         return batch
 
 
 def batches_of(loader: Iterable[B], num_epochs: int, num_steps: int, *, where: str) -> Iterator[B]:
-    """`num_epochs` passes over a loader, or, with `num_steps` > 0, that many batches in as many passes as needed."""
+    """Yield the batches of `num_epochs` passes, or exactly `num_steps` batches if `num_steps` > 0.
+
+    Args:
+        loader: Iterable that can be read repeatedly.
+        num_epochs: Number of passes. Ignored if `num_steps` > 0.
+        num_steps: Number of batches, taken from as many passes as needed. 0 means unset.
+        where: Name of the loader in error messages.
+
+    Yields:
+        Batches of the loader, unchanged.
+
+    Example:
+        >>> list(batches_of(["a", "b"], num_epochs=1, num_steps=3, where="dataloader"))
+        ['a', 'b', 'a']
+    """
     if num_steps > 0:
         yield from islice(CycledLoader(loader, where=where), num_steps)
     else:
@@ -48,10 +74,10 @@ def _one_pass(loader: Iterable[B], where: str, number: int) -> Iterator[B]:
         empty = False
         yield batch
     if empty and number == 0:
-        raise DataError("gives no batch", where=where, hint="is the dataset empty, or drop_last larger than it?")
+        raise DataError("yields no batches", where=where, hint="is the dataset empty, or smaller than one batch?")
     if empty:
         raise DataError(
-            "gives no batch the second time it is read",
+            "yields no batches on the second pass",
             where=where,
-            hint="give something that can be read again, not an iterator",
+            hint="pass an iterable that can be read repeatedly, not an iterator",
         )

@@ -1,4 +1,4 @@
-"""Turns batches of a user's data loader into prompts: ColossalChat's token batches, texts, or prompt-file records."""
+"""Convert batches of a user's data loader to prompts: ColossalChat's token batches, texts, or prompt-file records."""
 
 from __future__ import annotations
 
@@ -16,32 +16,42 @@ _NOT_METADATA = ("input_ids", "attention_mask", "prompt", "answer")
 
 
 class BatchReader:
-    """Reads a batch of any of these forms:
+    """Convert batches of a data loader to prompts. A batch has one of these forms:
 
-    - a mapping of columns: `input_ids` and `attention_mask` ([B, P], padded on either side), or `prompt`;
-    - a list of records with `input_ids` or `prompt` (text or chat messages), or of texts;
-    - a tensor of ids [B, P] without padding.
+    - a mapping of columns: `input_ids` and `attention_mask` ([B, P], padded on either side), or `prompt`
+    - a list of records with `input_ids` or `prompt` (text or chat messages), or a list of texts
+    - a tensor of ids [B, P] without padding
 
-    `gt_answer` or `answer` goes to the reward as the answer, other keys as metadata.
+    `gt_answer` or `answer` is passed to the reward as the answer. Other keys become metadata.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, decoder: Any, *, needs_mask: bool) -> None:
-        """tokenizer: None where all batches come as ids. decoder: its `decode` turns ids into a prompt's text.
+        """Create a reader for one tokenizer.
 
-        needs_mask: refuse ids without an attention mask, whose padding could not be told from real tokens.
+        Args:
+            tokenizer: Tokenizer for text prompts. None if all batches contain token ids.
+            decoder: Object whose `decode` converts token ids to the text of a prompt.
+            needs_mask: Reject token ids without an attention mask, because padding cannot be distinguished from
+                real tokens.
         """
         self._encoder = None if tokenizer is None else PromptEncoder(tokenizer)
         self._decoder = decoder
         self._needs_mask = needs_mask
 
     def read(self, batch: Any, first_position: int, where: str) -> list[Prompt]:
-        """The batch's prompts, numbered from `first_position`; errors call the batch `where`.
+        """Return the batch's prompts, numbered from `first_position`.
 
-        Raises `DataError` for an invalid batch.
+        Args:
+            batch: Batch in one of the class's forms.
+            first_position: Position of the first prompt in the run.
+            where: Name of the batch in error messages.
+
+        Raises:
+            DataError: The batch is invalid.
         """
         rows = _rows(batch, where)
         if not rows:
-            raise DataError("the batch is empty: it holds no prompts", where=where)
+            raise DataError("the batch is empty: it contains no prompts", where=where)
         return [
             self._prompt(_with_answer(row), first_position + index, f"{where}, row {index + 1}")
             for index, row in enumerate(rows)
@@ -54,10 +64,10 @@ class BatchReader:
             prompt = self._encoder.prompt(record, position, where)
         else:
             raise DataError(
-                "the prompt is text, but there is no tokenizer", where=where, hint="tokenizer=…, or give input_ids"
+                "the prompt is text, but the tokenizer is None", where=where, hint="pass tokenizer=…, or input_ids"
             )
         if not prompt.prompt_ids:
-            raise DataError("the prompt has no tokens", where=where)
+            raise DataError("the prompt is empty: 0 tokens", where=where)
         return prompt
 
     def _token_prompt(self, record: Mapping[str, Any], position: int, where: str) -> Prompt:
@@ -72,17 +82,17 @@ class BatchReader:
         )
 
     def _real_ids(self, record: Mapping[str, Any], where: str) -> tuple[int, ...]:
-        """The prompt's tokens without padding on either side."""
+        """The prompt's token ids without padding on either side."""
         ids, mask = plain(record["input_ids"]), plain(record.get("attention_mask"))
         if mask is None and self._needs_mask:
-            # The pad token may also occur as a real one (EOS often does), so the ids alone do not suffice.
-            raise DataError("input_ids has no attention_mask", where=where, hint="pad with tokenizer.pad(...)")
+            # The pad token may also be a real token (often EOS), so padding cannot be found from the ids alone.
+            raise DataError("input_ids without attention_mask", where=where, hint="pad with tokenizer.pad(...)")
         num_ids = _num_tokens(ids)
         num_mask = num_ids if mask is None else _num_tokens(mask)
         if num_ids is None or num_ids != num_mask:
-            told = " and ".join("none" if count is None else str(count) for count in (num_ids, num_mask))
+            lengths = " and ".join("none" if count is None else str(count) for count in (num_ids, num_mask))
             raise DataError(
-                f"input_ids and attention_mask should both be [batch, tokens] of one shape, got rows of {told} tokens",
+                f"input_ids and attention_mask must have the same shape [batch, tokens], got rows of {lengths} tokens",
                 where=where,
             )
         real = [True] * num_ids if mask is None else mask
@@ -98,9 +108,9 @@ def _rows(batch: Any, where: str) -> Sequence[Mapping[str, Any]]:
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         return [row if isinstance(row, Mapping) else {"prompt": row} for row in batch]
     raise DataError(
-        f"a batch that is a {type(batch).__name__} holds no prompts",
+        f"a batch of type {type(batch).__name__} contains no prompts",
         where=where,
-        hint="a batch is a dict of input_ids and attention_mask, or a list of records with a prompt each",
+        hint="a batch is a dict of input_ids and attention_mask, or a list of records with a prompt",
     )
 
 
@@ -108,11 +118,11 @@ def _columns_to_rows(batch: Mapping[str, Any], where: str) -> list[dict[str, Any
     columns = {name: plain(column) for name, column in batch.items()}
     main = next((name for name in ("input_ids", "prompt", "messages") if name in columns), None)
     if main is None:
-        raise DataError(f"there is no `prompt` and no `input_ids` (keys: {sorted(columns)})", where=where)
+        raise DataError(f"the batch lacks `prompt` and `input_ids` (keys: {sorted(columns)})", where=where)
     size = len(columns[main]) if _is_column(columns[main]) else None
     for name, column in columns.items():
         if not _is_column(column) or len(column) != size:
-            raise DataError(f"`{name}` is not one value for each of the {size or 0} prompts of its batch", where=where)
+            raise DataError(f"`{name}` is not one value for each of the {size or 0} prompts in its batch", where=where)
     return [{name: column[row] for name, column in columns.items()} for row in range(size or 0)]
 
 
@@ -124,7 +134,7 @@ def _with_answer(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(values: Any) -> Any:
-    """Tensors and arrays as lists of plain numbers."""
+    """Convert tensors and arrays to lists of Python numbers."""
     return values.tolist() if hasattr(values, "tolist") else values
 
 
@@ -133,5 +143,5 @@ def _is_column(values: Any) -> bool:
 
 
 def _num_tokens(row: Any) -> int | None:
-    """Length of a row of numbers, None for anything else."""
+    """Length of a row of numbers. None for any other value."""
     return len(row) if _is_column(row) and not any(isinstance(entry, Sequence) for entry in row) else None

@@ -1,4 +1,4 @@
-"""Strategies for the models of the seed's classes: an installed strategy, by its name."""
+"""Create an installed strategy by its name, for the models of ColossalChat's classes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,27 @@ from rlhf_core.strategy import Strategy
 
 
 def strategy_by_name(name: str, options: Mapping[str, Any] | None = None, *, device: str = "auto") -> Strategy:
-    """The installed strategy `name` (`single`, `ddp`, `low-level-zero`, …), for `PPOTrainer` and for `strategy_fn`.
+    """Create an installed strategy for `PPOTrainer` and for `strategy_fn`.
 
-    options: those of a run file's `strategy:` section besides the name. device: `auto`, `cpu`, `cuda` or `cuda:N`.
+    Call its `setup()` to join the other processes before `prepare`. A detached trainer calls `setup()` itself.
 
-    It has not joined the other processes yet. Before `prepare`, call `setup()` (`PPOTrainer`); a detached trainer calls
-    it on the result of `strategy_fn` itself. `rlhf plugins list` shows the installed strategies.
+    Args:
+        name: Name of a strategy: `single`, `ddp`, `low-level-zero`, … (see `rlhf plugins list`).
+        options: Other options of a run file's `strategy:` section.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
 
-    Raises `PluginError` on an unknown name, `ConfigError` on a wrong option.
+    Returns:
+        The strategy, not yet connected to other processes.
+
+    Raises:
+        PluginError: The name is unknown.
+        ConfigError: An option is wrong.
+
+    Example:
+        >>> strategy = strategy_by_name("single", device="cpu")
+        >>> strategy.setup()
+        >>> strategy.world_size
+        1
     """
     selected = load("strategies", name)
     problems = Problems()

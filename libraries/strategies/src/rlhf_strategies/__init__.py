@@ -1,4 +1,4 @@
-"""Bases and parts for strategy plugins."""
+"""Base classes and building blocks for strategy plugins."""
 
 import lazy_loader
 

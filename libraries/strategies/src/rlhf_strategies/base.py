@@ -1,7 +1,7 @@
 """Base classes of strategy plugins: process group, optimizer, saving and loading.
 
-Weights and optimizer state are stored in full, under the names of the unwrapped model's parameters, so that one
-strategy can load what another saved.
+Weights and optimizer state are stored in full, under the parameter names of the unwrapped model, so any strategy can
+load a checkpoint of any other.
 """
 
 from __future__ import annotations
@@ -52,11 +52,15 @@ from .stored_weights import StoredParameter
 
 
 class GroupStrategy(Strategy):
-    """Rank, device and collective calls. Subclasses prepare the models."""
+    """Rank, device and collective calls of a strategy. Subclasses prepare the models.
+
+    Args:
+        group: process group of the run, not joined yet.
+    """
 
     passes = "rlhf_passes.fast_passes:FastPasses"
     _adamw: Callable[..., Optimizer] = staticmethod(make_adamw)
-    """torch's, fused, unless the strategy requires another."""
+    """Factory of AdamW: torch's fused one unless the strategy requires another."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -86,7 +90,7 @@ class GroupStrategy(Strategy):
         return self.world_size
 
     def naming_lost_peers(self) -> AbstractContextManager[Any]:
-        return self.group.guard("the others")  # also calls that a wrapped model makes itself, in its forward pass too
+        return self.group.guard("the others")  # includes calls that a wrapped model makes itself in its forward pass
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         return self.group.all_reduce(tensor.to(self.device), op).to(tensor.device)
@@ -115,16 +119,16 @@ class GroupStrategy(Strategy):
 OPTIMIZER_FILE = "optimizer.safetensors"
 _GATHERED_BYTES = 64 * 1024**2
 _TIMEOUT_SECONDS = 600.0
-"""Of a strategy that has no option for it."""
+"""Timeout of strategies that lack the option `timeout_seconds`."""
 
 
 @dataclass(eq=False)
 class Prepared:
-    """One trained model of a strategy, with facts recorded before it was wrapped."""
+    """One trained model of a strategy, with information recorded before it was wrapped."""
 
     trained: TrainedModel
     names: list[list[str]]
-    """Parameter names, per parameter group of the optimizer, in its order."""
+    """Parameter names per parameter group, in the optimizer's order."""
     parameters: dict[str, nn.Parameter]
     """Name -> the current parameter of the unwrapped model."""
     max_grad_norm: float | None
@@ -132,18 +136,22 @@ class Prepared:
 
 
 class StrategyBase(GroupStrategy):
-    """Weights and optimizer files, and the step of a torch optimizer. Subclasses wrap and gather.
+    """Base class that handles weight and optimizer files and the step of a torch optimizer.
 
-    A component names the class itself as its `build`.
+    Subclasses override `_wrap` (shard or wrap a model), `unwrap`, and the methods that gather and write weights. The
+    plugin's component refers to the class itself as its `build`.
+
+    Args:
+        config: the `strategy:` section. Its options `precision` and `timeout_seconds` are used if they exist.
+        context: the run's context, with its device.
     """
 
     precision_on_cpu: ResolvedPrecision = "fp32"
-    """What `precision: auto` is without a GPU."""
+    """Meaning of `precision: auto` without a GPU."""
     offload_options: tuple[str, ...] = ()
-    """Options that move data between a GPU and host memory: a `ConfigError` where there is no GPU."""
+    """Options that move data between a GPU and host memory. Enabling one without a GPU is a `ConfigError`."""
 
     def __init__(self, config: Section, context: StrategyContext) -> None:
-        """Of `config`, the options `precision` and `timeout_seconds` are read, if there are such."""
         device = resolve_device(context.device)
         super().__init__(ProcessGroup(device, getattr(config, "timeout_seconds", _TIMEOUT_SECONDS)))
         self.precision = resolve_precision(getattr(config, "precision", "fp32"), device, self.precision_on_cpu)
@@ -204,7 +212,7 @@ class StrategyBase(GroupStrategy):
 
     def save_model(self, model: nn.Module, path: Path) -> None:
         shards = self.state_dict_shards(model, _GATHERED_BYTES)
-        if self.is_main:  # the others hold no more than they gather at once
+        if self.is_main:  # other ranks never hold more than one gathered shard
             tensors = ((name, tensor) for shard in shards for name, tensor in shard.items())
             shards = group_into_shards(tensors, DEFAULT_SHARD_BYTES)
 
@@ -213,7 +221,7 @@ class StrategyBase(GroupStrategy):
             save_weights(path, shards, write=self.is_main)
         except (OSError, CheckpointError) as caught:
             error = caught
-            for _ in shards:  # the others still gather them
+            for _ in shards:  # other ranks still take part in gathering them
                 pass
         for failed in self.group.all_gather_objects(error):
             if failed is not None:
@@ -237,20 +245,28 @@ class StrategyBase(GroupStrategy):
         self.run_on_main(lambda: save_tree(Path(path) / OPTIMIZER_FILE, tree))
 
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
-        """Call it after `load_model`: master weights of 16-bit parameters are finer than the weights read there."""
+        """Call it after `load_model`, since the master weights of 16-bit parameters are stored here.
+
+        Args:
+            optimizer: optimizer of a prepared model.
+            path: checkpoint folder.
+
+        Raises:
+            CheckpointError: the file holds the state of other parameters.
+        """
         prepared = self.prepared_of(optimizer)
         file = Path(path) / OPTIMIZER_FILE
         tree = load_tree(file)
         if [group["names"] for group in tree["groups"]] != prepared.names:
             raise CheckpointError(
-                "holds the state of other parameters than this run trains",
+                "contains optimizer state of other parameters, not of those that this run trains",
                 where=str(file),
                 hint="resume with the model, lora and algorithm settings of the run that saved it",
             )
         defaults = self._inner_optimizer(prepared).defaults
         for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
             group |= {**_numbers(defaults), "lr": saved["lr"], **saved.get("changed", {})}
-        self._forget_moments(prepared)  # a parameter without a step before the save has no entry
+        self._forget_moments(prepared)  # parameters without a step before the save lack an entry
         for name, values in tree["state"].items():
             master = values.pop(MASTER, None)
             self._put_optimizer_entry(prepared, name, values)
@@ -260,20 +276,27 @@ class StrategyBase(GroupStrategy):
         prepared.loss_scale.scale = tree["loss_scale"]
 
     def prepared_of(self, optimizer: Optimizer) -> Prepared:
-        """The trained model to which this wrapped optimizer belongs."""
+        """Return the trained model to which a wrapped optimizer belongs.
+
+        Args:
+            optimizer: the optimizer that `prepare` returned.
+
+        Raises:
+            ValueError: `prepare` did not return it.
+        """
         for prepared in self._prepared:
             if prepared.trained.optimizer is optimizer:
                 return prepared
         raise ValueError("this optimizer was not returned by Strategy.prepare")
 
     def _prepared_model(self, model: nn.Module) -> Prepared | None:
-        """None for a frozen model."""
+        """The record of a trained model, None for a frozen one."""
         return next((each for each in self._prepared if each.trained.model is model), None)
 
     def _agree_on_weights(self, model: nn.Module) -> None:
-        """Copy rank 0's values of weights that differ between processes: newly initialised heads and adapters.
+        """Broadcast rank 0's values of weights that differ between processes: newly initialized heads and adapters.
 
-        Those that are still in files are the same.
+        Weights that are still in files are the same everywhere.
         """
         if self.group.world_size == 1:
             return
@@ -284,7 +307,7 @@ class StrategyBase(GroupStrategy):
         all_sums = self.group.all_gather_objects((sums, shapes))
         for rank, (_, other) in enumerate(all_sums):
             if other != shapes:
-                raise CheckpointError(f"rank {rank} built another model than rank {self.group.rank}", where="prepare")
+                raise CheckpointError(f"ranks {rank} and {self.group.rank} built different models", where="prepare")
         with self.group.guard("rank 0's weights"), torch.no_grad():
             for name, tensor in tensors.items():
                 if any(other[name] != sums[name] for other, _ in all_sums):
@@ -293,7 +316,7 @@ class StrategyBase(GroupStrategy):
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> TrainedModel:
-        """Shard or wrap the model; `unwrap` must find the model inside again."""
+        """Shard or wrap the model. `unwrap` must return the original model."""
         return TrainedModel(model.to(self.device), optimizer, scheduler)
 
     def _inner_optimizer(self, prepared: Prepared) -> Optimizer:
@@ -301,7 +324,7 @@ class StrategyBase(GroupStrategy):
         return prepared.trained.optimizer
 
     def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
-        """The full value of a state-dict entry (collective where weights are sharded)."""
+        """The full value of a state-dict entry. Collective if weights are sharded."""
         with self.group.guard(f"the parts of {name}"):
             return whole_tensor(tensor)
 
@@ -310,7 +333,7 @@ class StrategyBase(GroupStrategy):
         target.copy_(local_part(target, value))
 
     def _put(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
-        """Write the full `value` into a weight and, unrounded, into its master weights if it has some."""
+        """Write the full `value` to a weight and, unrounded, to its master weights if it has any."""
         self._put_weight(prepared, name, target, value)
         parameter = None if prepared is None else prepared.parameters.get(name)
         if prepared is None or parameter is None or not parameter.requires_grad:
@@ -327,14 +350,14 @@ class StrategyBase(GroupStrategy):
             optimizer.state.clear()
 
     def _optimizer_entries(self, prepared: Prepared) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Per parameter name, the optimizer's state in full (collective)."""
+        """Yield the full optimizer state of each parameter, by name (collective)."""
         for name, parameter in prepared.parameters.items():
             state: Mapping[str, Any] = self._inner_optimizer(prepared).state.get(parameter, {})
             if state:
                 yield name, {key: self._stored_state(prepared, name, key, value) for key, value in state.items()}
 
     def _stored_state(self, prepared: Prepared, name: str, key: str, value: Any) -> Any:
-        """A value of the state for a file: AdamW's `step` as an int, tensors in full, plain values unchanged."""
+        """A state value as written to a file: AdamW's `step` as an int, tensors in full, other values unchanged."""
         optimizer = self._inner_optimizer(prepared)
         if not isinstance(value, torch.Tensor):
             return value
@@ -342,15 +365,15 @@ class StrategyBase(GroupStrategy):
             return int(value)
         if self.shards_parameters and value.numel() > 1 and value.shape != prepared.parameters[name].shape:
             raise CheckpointError(
-                f"{type(optimizer).__name__} keeps {key!r} of shape {tuple(value.shape)} for {name}, not of its shape: "
-                "it cannot be sharded with the parameter",
+                f"{type(optimizer).__name__} keeps {key!r} for {name} in shape {tuple(value.shape)}, which differs "
+                "from the parameter's shape: it cannot be sharded with the parameter",
                 where="optimizer.name",
-                hint="train with a strategy that keeps parameters whole, or with optimizer: adamw",
+                hint="train with a strategy that does not shard parameters, or with optimizer: adamw",
             )
         return whole_tensor(value)
 
     def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
-        """Restore an entry of `_optimizer_entries`, in the optimizer's own device and layout."""
+        """Restore an entry of `_optimizer_entries`, on the optimizer's device and in its layout."""
         parameter, optimizer = prepared.parameters[name], self._inner_optimizer(prepared)
         for key, value in values.items():
             if key == "step" and isinstance(optimizer, torch.optim.AdamW):
@@ -361,7 +384,7 @@ class StrategyBase(GroupStrategy):
 
 
 def _changed_numbers(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, float]:
-    """Options of a parameter group, apart from `lr`, that the optimizer changed as it trained."""
+    """Options of a parameter group, except `lr`, that the optimizer changed during training."""
     changed = {key: value for key, value in _numbers(group).items() if key in defaults and value != defaults[key]}
     return {key: value for key, value in changed.items() if key != "lr"}
 
@@ -371,6 +394,16 @@ def _numbers(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def grouped_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """Names of the optimizer's parameters in `model`, per group."""
+    """Return the names of an optimizer's parameters, per parameter group.
+
+    Args:
+        model: the model that the parameters belong to.
+        optimizer: an optimizer of its parameters.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> grouped_names(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        [['weight', 'bias']]
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]

@@ -1,4 +1,4 @@
-"""One of the processes that `launch` starts: `python -m rlhf_strategies.launched REQUEST`."""
+"""Entry point of each process that `launch` starts: `python -m rlhf_strategies.launched REQUEST`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .loopback import keep_to_loopback
 
 
 def _main(path: str) -> int:
-    """One of the processes."""
+    """Run the target of the request file as one rank, and return the exit code."""
     request = json.loads(Path(path).read_text())
-    # It is in a session of its own: a process that nobody waits for would go on training.
+    # It runs in its own session, so without this it would continue training after the launcher died.
     killed_with_parent(request["launcher"])
     keep_to_loopback()
     sys.path += [each for each in request["path"] if each not in sys.path]
@@ -39,7 +39,7 @@ def _main(path: str) -> int:
             sys.stderr.write(printable(redact_text(traceback.format_exc())))
         if isinstance(error, LostRankError):
             sys.stdout.flush()
-            os._exit(error.exit_code)  # an interpreter's end takes its time with what waits for the lost
+            os._exit(error.exit_code)  # a normal exit would block on threads that wait for the lost rank
         return error.exit_code if isinstance(error, RlhfError) else 1
     return 0
 

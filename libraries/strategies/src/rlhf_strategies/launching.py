@@ -1,7 +1,7 @@
-"""Several processes on this machine that work together.
+"""Launches several cooperating processes on this machine.
 
-Each runs `python -m rlhf_strategies.launched REQUEST`, which calls the target as one rank. What goes wrong in one of
-them is written down by it and raised here, with its rank.
+Each runs `python -m rlhf_strategies.launched REQUEST`, which calls the target as one rank. A process that fails writes
+its error to a file, and the launcher raises it with the rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rlhf_core.distributed.interrupts import INTERRUPT_FILE, held_signals, interrupts_kept, signals_to
+from rlhf_core.distributed.interrupts import INTERRUPT_FILE, delay_signals, handle_signals, keep_interrupts
 from rlhf_core.errors import UserInputError
 
 from .loopback import HOST, served_store
@@ -37,22 +37,23 @@ def launch(
 ) -> None:
     """Call a function as each of `num_processes` ranks on this machine, and wait until all of them return.
 
-    A rank has `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and a loopback address to meet at in its environment, so
-    `ProcessGroup.join` and `torch.distributed.init_process_group` need no arguments. No rank outlives this process.
+    Each rank has `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and a loopback rendezvous address in its environment, so
+    `ProcessGroup.join` and `torch.distributed.init_process_group` can be called without arguments. All ranks end
+    before or with this process. Call it from the main thread, since it handles signals meanwhile.
 
     Args:
-        target: `module:attr`, or a function of a module. The ranks import it, with the `sys.path` of this process.
+        target: `module:attr`, or a module-level function. The ranks import it with the `sys.path` of this process.
         num_processes: number of ranks.
-        arguments: positional arguments, which are JSON values; every rank gets the same.
-        timeout_seconds: the longest that one rank waits for another. After the first rank has ended, the others are
-            killed when this has passed.
+        arguments: positional arguments, JSON values, the same for every rank.
+        timeout_seconds: maximum time that one rank waits for another. Ranks still running this long after the first
+            one has ended are killed.
         stops_by_itself: whether the target ends soon after the first Ctrl-C, which it reads from an `InterruptFlag`.
-            Otherwise that stops the ranks at once. Call from the main thread: signals are handled meanwhile.
+            If False, the first Ctrl-C stops the ranks immediately.
 
     Raises:
-        RlhfError: what the first failed rank raised (of its class if it is an `RlhfError`), with the rank in `where`.
-            The other ranks are stopped.
-        UserInputError: the target has no name to import it by, or there is no process to start.
+        RlhfError: the error of the first failed rank (in its class if that is an `RlhfError`), with the rank in
+            `where`. The other ranks are stopped.
+        UserInputError: the target cannot be imported by name, or `num_processes` is below 1.
         KeyboardInterrupt: the ranks were stopped by a signal.
 
     Example:
@@ -75,17 +76,17 @@ def launch(
         )
         store = served_store(HOST, timeout=_STORE_TIMEOUT)
         environment = {
-            # The processes share the machine's cores, unless the user says otherwise.
+            # The processes share the machine's cores, unless the user sets this variable.
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes)),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun sets it
             **os.environ,
             "WORLD_SIZE": str(num_processes),
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 is a client of the store, too
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 is a client of the store too
             INTERRUPT_FILE: str(interrupted),
         }
-        with _interrupts_as_file(interrupted, asks_first=stops_by_itself), Ranks(request, timeout_seconds) as ranks:
+        with _interrupts_as_file(interrupted, graceful=stops_by_itself), Ranks(request, timeout_seconds) as ranks:
             ranks.start(num_processes, environment)
             ranks.wait()
         ranks.raise_failure(interrupted=interrupted.exists())
@@ -104,24 +105,24 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for what is told between the processes of a run; no signal keeps it from being removed."""
+    """Temporary folder for files exchanged with the ranks. It is removed even if a signal arrives."""
     scratch = Path(tempfile.mkdtemp(prefix="rlhf-launch-"))
     try:
         yield scratch
     finally:
-        with held_signals():
+        with delay_signals():
             shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager
-def _interrupts_as_file(path: Path, *, asks_first: bool) -> Iterator[None]:
-    """With `asks_first`, the first Ctrl-C asks all processes, through a file, to stop. The next stops them at once."""
+def _interrupts_as_file(path: Path, *, graceful: bool) -> Iterator[None]:
+    """With `graceful`, the first Ctrl-C creates the file `path`, which signals all ranks to stop. The next raises."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if asks_first and not path.exists():
+        if graceful and not path.exists():
             path.touch()
         else:
             raise KeyboardInterrupt
 
-    with signals_to(handle), interrupts_kept():
+    with handle_signals(handle), keep_interrupts():
         yield

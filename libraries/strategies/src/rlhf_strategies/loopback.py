@@ -1,7 +1,7 @@
-"""Keeps communication of processes on the interface that they share, out of others' reach: on one machine, loopback.
+"""Keeps communication between processes of one machine on the loopback interface, unreachable for other machines.
 
-torch's stores listen on all interfaces unless they are given a socket; gloo and NCCL listen on the one that the host
-name resolves to unless configured otherwise.
+torch's stores listen on all interfaces unless they receive a socket. gloo and NCCL listen on the interface that the
+host name resolves to, unless configured otherwise.
 """
 
 from __future__ import annotations
@@ -17,14 +17,30 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def keep_to_loopback() -> None:
-    """Make gloo and NCCL of this process and its children listen on loopback, unless the user has set an interface."""
+    """Make gloo and NCCL listen on loopback in this process and its children, unless the user has set an interface."""
     names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     for variable in _INTERFACE_VARIABLES if names else ():
         os.environ.setdefault(variable, names[0])
 
 
 def served_store(host: str, port: int = 0, *, world_size: int | None = None, timeout: timedelta) -> TCPStore:
-    """A store that listens at `host` alone. Port 0 takes a free one (`.port`). Waits for no other process."""
+    """Create a TCP store that listens on `host` only. It does not wait for other processes.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on, or 0 for a free one.
+        world_size: number of processes that will connect, or None if unknown.
+        timeout: maximum wait of one store operation.
+
+    Returns:
+        The store, whose attribute `port` is the port in use.
+
+    Example:
+        >>> store = served_store(HOST, timeout=timedelta(seconds=10))
+        >>> store.set("answer", "42")
+        >>> store.get("answer")
+        b'42'
+    """
     listener = socket.create_server((host, port), backlog=1024)
     return TCPStore(
         host,
@@ -33,5 +49,5 @@ def served_store(host: str, port: int = 0, *, world_size: int | None = None, tim
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # the store's from here on
+        master_listen_fd=listener.detach(),  # owned by the store from here on
     )

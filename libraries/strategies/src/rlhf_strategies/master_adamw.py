@@ -1,7 +1,8 @@
 """AdamW over float32 copies ("master weights", Micikevicius 2018, arXiv:1710.03740, section 3.1) of 16-bit parameters.
 
-An AdamW step is about `lr` in size, and a bfloat16 weight w changes only by at least half the distance to its
-neighbour, up to |w| / 256. At lr 1e-6 every weight above 5e-4 would never change; a copy of 24 bits does.
+An AdamW step is about `lr` in size, and a bfloat16 weight w changes only if the step is at least half the distance to
+the next representable value, up to |w| / 256. At lr 1e-6 weights above 5e-4 would never change. A copy with 24 bits of
+precision does.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ def is_16_bit(parameter: Tensor) -> bool:
 
 
 class MasterAdamW(AdamW):
-    """torch's fused AdamW, which gives a 16-bit parameter float32 moments and master weights, and copies these into it.
+    """torch's fused AdamW with float32 moments and master weights for 16-bit parameters.
 
-    `state[parameter]` holds `step`, `exp_avg`, `exp_avg_sq` and, for a 16-bit parameter, `master`: float32, of its
-    shape, device and sharding. Code that writes a parameter from outside must call `put_master` too.
+    `state[parameter]` holds `step`, `exp_avg`, `exp_avg_sq` and, for a 16-bit parameter, `master`: float32, with its
+    shape, device and sharding. A step rounds it into the parameter. Other code that writes a parameter must also call
+    `put_master`.
     """
 
     def master(self, parameter: Tensor) -> Tensor:
-        """The float32 tensor that is stepped for the parameter: itself unless it has 16 bits."""
+        """The float32 tensor that a step updates for the parameter: the parameter itself unless it has 16 bits."""
         if not is_16_bit(parameter):
             return parameter
         state = self.state[parameter]
@@ -41,7 +43,7 @@ class MasterAdamW(AdamW):
         return master
 
     def put_master(self, parameter: Tensor, value: Tensor) -> None:
-        """Store `value`, in the parameter's layout, unrounded; does nothing unless the parameter has 16 bits."""
+        """Store `value`, in the parameter's layout, unrounded. Does nothing unless the parameter has 16 bits."""
         if is_16_bit(parameter):
             self.state[parameter][MASTER] = value.detach().to(parameter.device, torch.float32, copy=True)
 
@@ -54,7 +56,7 @@ class MasterAdamW(AdamW):
     def take_gradients(self) -> list[Tensor]:
         """The tensors that a step will change, each with a float32 `grad` to unscale and clip.
 
-        A 16-bit gradient is freed as it is copied.
+        16-bit gradients are freed once copied.
         """
         taken = []
         for group in self.param_groups:
@@ -68,7 +70,7 @@ class MasterAdamW(AdamW):
         return taken
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # always called without a closure
         """Step the master weights (Loshchilov 2019) and round them into their parameters."""
         self.take_gradients()
         wide = {p: self.state[p].pop(MASTER) for group in self.param_groups for p in group["params"] if is_16_bit(p)}
@@ -84,14 +86,14 @@ class MasterAdamW(AdamW):
                 parameter.copy_(master)
 
     def _exchange(self, others: Mapping[Tensor, Tensor]) -> None:
-        """Have torch step other tensors, with the state of those in their place."""
+        """Replace parameters in the groups and the state, so that torch steps the other tensors."""
         for group in self.param_groups:
             group["params"] = [others.get(each, each) for each in group["params"]]
         for each, other in others.items():
             self.state[other] = self.state.pop(each)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero gradients; those of the master weights are always set to None."""
+        """Zero gradients. Those of the master weights are always set to None."""
         super().zero_grad(set_to_none)
         for state in self.state.values():
             if MASTER in state:

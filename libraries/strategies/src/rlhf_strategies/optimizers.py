@@ -19,25 +19,25 @@ class AdamWConfig(Section):
     """`optimizer:` section for `name: adamw`."""
 
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="Adam's decay of the running mean and of the running square."
+        (0.9, 0.999), description="Adam's decay rates of the running mean and the running square."
     )
     eps: float = Field(1e-8, gt=0, description="Added to Adam's denominator.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
 
 
 adamw = Component(
-    summary="AdamW, by the strategy's own implementation; float32 master weights of 16-bit parameters",
+    summary="AdamW, in the strategy's own implementation, with float32 master weights for 16-bit parameters",
     config=AdamWConfig,
     build=f"{__name__}:build_adamw",
     trains_16_bit=True,
 )
-constant = Component("Stays at the peak rate", Section, f"{__name__}:build_constant")
-linear = Component("Falls in a line to 0 at the last episode", Section, f"{__name__}:build_linear")
-cosine = Component("Falls as half a cosine to 0 at the last episode", Section, f"{__name__}:build_cosine")
+constant = Component("Constant at the peak rate", Section, f"{__name__}:build_constant")
+linear = Component("Decays linearly to 0 at the last episode", Section, f"{__name__}:build_linear")
+cosine = Component("Decays along half a cosine to 0 at the last episode", Section, f"{__name__}:build_cosine")
 
 
 def build_adamw(config: AdamWConfig, context: OptimizerContext) -> Optimizer:
-    """The strategy's own AdamW (Loshchilov 2019)."""
+    """Build the strategy's own AdamW (Loshchilov 2019)."""
     return context.strategy.make_optimizer(
         context.parameters.values(),
         lr=context.lr,
@@ -48,21 +48,21 @@ def build_adamw(config: AdamWConfig, context: OptimizerContext) -> Optimizer:
 
 
 def build_constant(config: Section, context: ScheduleContext) -> Callable[[int], float]:
-    """1 for every update."""
+    """Factor 1 for every update."""
     return lambda update: 1.0
 
 
 def build_linear(config: Section, context: ScheduleContext) -> Callable[[int], float]:
-    """From 1 at the end of warm-up to 0 after the last update."""
+    """Factor that decays linearly from 1 at the end of warm-up to 0 after the last update."""
     return lambda update: 1.0 - _progress(update, context)
 
 
 def build_cosine(config: Section, context: ScheduleContext) -> Callable[[int], float]:
-    """As `build_linear`, along half a period of a cosine (Loshchilov 2017, arXiv:1608.03983, without restarts)."""
+    """Factor like `build_linear`, along half a cosine period (Loshchilov 2017, arXiv:1608.03983, without restarts)."""
     return lambda update: 0.5 * (1.0 + math.cos(math.pi * _progress(update, context)))
 
 
 def _progress(update: int, context: ScheduleContext) -> float:
-    """Share of the updates after warm-up that come before `update`."""
+    """Fraction of the updates after warm-up that precede `update`."""
     after_warmup = update - context.warmup_updates
     return min(1.0, after_warmup / max(1, context.total_updates - context.warmup_updates))

@@ -22,46 +22,86 @@ from .shards import whole_tensor
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 ResolvedPrecision = Literal["fp32", "bf16", "fp16"]
-"""A precision of a run file with `auto` resolved."""
+"""The option `precision` of a run file with `auto` resolved."""
 
 _SCHEDULER_FILE = "scheduler.json"
 _FIRST_SCALE = 2.0**16
 _STEPS_PER_GROWTH = 1000
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ALIGNED = 16
-"""Elements: 64 bytes in float32."""
+"""Alignment in elements: 64 bytes in float32."""
 
 
-def check_offload(device: torch.device, asked: Mapping[str, bool]) -> None:
-    """Raise `ConfigError` for the first enabled option that needs a GPU where there is none."""
-    for option, is_on in asked.items():
+def check_offload(device: torch.device, enabled: Mapping[str, bool]) -> None:
+    """Check that no offload option is enabled without a GPU.
+
+    Args:
+        device: device of the run.
+        enabled: name of each offload option, and whether it is on.
+
+    Raises:
+        ConfigError: an option is on and the device is a CPU.
+    """
+    for option, is_on in enabled.items():
         if is_on and device.type == "cpu":
             raise ConfigError(
-                f"{option} moves data between a GPU and host memory, and this run has no GPU",
+                f"{option} needs a GPU: it moves data between a GPU and host memory",
                 where=f"strategy.{option}",
                 hint=f"remove strategy.{option}",
             )
 
 
 def resolve_precision(precision: Precision, device: torch.device, on_cpu: ResolvedPrecision) -> ResolvedPrecision:
-    """Resolve `auto` to bf16 on a GPU and `on_cpu` elsewhere; fp16 only if requested."""
+    """Return the precision with `auto` resolved: bf16 on a GPU, `on_cpu` elsewhere, never fp16.
+
+    Args:
+        precision: the option of the run file.
+        device: device of the run.
+        on_cpu: precision to use on a CPU.
+
+    Example:
+        >>> resolve_precision("auto", torch.device("cpu"), "fp32")
+        'fp32'
+    """
     if precision != "auto":
         return precision
     return "bf16" if device.type == "cuda" else on_cpu
 
 
 def torch_dtype(precision: ResolvedPrecision) -> torch.dtype:
-    """The torch type of a precision's name."""
+    """Return the torch type of a precision.
+
+    Args:
+        precision: `fp32`, `bf16` or `fp16`.
+
+    Example:
+        >>> torch_dtype("bf16")
+        torch.bfloat16
+    """
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
 def make_adamw(
     params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> Optimizer:
-    """torch's AdamW, fused: one kernel for all parameters, on GPUs and CPUs. `MasterAdamW` where some have 16 bits."""
+    """Create torch's fused AdamW (one kernel for all parameters, on GPUs and CPUs).
+
+    Args:
+        params: parameters. Frozen ones are ignored.
+        lr: learning rate.
+        betas: decay rates of the running mean and the running square.
+        eps: added to the denominator.
+        weight_decay: decoupled weight decay.
+
+    Returns:
+        The optimizer, a `MasterAdamW` if some parameters have 16 bits.
+
+    Raises:
+        UserInputError: all parameters are frozen.
+    """
     trainable = [param for param in params if param.requires_grad]
     if not trainable:
-        raise UserInputError("the model has no parameter to train", where="optimizer", hint="is everything frozen?")
+        raise UserInputError("all parameters of the model are frozen", where="optimizer", hint="unfreeze some of them")
     if any(is_16_bit(param) for param in trainable):
         return MasterAdamW(trainable, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
     return torch.optim.AdamW(trainable, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
@@ -70,7 +110,16 @@ def make_adamw(
 class LossScale:
     """Dynamic loss scaling for fp16 (Micikevicius 2018): grows while gradients are finite, halves when not.
 
-    Every rank sees the same global gradient norm, so every rank keeps the same scale.
+    All ranks see the same global gradient norm, so all ranks keep the same scale.
+
+    Args:
+        enabled: whether to scale. Otherwise the scale stays 1.
+
+    Example:
+        >>> scale = LossScale(enabled=True)  # 2^16
+        >>> scale.found_overflow()
+        >>> scale.applied_to(torch.tensor(1.0))
+        tensor(32768.)
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -91,34 +140,39 @@ class LossScale:
 
 
 def diverged(norm: float, where: str = "training") -> DivergenceError:
-    """The error for a gradient that is not finite."""
+    """Return the error for a gradient that is not finite.
+
+    Args:
+        norm: the gradient norm, NaN or infinite.
+        where: place to name in the error.
+    """
     return DivergenceError(
-        f"the gradient norm is {norm}; nothing was changed by this step",
+        f"the gradient norm is {norm}, so this step was not applied",
         where=where,
-        hint="lower optimizer.lr (or optimizer.max_grad_norm); under fp16 use `--set strategy.precision=bf16`",
+        hint="lower optimizer.lr (or optimizer.max_grad_norm). With fp16, use `--set strategy.precision=bf16`",
     )
 
 
 def _with_gradients(optimizer: Optimizer) -> list[Tensor]:
-    """The tensors that the optimizer will step, with gradients: float32 master weights where it keeps them."""
+    """The tensors with gradients that the optimizer will step: float32 master weights if it keeps them."""
     if isinstance(optimizer, MasterAdamW):
         return optimizer.take_gradients()
     return [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
 
 
 def begin_moments(optimizer: Optimizer) -> None:
-    """Make the state of torch's AdamW for float32 CPU parameters that have gradients and no state yet.
+    """Create the state of torch's AdamW for float32 CPU parameters that have gradients and lack state.
 
-    It is what the first step would make, but in one block of host memory, apart from the heap in which the tensors of a
-    pass come and go: each in a tensor of its own, they would be placed between those of the first update, and leave
-    holes as these are freed. Other optimizers, types and devices are left alone.
+    The first step would create the same state. Here it is one block of host memory, apart from the heap that a pass
+    allocates from. As separate tensors they would lie between those of the first update and leave the heap fragmented
+    once these are freed. Other optimizers, types and devices are left alone.
     """
     if type(optimizer) is not torch.optim.AdamW:
         return
-    given = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    stepped = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
     new = [
         param
-        for param in given
+        for param in stepped
         if type(param) is torch.nn.Parameter
         and param.device.type == "cpu"
         and param.dtype is torch.float32
@@ -127,7 +181,7 @@ def begin_moments(optimizer: Optimizer) -> None:
     ]
     if not new:
         return
-    release_freed_memory()  # what the passes before the first step left
+    release_freed_memory()  # freed by the passes before the first step
     sizes = [-(-param.numel() // _ALIGNED) * _ALIGNED for param in new]
     for moment in _MOMENTS:
         places = torch.zeros(sum(sizes)).split(sizes)
@@ -140,10 +194,21 @@ def begin_moments(optimizer: Optimizer) -> None:
 def torch_step(
     optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None, loss_scale: LossScale
 ) -> float:
-    """Unscale, clip, step and zero a torch optimizer. Returns the gradient norm before clipping.
+    """Unscale and clip gradients, step the optimizer and the schedule, and clear the gradients.
 
-    A norm that is not finite raises `DivergenceError`; in
-    fp16 it skips the step instead, halves the loss scale and returns `inf`, until the scale is down to 1.
+    If the gradient norm is not finite under fp16, the step is skipped and the loss scale halved, until it is 1.
+
+    Args:
+        optimizer: torch optimizer whose parameters hold gradients.
+        scheduler: schedule to step after the optimizer, or None.
+        max_grad_norm: maximum global gradient norm, or None for no clipping.
+        loss_scale: scale that was applied to the loss.
+
+    Returns:
+        The global gradient norm before clipping, `inf` for a skipped step.
+
+    Raises:
+        DivergenceError: the norm is not finite, and the loss is not scaled.
     """
     params = _with_gradients(optimizer)
     grads = [param.grad for param in params if param.grad is not None]

@@ -1,4 +1,4 @@
-"""A run in several processes of this machine (`--num-processes N`)."""
+"""Runs in several processes on this machine (`--num-processes N`)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlhf_core.runfolder.folder import RunFolder
 from .launching import launch
 
 _TIMEOUT_SECONDS = 600.0
-"""How long processes wait for one another under a strategy that has no option for it."""
+"""How long processes wait for each other if the strategy lacks the option `timeout_seconds`."""
 
 
 def run_in_processes(
     resolved: ResolvedRun, output: Path, checkpoint: Path | None, num_processes: int, hooks: Sequence[str]
 ) -> None:
-    """Run in `num_processes` processes of this machine, and wait for all of them. Raises as `launch` does.
+    """Run in `num_processes` processes on this machine, and wait for all of them. Raises as `launch` does.
 
-    The run folder `output` belongs to this process all the while; rank 0 writes into it, and ends with this process.
+    This process owns the run folder `output` throughout. Rank 0 writes into it, and ends with this process.
 
-    `hooks`: `module:attr` of hook factories, called in rank 0.
+    `hooks`: hook factories as `module:attr`, called in rank 0.
     """
     request = {
         "run": resolved.to_mapping(),
@@ -39,7 +39,7 @@ def run_in_processes(
 
 
 def run_request(request: Mapping[str, Any]) -> None:
-    """Run as the rank that this process is, in the run folder that the launcher owns."""
+    """Run this process's rank in the run folder that the launcher owns."""
     rank = read_launch_env().rank
     prepared = prepare(request["run"], hooks=request["hooks"] if rank == 0 else ())
     folder = RunFolder(Path(request["output"]))

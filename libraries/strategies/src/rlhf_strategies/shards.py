@@ -1,4 +1,4 @@
-"""Weights of a model as it leaves a strategy: in shards of bounded size, and in files."""
+"""Export of a model's weights from a strategy, in shards of bounded size and to files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:
-    """The same memory without gradient or subclass; `add_` has no effect on ColossalAI's ColoTensor, for example."""
+    """The same memory without gradient or subclass. For example, `add_` does nothing on ColossalAI's ColoTensor."""
     if type(tensor) is torch.Tensor and not tensor.requires_grad:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():
@@ -28,12 +28,12 @@ def plain_tensor(tensor: Tensor) -> Tensor:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Gather a DTensor (collective); any other tensor is whole already."""
+    """Gather a DTensor (collective). Any other tensor is returned as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_part(like: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of the full `value`, on the device and in the layout of `like`; no communication."""
+    """This rank's part of the full `value`, on the device and in the layout of `like`, without communication."""
     if not isinstance(like, DTensor):
         return value.to(like.device)
     local: DTensor = distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
@@ -41,7 +41,23 @@ def local_part(like: Tensor, value: Tensor) -> Tensor:
 
 
 def group_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Group lazily, in order, as plain tensors; a tensor larger than `max_shard_bytes` is a separate shard."""
+    """Group tensors lazily into shards, in order. A tensor larger than `max_shard_bytes` is a separate shard.
+
+    Args:
+        tensors: names and tensors.
+        max_shard_bytes: maximum size of a shard in bytes, at least 1.
+
+    Yields:
+        Shards of plain tensors by name.
+
+    Raises:
+        ValueError: `max_shard_bytes` is below 1.
+
+    Example:
+        >>> tensors = [("a", torch.zeros(2)), ("b", torch.zeros(1)), ("c", torch.zeros(4))]
+        >>> [list(shard) for shard in group_into_shards(tensors, max_shard_bytes=12)]
+        [['a', 'b'], ['c']]
+    """
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be at least 1, not {max_shard_bytes}")
     shard: dict[str, Tensor] = {}
@@ -65,8 +81,23 @@ def state_dict_shards_of(
     only: Callable[[str], bool] | None = None,
     gather: Callable[[str, Tensor], Tensor] | None = None,
 ) -> Iterator[dict[str, Tensor]]:
-    """Shards of `model.state_dict()`, tied tensors once; `gather(name, tensor)` gathers a full one (possibly
-    collectively). At most one shard and one tensor are held in full at once."""
+    """Iterate over `model.state_dict()` in shards, tied tensors once. At most one shard and one tensor are in memory.
+
+    Args:
+        model: the model, possibly sharded over processes.
+        max_shard_bytes: maximum size of a shard in bytes, at least 1.
+        only: selects tensors by name, None for all.
+        gather: returns the full tensor for a name and this process's tensor, possibly collectively. None if they are
+            full already.
+
+    Returns:
+        An iterator of full plain tensors by name.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> [list(shard) for shard in state_dict_shards_of(model, max_shard_bytes=8)]
+        [['weight'], ['bias']]
+    """
 
     def wanted() -> Iterator[tuple[str, Tensor]]:
         owners = untied_names(model)
@@ -108,16 +139,16 @@ def save_weights(folder: Path, shards: Iterable[Mapping[str, Tensor]], *, write:
 
 
 def load_weights(model: nn.Module, folder: Path, put: Callable[[str, Tensor, Tensor], object]) -> None:
-    """Give each of a folder's tensors to `put(name, the model's own, tensor)`; names and shapes must match exactly.
+    """Call `put(name, target, tensor)` for each tensor of a folder, with the model's `target` of that name.
 
-    Raises `CheckpointError` naming missing, unknown or differently shaped tensors.
+    Names and shapes must match exactly: raises `CheckpointError` for missing, unknown or differently shaped tensors.
     """
     owners = untied_names(model)
     state = model.state_dict()
     seen: set[str] = set()
     for name, tensor in read_weights(folder):
         if name not in owners:
-            raise CheckpointError(f"the model has no {name!r}", where=str(folder), hint="is it another model's folder?")
+            raise CheckpointError(f"the model lacks {name!r}", where=str(folder), hint="is it another model's folder?")
         target = state[name]
         if tuple(target.shape) != tuple(tensor.shape):
             raise CheckpointError(

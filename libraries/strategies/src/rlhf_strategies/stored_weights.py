@@ -1,7 +1,8 @@
-"""Weights that stay in their files until a strategy reads the part of them which a process holds.
+"""Weights that stay in their files until a strategy reads the part that a process holds.
 
-A model larger than a process is never whole in it: inside `weights_left_in_files`, `load_policy` makes the model with
-`StoredParameter`s, and the strategy reads each one's own part (`StoredTensor.read`) once the model is sharded.
+This way a process never holds all weights of a model larger than its memory. Inside `weights_left_in_files`,
+`load_policy` builds the model with `StoredParameter`s. Once the model is sharded, the strategy reads this process's
+part of each (`StoredTensor.read`).
 """
 
 from __future__ import annotations
@@ -28,53 +29,89 @@ if TYPE_CHECKING:
 
 
 def weights_left_in_files() -> AbstractContextManager[None]:
-    """Context of building a model whose weights the strategy will read, part by part."""
+    """Create a context in which models are built without reading their weights, for a strategy that reads parts later.
+
+    Returns:
+        The context for `load_policy`. Models built in it have `StoredParameter`s.
+    """
     return loaded_by(load_stored)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file of safetensors."""
+    """A tensor in a safetensors file."""
 
     file: Path
     name: str
 
     def read(self) -> Tensor:
-        """Its values, mapped from the file: what is not used of them takes no memory."""
+        """Return the values, memory-mapped from the file, so that unused parts do not take memory.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+
+        Example:
+            >>> from safetensors.torch import save_file
+            >>> save_file({"bias": torch.ones(2)}, "model.safetensors")
+            >>> StoredTensor(Path("model.safetensors"), "bias").read()
+            tensor([1., 1.])
+        """
         try:
             with safe_open(str(self.file), framework="pt") as opened:
-                found: Tensor = opened.get_tensor(self.name)
-                return found
+                values: Tensor = opened.get_tensor(self.name)
+                return values
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{self.name} cannot be read: {error}", where=str(self.file)) from error
 
     def read_into(self, parameter: Tensor) -> None:
-        """Write the values, of a sharded parameter this rank's part, into it; no communication."""
+        """Copy the values into a parameter, for a sharded one only this rank's part. Does not communicate.
+
+        Args:
+            parameter: plain or sharded parameter with the stored shape.
+        """
         with torch.no_grad():
             parameter.copy_(local_part(parameter, self.read()))
 
 
 class StoredParameter(nn.Parameter):
-    """A parameter whose values are still in a file. What it has in memory are zeros that take no room until written."""
+    """A parameter whose values are still in a file. In memory it holds zeros that take up space only when written."""
 
     stored: StoredTensor
 
     @classmethod
     def of(cls, blank: Tensor, stored: StoredTensor) -> StoredParameter:
-        """`blank`: of the parameter's shape and type, from `blank_tensor`."""
-        made: StoredParameter = cls(blank, requires_grad=blank.is_floating_point())
-        made.stored = stored
-        return made
+        """Create a parameter for a stored tensor.
+
+        Args:
+            blank: tensor from `blank_tensor`, with the parameter's shape and type.
+            stored: location of the values.
+        """
+        parameter: StoredParameter = cls(blank, requires_grad=blank.is_floating_point())
+        parameter.stored = stored
+        return parameter
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredParameter:
-        """Another one of the same values (a critic begins as a copy of the policy's trunk)."""
-        made = type(self).of(blank_tensor(self.shape, self.dtype), self.stored)
-        memo[id(self)] = made.requires_grad_(self.requires_grad)
-        return made
+        """Copy with the same stored values (a critic starts as a copy of the policy's trunk)."""
+        copied = type(self).of(blank_tensor(self.shape, self.dtype), self.stored)
+        memo[id(self)] = copied.requires_grad_(self.requires_grad)
+        return copied
 
 
 def blank_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory of their own, which the system provides as they are written."""
+    """Create zeros in their own memory mapping, whose pages the system allocates only when written.
+
+    Args:
+        shape: shape of the tensor.
+        dtype: type of the tensor.
+
+    Returns:
+        The tensor, on the CPU.
+
+    Example:
+        >>> blank_tensor((2, 2), torch.float32)
+        tensor([[0., 0.],
+                [0., 0.]])
+    """
     num_values = torch.Size(shape).numel()
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, max(1, num_values) * dtype.itemsize, flags=flags)
@@ -82,16 +119,20 @@ def blank_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def stored_parameters(model: nn.Module) -> dict[str, StoredTensor]:
-    """Name of each parameter of `model` whose values are still in a file -> where."""
+    """Return the location of each parameter whose values are still in a file, by name.
+
+    Args:
+        model: model built inside `weights_left_in_files`.
+    """
     named = model.named_parameters()
     return {name: parameter.stored for name, parameter in named if isinstance(parameter, StoredParameter)}
 
 
 def load_stored(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
-    """The causal LM in the folder `path` with its weights left there, if that can be done.
+    """Build the causal LM of the folder `path` with its weights left in the files.
 
-    None: load it whole. That is a folder whose tensors transformers does not take over one by one (it merges or casts
-    some of them), one that lacks some, and a hub's name.
+    Returns None if the model must be loaded in full: if transformers merges or casts some of the folder's tensors, if
+    weights are missing, or if `path` is a hub name.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -100,8 +141,8 @@ def load_stored(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
         return None
     blanks: dict[str, Tensor] = {}
     places: dict[int, StoredTensor] = {}
-    for stored, shape, its_dtype in _headers(folder):
-        blanks[stored.name] = blank_tensor(shape, dtype if its_dtype.is_floating_point else its_dtype)
+    for stored, shape, stored_dtype in _headers(folder):
+        blanks[stored.name] = blank_tensor(shape, dtype if stored_dtype.is_floating_point else stored_dtype)
         places[blanks[stored.name].data_ptr()] = stored
     config = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
@@ -116,7 +157,7 @@ def load_stored(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
 
 
 def _headers(folder: Path) -> Iterator[tuple[StoredTensor, list[int], torch.dtype]]:
-    """Every tensor with its shape and type; no values are read."""
+    """Every tensor with its shape and type, without reading values."""
     for file in weight_files(folder):
         with safe_open(str(file), framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (not a dict)
@@ -130,16 +171,16 @@ def _dtype(opened: Any, name: str, header: Any) -> torch.dtype:
 
 
 def _bind(model: nn.Module, places: dict[int, StoredTensor]) -> bool:
-    """Make the parameters stored ones and read the buffers; False where a parameter is none of the blank tensors."""
-    made: dict[int, StoredParameter] = {}
+    """Replace the parameters with stored ones and read the buffers. False if a parameter is not a blank tensor."""
+    bound: dict[int, StoredParameter] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             stored = places.get(parameter.data_ptr())
             if stored is None:
                 return False
-            if id(parameter) not in made:
-                made[id(parameter)] = StoredParameter.of(parameter.detach(), stored)
-            setattr(module, name, made[id(parameter)])
+            if id(parameter) not in bound:
+                bound[id(parameter)] = StoredParameter.of(parameter.detach(), stored)
+            setattr(module, name, bound[id(parameter)])
         for buffer in module.buffers(recurse=False):
             if (stored := places.get(buffer.data_ptr())) is not None:
                 buffer.copy_(stored.read())

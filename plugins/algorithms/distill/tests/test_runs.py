@@ -85,7 +85,7 @@ def test_what_cannot_be_taught_is_told_before_anything_runs(teacher: str, tmp_pa
     tokenizer.add_tokens(["new"])
     load_policy(ModelConfig(path=teacher), dtype=torch.float32, seed=0).save_pretrained(tmp_path / "policy")
     tokenizer.save_pretrained(tmp_path / "policy")
-    with pytest.raises(UserInputError, match="another tokenizer than the policy: 1 of the policy's 17 tokens"):
+    with pytest.raises(UserInputError, match="a different tokenizer than the policy: 1 of the policy's 17 tokens"):
         train(run_of(teacher, model={"path": str(tmp_path / "policy")}), dry_run=True)
 
 

@@ -87,5 +87,5 @@ def test_the_model_is_declared_for_core_to_place(algorithm):
 
 
 def test_more_tokens_than_there_are(algorithm):
-    with pytest.raises(ConfigError, match=r"algorithm\.top_k: is 999, the tokenizer has \d+ tokens"):
+    with pytest.raises(ConfigError, match=r"algorithm\.top_k: is 999, but the tokenizer has \d+ tokens"):
         algorithm({"top_k": 999})

@@ -105,10 +105,10 @@ def test_alpha_lies_between_the_kls() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing is for"),
+        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing requires"),
         ({"label_smoothing": 0.5}, "less than 0.5"),
         ({"loss": "cubic"}, "Input should be 'sigmoid'"),
-        ({"loss": "nca", "divergence": "jsd"}, "divergence jsd is for loss sigmoid, robust or hinge"),
+        ({"loss": "nca", "divergence": "jsd"}, "divergence jsd requires loss sigmoid, robust or hinge"),
         ({"divergence": "hellinger"}, "Input should be 'reverse-kl'"),
     ],
 )

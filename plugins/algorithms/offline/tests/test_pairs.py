@@ -132,7 +132,7 @@ def test_the_score_is_read_at_the_last_token_when_pad_is_eos(algorithm: Any) -> 
     alone = sum(made.loss({"policy": model}, made.collate([pair])).sums["policy"].item() for pair in pairs)
     assert together == pytest.approx(alone, rel=1e-5), "padding must not move the position that is read"
     tokenizer.eos_token = None
-    with pytest.raises(UserInputError, match="no end-of-sequence token"):
+    with pytest.raises(UserInputError, match="lacks an end-of-sequence token"):
         algorithm("reward-model", {}, tokenizer)
 
 
@@ -152,11 +152,11 @@ def test_pairs_that_cannot_be(algorithm: Any, name: str) -> None:
     tokenizer = tiny_tokenizer()
     for lacking in ("chosen", "rejected"):
         record = {key: value for key, value in RECORDS[0].items() if key != lacking}
-        with pytest.raises(DataError, match=f"{name}: the record has no text `{lacking}`") as error:
+        with pytest.raises(DataError, match=f"{name}: the record's `{lacking}` must be text") as error:
             made.encode(record, tokenizer)
         assert '"rejected": "…"' in str(error.value)
     assert made.encode({"prompt": "1>", "chosen": "12345678", "rejected": "1"}, tokenizer) is None, "too long"
     assert made.encode({"prompt": "1>", "chosen": "1", "rejected": "1"}, tokenizer) is None, "nothing to learn"
     if name == "reward-model":
-        with pytest.raises(DataError, match="`margin` is None, not a number"):
+        with pytest.raises(DataError, match="`margin` must be a number, got None"):
             algorithm(name, {"use_margin": True}).encode({**RECORDS[0], "margin": None}, tokenizer)

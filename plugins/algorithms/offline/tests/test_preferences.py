@@ -114,10 +114,10 @@ def test_the_kl_is_that_of_the_policy_and_never_negative(algorithm: Any, start: 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"prompt": "1>", "completion": "1"}, "`label` is None, not true or false"),
-        ({"prompt": "1>", "completion": "1", "label": "good"}, "`label` is 'good', not true or false"),
-        ({"prompt": "1>", "label": True}, "no text `completion`"),
-        ({"prompt": "1>", "chosen": "1"}, "no text `rejected`"),
+        ({"prompt": "1>", "completion": "1"}, "`label` must be true or false, got None"),
+        ({"prompt": "1>", "completion": "1", "label": "good"}, "`label` must be true or false, got 'good'"),
+        ({"prompt": "1>", "label": True}, "`completion` must be text"),
+        ({"prompt": "1>", "chosen": "1"}, "`rejected` must be text"),
     ],
 )
 def test_lines_that_judge_nothing(algorithm: Any, record: dict[str, Any], message: str) -> None:

@@ -62,7 +62,7 @@ def test_the_loss_is_that_of_each_prefix_alone(algorithm: Any, separator: str) -
 )
 def test_lines_without_labelled_steps(algorithm: Any, changes: dict[str, Any]) -> None:
     made = algorithm("process-reward-model")
-    with pytest.raises(DataError, match="no `steps` .* with as many `labels`"):
+    with pytest.raises(DataError, match="`steps` .* and `labels`"):
         made.encode({**RECORDS[0], **changes}, tiny_tokenizer())
 
 
@@ -110,5 +110,5 @@ def test_it_is_learnt_and_read_by_the_reward(tmp_path: Path, lora: Any) -> None:
 
 
 def test_it_gives_scores_and_has_no_rewards() -> None:
-    with pytest.raises(ConfigError, match="process-reward-model trains a model that gives scores"):
+    with pytest.raises(ConfigError, match="process-reward-model trains a model that returns scores"):
         train(tiny_run({"algorithm": {"name": "process-reward-model"}}), dry_run=True)

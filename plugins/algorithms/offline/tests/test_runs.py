@@ -104,15 +104,15 @@ def test_preference_data_without_rejected_is_found_before_anything_runs(run_file
     path.write_text('{"prompt": "1>", "chosen": "1"}\n' * 80)
     for name in ("dpo", "reward-model"):
         run = run_file({"name": name}, prompts={"name": "jsonl", "path": str(path)})
-        with pytest.raises(DataError, match="no text `rejected`"):
+        with pytest.raises(DataError, match="`rejected` must be text"):
             train(run, output=tmp_path / "run", dry_run=True)
 
 
 def test_a_reward_model_writes_no_answers_to_reward(run_file: Any) -> None:
-    with pytest.raises(ConfigError, match="rewards: reward-model trains a model that gives scores"):
+    with pytest.raises(ConfigError, match="rewards: reward-model trains a model that returns scores"):
         train(run_file({"name": "reward-model"}, rewards=[{"name": "exact-match"}]), dry_run=True)
 
 
 def test_smoothing_is_for_one_loss(run_file: Any) -> None:
-    with pytest.raises(ConfigError, match="label_smoothing is for loss sigmoid or robust, not ipo"):
+    with pytest.raises(ConfigError, match="label_smoothing requires loss sigmoid or robust, not ipo"):
         train(run_file({"name": "dpo", "loss": "ipo", "label_smoothing": 0.1}), dry_run=True)

@@ -83,16 +83,16 @@ def test_the_prompt_of_a_conversation_is_what_comes_before_the_last_answer() -> 
 @pytest.mark.parametrize(
     ("record", "template", "message"),
     [
-        ({"prompt": "1"}, PLAIN, "no completion text"),
-        ({"messages": TALK[:1]}, PLAIN, "no message of the conversation is the assistant's"),
-        ({"messages": TALK}, None, "no chat template"),
-        ({"messages": TALK}, FORGETFUL, "writes turn 2 differently once later turns follow"),
-        ({"messages": TALK}, "{{ raise_exception('only one turn') }}", "refuses the messages: only one turn"),
-        ({"messages": TALK}, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the messages: maximum recur"),
+        ({"prompt": "1"}, PLAIN, "lacks a completion text"),
+        ({"messages": TALK[:1]}, PLAIN, "lacks an assistant message"),
+        ({"messages": TALK}, None, "lacks a chat template"),
+        ({"messages": TALK}, FORGETFUL, "renders turn 2 differently if later turns follow"),
+        ({"messages": TALK}, "{{ raise_exception('only one turn') }}", "rejects the messages: only one turn"),
+        ({"messages": TALK}, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "rejects the messages: maximum recur"),
         (
             {"messages": TALK},
             "{% generation %}{% endgeneration %}{{ 1 / 0 }}",
-            "refuses the messages: division by zero",
+            "rejects the messages: division by zero",
         ),
     ],
 )

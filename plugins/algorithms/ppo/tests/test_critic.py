@@ -108,7 +108,7 @@ def test_a_hub_that_does_not_answer_is_an_error_at_once(monkeypatch: pytest.Monk
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        with pytest.raises(UserInputError, match="neither a folder here nor in the cache.*does not answer") as caught:
+        with pytest.raises(UserInputError, match="neither a local folder nor in the cache.*does not answer") as caught:
             Critic.from_pretrained("no-such-owner/no-such-model")
     assert caught.value.where == "Critic.from_pretrained"
     with pytest.raises(UserInputError, match="there is no folder './missing'"):

@@ -170,9 +170,9 @@ def test_a_better_answer_becomes_more_likely(
 def test_samples_without_values_or_rewards_are_explained(
     make_learner: Callable[..., DetachedLearner], experience: Experience
 ) -> None:
-    with pytest.raises(UserInputError, match="no values"):
+    with pytest.raises(UserInputError, match="lack values"):
         make_learner().step(replace(experience, values=None))
-    with pytest.raises(UserInputError, match="no rewards"):
+    with pytest.raises(UserInputError, match="lack rewards"):
         make_learner().step(replace(experience, rewards={}))
 
 
@@ -208,7 +208,7 @@ def test_an_adapter_is_all_that_is_trained(
 
 
 def test_without_an_adapter_there_is_none_to_send(make_learner: Callable[..., DetachedLearner]) -> None:
-    with pytest.raises(UserInputError, match="no LoRA adapter"):
+    with pytest.raises(UserInputError, match="without a LoRA adapter"):
         make_learner().trained_names("policy")
 
 

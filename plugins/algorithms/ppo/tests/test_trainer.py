@@ -353,7 +353,7 @@ def test_wrong_fits_are_named(make_trainer: Callable[..., PPOTrainer], prompt_lo
         make_trainer().fit(1, 1, 1, prompt_loader, use_wandb=True)
     with pytest.raises(UserInputError, match="num_update_steps"):
         make_trainer().fit(1, 1, 0, prompt_loader)
-    with pytest.raises(DataError, match="gives no batch"):
+    with pytest.raises(DataError, match="yields no batches"):
         make_trainer().fit(1, 1, 1, [])
     with pytest.raises(UserInputError, match="cannot score"):
         make_trainer(reward_model=3).fit(1, 1, 1, prompt_loader)

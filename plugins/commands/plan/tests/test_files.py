@@ -33,5 +33,5 @@ def test_a_plan_runs_no_file_within_a_source(tmp_path, capsys, monkeypatch, wher
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tiny_run(changes)))
     assert rlhf(["plan", "run.yaml"]) == 2
     said = capsys.readouterr().err
-    assert f"{where}: rlhf plan runs no code from files, and the run names {tmp_path / 'mine.py'}" in said
+    assert f"{where}: rlhf plan does not run code from files, and the run names {tmp_path / 'mine.py'}" in said
     assert not (tmp_path / "mine.ran").exists()

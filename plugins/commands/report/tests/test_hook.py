@@ -45,7 +45,7 @@ def test_a_run_ends_with_its_page(tmp_path, with_plots):
 def test_it_is_told_to_be_on(capsys):
     assert run(["plugins", "show", "hooks/report"]) == 0
     said = capsys.readouterr().out
-    assert "rlhf_report.hook\n" in said and "on where it is installed" in said
+    assert "rlhf_report.hook\n" in said and "enabled once it is installed" in said
 
 
 def test_the_page_is_written_after_all_other_hooks(tmp_path, monkeypatch):

@@ -174,7 +174,7 @@ def test_short_and_torn_runs_have_a_page(tmp_path: Path, lines: str):
 
 
 def test_wrong_folders_and_files_are_named(tmp_path: Path):
-    with pytest.raises(UserInputError, match="holds no run"):
+    with pytest.raises(UserInputError, match="does not contain a run"):
         build_report([tmp_path])
     with pytest.raises(UserInputError, match="no run folder"):
         build_report([])

@@ -88,7 +88,7 @@ def test_the_models_positions_bound_an_answer(family, model, engine, requests, c
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"), [((), "no token"), (tuple(range(4, 14)), "leaves no room"), ((5,) * 200, "leaves no room")]
+    ("prompt", "message"), [((), "is empty"), (tuple(range(4, 14)), "leaves no room"), ((5,) * 200, "leaves no room")]
 )
 def test_a_prompt_without_room_is_an_error_at_once(prompt, message, model, engine):
     sampling = SamplingParams(max_new_tokens=4, max_length=10)

@@ -97,7 +97,7 @@ def test_weights_that_arrive_in_the_middle_are_refused(module, engine):
         list(answers)
 
 
-@pytest.mark.parametrize(("prompt", "message"), [((), "no token"), ((5,) * 600, "leaves no room")])
+@pytest.mark.parametrize(("prompt", "message"), [((), "prompt is empty"), ((5,) * 600, "leaves no room")])
 def test_a_prompt_without_room_is_an_error_at_once(prompt, message, module, engine):
     made = engine(module)
     with pytest.raises(DataError, match=f"sample 8: .*{message}"):

@@ -17,7 +17,7 @@ from rlhf_testing.models import tiny_classifier, tiny_tokenizer
 
 @pytest.mark.usefixtures("no_hub")
 def test_an_unreachable_hub_is_told_before_any_file_is_asked_for() -> None:
-    with pytest.raises(UserInputError, match="reward .model.: .*neither a folder here nor in the cache"):
+    with pytest.raises(UserInputError, match="reward .model.: .*neither a local folder nor in the cache"):
         load("no-such-owner/no-such-model", torch.float32, None)
 
 

@@ -125,5 +125,5 @@ def test_what_one_of_four_processes_holds(name, config, expected):
     ],
 )
 def test_offload_without_a_gpu_is_explained(name, config, key):
-    with pytest.raises(ConfigError, match=rf"strategy.{key}.*no GPU"):
+    with pytest.raises(ConfigError, match=rf"strategy.{key}.*needs a GPU"):
         load("strategies", name).build(config, StrategyContext(device="cpu"))

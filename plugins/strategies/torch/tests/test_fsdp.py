@@ -130,7 +130,7 @@ def test_offload_without_a_gpu_is_explained():
     from rlhf_torch.config import FsdpConfig
     from rlhf_torch.fsdp import FsdpStrategy
 
-    with pytest.raises(ConfigError, match=r"strategy.offload.*no GPU"):
+    with pytest.raises(ConfigError, match=r"strategy.offload.*needs a GPU"):
         FsdpStrategy(FsdpConfig(offload=True), StrategyContext(device="cpu"))
 
 

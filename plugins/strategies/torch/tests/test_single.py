@@ -200,7 +200,7 @@ def test_another_models_state_is_refused(strategy, tmp_path):
     with pytest.raises(CheckpointError, match="other parameters"):
         strategy.load_optimizer(Training(strategy, lora=True).trained.optimizer, tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="holds no model"):
+    with pytest.raises(CheckpointError, match="contains no model"):
         Training(strategy).load(tmp_path, done=0)
 
 

@@ -109,7 +109,7 @@ def wait_for_weights_in_flight():
     def between(self):
         ahead = self._open and all(sample // 16 > (self._weights.newest or 0) for sample, _ in self._open)
         deadline = time.monotonic() + 20
-        while ahead and not (self._weights._ready or self._asked or self._works) and time.monotonic() < deadline:
+        while ahead and not (self._weights._ready or self._waiting or self._works) and time.monotonic() < deadline:
             time.sleep(0.01)
         return plain(self)
 
@@ -207,10 +207,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="package")
 def local_ray(site: Path, ray_worker_source: None) -> Iterator[None]:
     """One Ray for all runs of this process, as the transport starts it but for how its workers begin."""
-    from rlhf_ray.cluster import connected
+    from rlhf_ray.cluster import connect
     from rlhf_ray.config import RayConfig
 
-    with quick_workers(), connected(RayConfig()):
+    with quick_workers(), connect(RayConfig()):
         yield
 
 

@@ -108,7 +108,7 @@ class TestAdmission:
         owner = coordinator(prompts=2)
         owner.lease(2, "maker-7")
         owner.submit(empty(0))
-        assert owner.progress(0) == "1 of 2 groups are in; in the making: 1 at maker-7"
+        assert owner.progress(0) == "1 of 2 groups are in, in progress: 1 at maker-7"
         assert "not open" in owner.progress(1)
 
 

@@ -1,8 +1,8 @@
-"""`distill`: the policy samples, a teacher says how likely it finds that.
+"""`distill`: the policy samples tokens, and a teacher returns their log-probs.
 
-With `top_k` the loss is a divergence of whole distributions at each sampled token (GKD); gradients do not pass through
-the sampling. Without, the reverse KL is estimated from the sampled tokens alone: log T - log P is the advantage of a
-token, and a clipped policy gradient follows it.
+With `top_k` the loss is a divergence between whole distributions at each sampled token (GKD). Gradients do not pass
+through the sampling. Without `top_k`, the reverse KL is estimated from the sampled tokens alone: log T - log P is the
+advantage of a token in a clipped policy gradient.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from .teacher import IDS, LOG_PROBS, TeacherPass
 
 
 def build(config: DistillConfig, context: AlgorithmContext) -> Distill:
-    """Distillation under its options. Raises `ConfigError` for rewards that would teach nothing."""
+    """Build the algorithm `distill`. Raise `ConfigError` if its options do not fit the run."""
     if config.reward_coef > 0 and config.baseline == "group" and context.samples_per_prompt < 2:
         raise ConfigError(
-            "compares the answers to one prompt with each other, and there is only one",
+            "compares the answers to each prompt, but train.samples_per_prompt is 1",
             where="algorithm.baseline",
             hint="set train.samples_per_prompt to 4 or more, or algorithm.baseline: episode",
         )
-    if config.top_k > (known := len(context.tokenizer)):
-        raise ConfigError(f"is {config.top_k}, the tokenizer has {known} tokens", where="algorithm.top_k")
+    if config.top_k > (size := len(context.tokenizer)):
+        raise ConfigError(f"is {config.top_k}, but the tokenizer has {size} tokens", where="algorithm.top_k")
     return Distill(config, context)
 
 
 class Distill(RolloutAlgorithm):
-    """Learns from a teacher, and from rewards where they have a factor."""
+    """Learns from a teacher, and from rewards if `reward_coef` > 0."""
 
     roles: frozenset[Role] = frozenset({"policy", "teacher"})
     needs_all_rows = False
@@ -62,8 +62,8 @@ class Distill(RolloutAlgorithm):
 
     @property
     def frozen_models(self) -> Mapping[Role, FrozenModel]:
-        its = self._config.teacher
-        return {"teacher": FrozenModel(its.path, dtype=its.dtype, offload=its.offload)}
+        teacher = self._config.teacher
+        return {"teacher": FrozenModel(teacher.path, dtype=teacher.dtype, offload=teacher.offload)}
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
         return [TeacherPass(context, top_k=self._config.top_k, vocabulary=self._vocabulary)]
@@ -77,22 +77,22 @@ class Distill(RolloutAlgorithm):
         return terms
 
     def advantages(self, episode: Experience) -> Experience:
-        """[B, A]: of the sampled tokens' log-ratios (without `top_k`), and of the rewards where they have a factor."""
+        """Set advantages [B, A]: log-ratios of the sampled tokens (without `top_k`) plus those of the rewards."""
         view, config, mask = EpisodeView.of(episode), self._config, episode.action_mask
         advantages = torch.zeros(mask.shape)
         metrics: dict[str, float] = {}
         if not config.top_k:
             gain = clamp_log_ratio(episode.columns[LOG_PROBS].squeeze(-1) - episode.action_log_probs)
-            # What all tokens of an episode have in common does not change the expected gradient, only its noise.
+            # Subtracting the mean over the episode leaves the expected gradient unchanged and reduces its variance.
             mean = mean_over_ranks(gain, mask, view.all_reduce)
             metrics["distill/reverse_kl"] = -float(mean)
             advantages = config.distill_coef * torch.where(mask, gain - mean, 0.0)
         if config.reward_coef > 0:
-            advantages = advantages + config.reward_coef * to_tokens(view.local(self._of_rewards(view)), mask)
+            advantages = advantages + config.reward_coef * to_tokens(view.local(self._reward_advantages(view)), mask)
         return replace(episode, advantages=advantages, metrics=metrics)
 
-    def _of_rewards(self, view: EpisodeView) -> Tensor:
-        """[B] the advantages of all rows of the episode."""
+    def _reward_advantages(self, view: EpisodeView) -> Tensor:
+        """Advantages of all rows of the episode from rewards, [B]."""
         groups = view.group_ids if self._config.baseline == "group" else torch.zeros_like(view.group_ids)
         return leave_one_out(view.scores, groups, view.row_sample_ids)
 

@@ -1,7 +1,7 @@
-"""Divergences of the policy's distribution from the teacher's, over the teacher's likeliest tokens and the rest.
+"""Divergences of the policy's distribution from the teacher's, over the teacher's K most likely tokens and the rest.
 
-The rest is one event of its own, so both are whole distributions. By the data processing inequality their divergence
-is at most that over the whole vocabulary, and with K the whole vocabulary it is that.
+The rest counts as one event, so both are full distributions. By the data processing inequality their divergence is at
+most that over the whole vocabulary. They are equal if K is the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,36 +13,50 @@ import torch
 from torch import Tensor
 
 LEAST_REST = 1e-6
-"""Least probability of the rest: at 0 its logarithm, and the policy's gradient towards it, would be infinite."""
+"""Lower bound on the probability of the rest, since at 0 its logarithm and the policy's gradient would be infinite."""
 
 
 def divergence(
     policy: Tensor, teacher: Tensor, kind: Literal["reverse-kl", "forward-kl", "jsd"], *, jsd_weight: float = 0.5
 ) -> Tensor:
-    """[..., K + 1] log-probs of the same K tokens and of the rest (`with_rest`) -> [...] float32 nats.
+    """Compute the divergence between the distributions of policy P and teacher T. Differentiable in `policy`.
 
-    The policy's gradient passes through it.
+    Args:
+        policy: [..., K + 1] log-probs of K tokens and of the rest, in nats (see `with_rest`).
+        teacher: [..., K + 1] log-probs of the same tokens and of the rest.
+        kind: `reverse-kl` is KL(P || T), `forward-kl` KL(T || P), and `jsd` is w KL(T || M) + (1 - w) KL(P || M)
+            with M = w T + (1 - w) P (Agarwal 2023, equation 1). For w near 0, jsd is w times forward-kl. For w near
+            1, it is 1 - w times reverse-kl.
+        jsd_weight: Weight w of the teacher in `jsd`, in (0, 1).
 
-    `reverse-kl` is KL(P || T) and `forward-kl` KL(T || P), of the policy P and the teacher T. `jsd`, with the weight w,
-    is w KL(T || M) + (1 - w) KL(P || M) for M = w T + (1 - w) P (Agarwal 2023, equation 1): close to w = 0 it is w
-    times forward-kl, close to 1 it is 1 - w times reverse-kl.
+    Returns:
+        [...] float32, in nats.
+
+    Raises:
+        ValueError: `kind` is unknown.
+
+    Example:
+        >>> import torch
+        >>> policy, teacher = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
+        >>> round(divergence(policy, teacher, "reverse-kl").item(), 4)
+        0.1438
     """
-    ours, its = policy.double(), teacher.detach().double()
+    p, t = policy.double(), teacher.detach().double()
     if kind == "reverse-kl":
-        return _kl(ours, its).float()
+        return _kl(p, t).float()
     if kind == "forward-kl":
-        return _kl(its, ours).float()
+        return _kl(t, p).float()
     if kind == "jsd":
-        mixture = torch.logaddexp(its + math.log(jsd_weight), ours + math.log1p(-jsd_weight))
-        return (jsd_weight * _kl(its, mixture) + (1.0 - jsd_weight) * _kl(ours, mixture)).float()
-    raise ValueError(f"unknown divergence {kind!r}: reverse-kl, forward-kl or jsd")
+        mixture = torch.logaddexp(t + math.log(jsd_weight), p + math.log1p(-jsd_weight))
+        return (jsd_weight * _kl(t, mixture) + (1.0 - jsd_weight) * _kl(p, mixture)).float()
+    raise ValueError(f"unknown divergence {kind!r}, expected reverse-kl, forward-kl or jsd")
 
 
 def with_rest(logits: Tensor, ids: Tensor) -> Tensor:
-    """Log-probs of K tokens, then that of all other tokens together, from logits.
+    """Compute the log-probs of K tokens and of all other tokens together.
 
-    The rest is summed from the logits of its tokens. 1 - sum would lose it: float32 log-probs know their sum to about
-    1e-7 only, which is 1% of a rest of 1e-5.
+    The rest is summed from the logits of its tokens. 1 - sum of the K probabilities would be inaccurate: float32
+    log-probs determine the sum to about 1e-7, which is 1% of a rest of 1e-5.
 
     Args:
         logits: [..., V] float32.
@@ -50,12 +64,17 @@ def with_rest(logits: Tensor, ids: Tensor) -> Tensor:
 
     Returns:
         [..., K + 1] float32 nats. The rest has at least the probability `LEAST_REST`.
+
+    Example:
+        >>> import torch
+        >>> with_rest(torch.zeros(4), torch.tensor([2])).exp()
+        tensor([0.2500, 0.7500])
     """
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    known, least = logits.gather(-1, ids) - normaliser, math.log(LEAST_REST)
+    normalizer = logits.logsumexp(-1, keepdim=True)
+    known, least = logits.gather(-1, ids) - normalizer, math.log(LEAST_REST)
     if ids.shape[-1] == logits.shape[-1]:
-        return torch.cat([known, torch.full_like(normaliser, least)], dim=-1)
-    rest = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True) - normaliser
+        return torch.cat([known, torch.full_like(normalizer, least)], dim=-1)
+    rest = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True) - normalizer
     return torch.cat([known, rest.clamp(min=least)], dim=-1)
 
 

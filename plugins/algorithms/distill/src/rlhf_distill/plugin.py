@@ -1,4 +1,4 @@
-"""The entry point of `distill`."""
+"""Entry point of `distill`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlhf_core import Component
 from .config import DistillConfig
 
 distill = Component(
-    summary="On-policy distillation: the policy samples, a teacher with the same tokens says how likely it finds them.",
+    summary="On-policy distillation: the policy samples, and a teacher with the same vocabulary scores the tokens.",
     config=DistillConfig,
     build="rlhf_distill.algorithm:build",
     learns_from_rewards=False,

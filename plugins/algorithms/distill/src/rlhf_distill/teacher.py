@@ -1,4 +1,4 @@
-"""The pass of the teacher: a frozen model that says how likely it finds the tokens the policy sampled."""
+"""Forward pass of the teacher, a frozen model that scores the tokens sampled by the policy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from rlhf_forward import policy_forward
 from .divergence import with_rest
 
 LOG_PROBS = "teacher_log_probs"
-"""Nats of the teacher: [A, 1] of the sampled token, or [A, K + 1] of the tokens in `IDS` and, last, of all others."""
+"""The teacher's log-probs in nats: [A, 1] of the sampled token, or [A, K + 1] of the tokens in `IDS` and all others."""
 IDS = "teacher_ids"
-"""[A, K] the teacher's likeliest tokens; absent if it is asked about the sampled one."""
+"""The teacher's K most likely tokens, [A, K]. Absent without `top_k`."""
 
 
 class TeacherPass(GroupPass):
-    """Adds the columns `LOG_PROBS` and, with `top_k`, `IDS`."""
+    """Add the columns `LOG_PROBS` and, with `top_k`, `IDS`."""
 
     columns: Mapping[str, Column] = {LOG_PROBS: Column(), IDS: Column(dtype="int32")}
 
     def __init__(self, context: PassContext, *, top_k: int, vocabulary: int) -> None:
-        """vocabulary: only ids below it are given, those that the policy's tokenizer knows."""
+        """Create the pass.
+
+        Args:
+            context: Models and sampling settings of the run.
+            top_k: Number of the teacher's tokens to return. 0 scores the sampled token.
+            vocabulary: Size of the policy's tokenizer. `IDS` contains only smaller ids.
+        """
         self._context = context
         self._top_k = top_k
         self._vocabulary = vocabulary
@@ -36,20 +42,22 @@ class TeacherPass(GroupPass):
         return [self.columns_of(row) for row in self._context.forward("teacher", groups, self.forward)]
 
     def forward(self, model: nn.Module, batch: Experience) -> Tensor:
-        """[B, A, 1] float32 log-probs; with `top_k` [B, A, 2K + 1]: K + 1 log-probs, then K ids, exact in float32."""
+        """Return [B, A, 1] float32 log-probs, or with `top_k` [B, A, 2K + 1]: K + 1 log-probs, then K ids, exact in
+        float32.
+        """
         if not self._top_k:
             return policy_forward(model, batch, self._context.temperature).log_probs[..., None]
 
-        def likeliest(logits: Tensor) -> Tensor:
+        def most_likely(logits: Tensor) -> Tensor:
             ids = logits[:, : self._vocabulary].topk(self._top_k, dim=-1).indices
             return torch.cat([with_rest(logits, ids), ids.float()], dim=-1)
 
-        read = policy_forward(model, batch, self._context.temperature, read=likeliest).read
+        read = policy_forward(model, batch, self._context.temperature, read=most_likely).read
         assert read is not None
         return read
 
     def columns_of(self, row: Tensor) -> dict[str, Any]:
-        """`forward` of some rows -> the columns."""
+        """Split rows of the output of `forward` into columns."""
         if not self._top_k:
             return {LOG_PROBS: row}
         return {LOG_PROBS: row[..., : self._top_k + 1], IDS: row[..., self._top_k + 1 :]}

@@ -15,9 +15,9 @@ class CriticFreeConfig(PolicyObjectiveSection):
     """Options shared by all critic-free algorithms."""
 
     algorithm: ClassVar[str]
-    """Its name."""
+    """Name of the algorithm."""
     dynamic_sampling: bool = Field(
-        False, description="Replace prompts whose answers all have one score by later prompts (DAPO)."
+        False, description="Replace prompts whose answers all have the same score with later prompts (DAPO)."
     )
 
     @property
@@ -30,23 +30,23 @@ class CriticFreeConfig(PolicyObjectiveSection):
 
 
 class GRPOConfig(CriticFreeConfig):
-    """Group relative policy optimisation (Shao 2024), with what Dr. GRPO, DAPO, GSPO and CISPO change as options."""
+    """Group relative policy optimization (Shao 2024), with the changes of Dr. GRPO, DAPO, GSPO and CISPO as options."""
 
     algorithm = "grpo"
     advantage: Choice = Field(
-        "group-normalised", description="Advantage estimator, by name, or {name: …, option: …}; see `policy_loss`."
+        "group-normalised", description="Advantage estimator: a name, or {name: …, option: …}. See `policy_loss`."
     )
     divide_by_std: bool | None = Field(
-        None, description="Divide by the group's deviation; false is Dr. GRPO's; null is the estimator's own default."
+        None, description="Divide by the group's standard deviation (Dr. GRPO: false). null is the estimator's default."
     )
     leave_one_out: bool | None = Field(
-        None, description="Baseline without the sample itself; null is the estimator's own default."
+        None, description="Exclude the sample itself from its baseline. null is the estimator's default."
     )
-    kl_coef: float = Field(0.04, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
+    kl_coef: float = Field(0.04, ge=0, description="Coefficient of the KL penalty. 0 builds no reference model.")
     kl_estimator: Choice = Field(
-        "k3", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
+        "k3", description="KL estimator per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
     )
-    kl_in: Literal["reward", "loss"] = Field("loss", description="Penalise the KL in the reward or in the loss.")
+    kl_in: Literal["reward", "loss"] = Field("loss", description="Penalize the KL in the reward or in the loss.")
 
     @property
     def estimator(self) -> FunctionUse:
@@ -57,7 +57,7 @@ class RLOOConfig(CriticFreeConfig):
     """REINFORCE leave-one-out (Ahmadian 2024)."""
 
     algorithm = "rloo"
-    advantage: Choice = Field("leave-one-out", description="Advantage estimator, by name, or {name: …, option: …}.")
+    advantage: Choice = Field("leave-one-out", description="Advantage estimator: a name, or {name: …, option: …}.")
 
     @property
     def estimator(self) -> FunctionUse:
@@ -69,18 +69,18 @@ class ReinforceConfig(CriticFreeConfig):
 
     algorithm = "reinforce++"
     baseline: Literal["none", "group"] = Field(
-        "none", description="group: subtract the mean of the prompt's answers first (REINFORCE++-baseline)."
+        "none", description="group subtracts the mean reward of the prompt's answers first (REINFORCE++-baseline)."
     )
     advantage: Choice | None = Field(
-        None, description="Advantage estimator, by name, or {name: …, option: …}; null is what `baseline` says."
+        None, description="Advantage estimator: a name, or {name: …, option: …}. null is determined by `baseline`."
     )
     gamma: float | None = Field(
-        None, ge=0, le=1, description="Discount of a later reward, per token; null is the estimator's own default."
+        None, ge=0, le=1, description="Discount factor per token. null is the estimator's default."
     )
-    kl_coef: float = Field(0.01, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
+    kl_coef: float = Field(0.01, ge=0, description="Coefficient of the KL penalty. 0 builds no reference model.")
 
     @property
     def estimator(self) -> FunctionUse:
-        own = "reward-to-go" if self.baseline == "none" else "group-whitened"
-        choice = own if self.advantage is None else self.advantage
+        default = "reward-to-go" if self.baseline == "none" else "group-whitened"
+        choice = default if self.advantage is None else self.advantage
         return FunctionUse("advantages", choice, self.given("gamma"))

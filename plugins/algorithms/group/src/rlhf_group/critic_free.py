@@ -1,4 +1,4 @@
-"""The algorithm behind the whole family: named advantages, a named policy loss, a KL penalty, and no critic."""
+"""The common algorithm of the family: a selected advantage estimator and policy loss, a KL penalty, and no critic."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from .config import CriticFreeConfig
 
 
 def build(config: CriticFreeConfig, context: AlgorithmContext) -> CriticFree:
-    """The algorithm under its options. Raises `ConfigError` where groups of one are to be compared."""
-    made = CriticFree(config, context)
-    check_groups(config.algorithm, made.estimator, context.samples_per_prompt)
-    return made
+    """Build the algorithm. Raise `ConfigError` if it compares groups and `samples_per_prompt` is 1."""
+    algorithm = CriticFree(config, context)
+    check_groups(config.algorithm, algorithm.estimator, context.samples_per_prompt)
+    return algorithm
 
 
 class CriticFree(PolicyObjective):
-    """Learns from sampled answers with a baseline computed from the episode itself."""
+    """Learns from sampled answers, with a baseline computed from the episode itself."""
 
     config: CriticFreeConfig
 
     def __init__(self, config: CriticFreeConfig, context: AlgorithmContext) -> None:
         if config.dynamic_sampling and context.samples_per_prompt < 2:
             raise ConfigError(
-                "refuses every group without spread in its scores, and a group of one has none: no batch would ever "
-                "fill",
+                "rejects every group whose scores are all equal, as in a group of one answer: no batch would ever fill",
                 where="algorithm.dynamic_sampling",
-                hint="set train.samples_per_prompt to 4 or more, or turn dynamic_sampling off",
+                hint="set train.samples_per_prompt to 4 or more, or dynamic_sampling to false",
             )
         sampling = context.sampling
         super().__init__(config, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
         self._score = context.score
 
     def keep(self, group: RolloutGroup) -> bool:
-        """With dynamic sampling, keep only groups whose samples differ in score, length penalties aside."""
+        """With dynamic sampling, keep only groups whose samples differ in score, ignoring length penalties."""
         if not self.config.dynamic_sampling:
             return True
         return len({self._score(item.rewards) for item in group.items}) > 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-import rlhf_forward  # loads torch when it computes, not when options are read
+import rlhf_forward  # loads torch only when it computes, not when options are read
 import rlhf_objective as objective
 
 if TYPE_CHECKING:
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @objective.needs("scalars", compares_answers=True)
 def group_normalised(episode: EpisodeView, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
-    """(reward - mean of its group) / deviation of its group, on every token (Shao 2024; Liu 2025 does not divide)."""
+    """(reward - mean of its group) / standard deviation of its group, on every token (Shao 2024).
+
+    `divide_by_std=False` is Dr. GRPO (Liu 2025).
+    """
     assert episode.totals is not None
     return objective.group_normalised(
         episode.totals,
@@ -31,7 +34,7 @@ def group_normalised(episode: EpisodeView, *, divide_by_std: bool = True, leave_
 
 @objective.needs("scalars", compares_answers=True)
 def leave_one_out(episode: EpisodeView) -> Tensor:
-    """reward - mean of the others in its group, on every token (Ahmadian 2024)."""
+    """Reward - mean of the other rewards in its group, on every token (Ahmadian 2024)."""
     return group_normalised(episode, divide_by_std=False, leave_one_out=True)
 
 
@@ -45,9 +48,10 @@ def reward_to_go(rows: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le
 
 @objective.needs("row", greedy_answer=True)
 def remax(rows: AdvantageInput) -> Tensor:
-    """Sum of the rewards from each token on, less the score of the greedy answer to the prompt (ReMax, Li 2023).
+    """Sum of the rewards from each token on, minus the score of the greedy answer to the prompt (ReMax, Li 2023).
 
-    The greedy answer is the current policy's, one more answer a prompt; its score has neither KL nor length penalty.
+    The current policy generates the greedy answer, one more answer per prompt. Its score includes neither KL nor length
+    penalty.
     """
     assert rows.greedy_scores is not None
     return (objective.rewards_to_go(rows.rewards, rows.mask) - rows.greedy_scores.unsqueeze(-1)) * rows.mask
@@ -55,16 +59,17 @@ def remax(rows: AdvantageInput) -> Tensor:
 
 @objective.needs("scalars", compares_answers=True)
 def group_whitened(episode: EpisodeView) -> Tensor:
-    """reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""
+    """Reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""
     return rlhf_forward.whiten_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
 
 
 @objective.needs("scalars", compares_answers=True)
 def gdpo(episode: EpisodeView, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
-    """Each reward normalised in its group, then weighted, summed, and whitened over the episode (GDPO, Liu 2026).
+    """Normalize each reward in its group, then weight, sum, and whiten over the episode (GDPO, Liu 2026).
 
-    So a reward of small spread is not drowned by one of large spread. A length penalty is a reward of weight 1. A KL in
-    the reward is centred only: its spread begins as that of rounding. `reward_scaling` acts on sums, so not here.
+    Thus a reward of small spread is not dominated by one of large spread. A length penalty is a reward of weight 1. A
+    KL penalty in the reward is only centered, because its initial spread is rounding error. `reward_scaling` scales
+    sums of rewards and does not apply here.
     """
     import torch
 
@@ -83,28 +88,28 @@ def gdpo(episode: EpisodeView, *, divide_by_std: bool = True, leave_one_out: boo
 
 @objective.needs("scalars", compares_answers=True)
 def pass_at_k(episode: EpisodeView, *, divide_by_std: bool = True) -> Tensor:
-    """The group's best reward less what the best of the others is: its gradient is that of max@k (Tang 2025).
+    """The group's best reward minus the best of the others: its gradient is that of max@k (Tang 2025).
 
-    k is train.samples_per_prompt. Only a single best answer of a group has an advantage; two of them have none.
+    k is train.samples_per_prompt. Only a unique best answer of a group has a nonzero advantage.
     """
     import torch
 
     assert episode.totals is not None
     _, sample = torch.unique(episode.sample_ids, return_inverse=True)
     _, group_of_row = torch.unique(episode.group_ids, return_inverse=True)
-    number = int(sample.max()) + 1
-    group = torch.zeros(number, dtype=torch.int64).scatter(0, sample, group_of_row)
-    reward = torch.zeros(number, dtype=torch.float64).scatter(0, sample, episode.totals.double())
-    nothing = torch.full((int(group.max()) + 1,), -torch.inf, dtype=torch.float64)
-    is_best = reward == nothing.scatter_reduce(0, group, reward, "amax")[group]
-    others = nothing.scatter_reduce(0, group, torch.where(is_best, -torch.inf, reward), "amax")[group]
-    num_best = torch.zeros_like(nothing).index_add(0, group, is_best.double())[group]
+    count = int(sample.max()) + 1
+    group = torch.zeros(count, dtype=torch.int64).scatter(0, sample, group_of_row)
+    reward = torch.zeros(count, dtype=torch.float64).scatter(0, sample, episode.totals.double())
+    lowest = torch.full((int(group.max()) + 1,), -torch.inf, dtype=torch.float64)
+    is_best = reward == lowest.scatter_reduce(0, group, reward, "amax")[group]
+    others = lowest.scatter_reduce(0, group, torch.where(is_best, -torch.inf, reward), "amax")[group]
+    num_best = torch.zeros_like(lowest).index_add(0, group, is_best.double())[group]
     gain = torch.where(is_best & (num_best == 1) & others.isfinite(), reward - others, 0.0)[sample]
     if divide_by_std:
         ids = episode.row_sample_ids
-        centred = objective.group_normalised(episode.totals, episode.group_ids, sample_ids=ids, divide_by_std=False)
+        centered = objective.group_normalised(episode.totals, episode.group_ids, sample_ids=ids, divide_by_std=False)
         scaled = objective.group_normalised(
             episode.totals, episode.group_ids, sample_ids=ids
-        )  # centred / (deviation + 1e-6)
-        gain = torch.where(gain > 0, gain * scaled / centred, 0.0)
+        )  # centered / (deviation + 1e-6)
+        gain = torch.where(gain > 0, gain * scaled / centered, 0.0)
     return gain.float()

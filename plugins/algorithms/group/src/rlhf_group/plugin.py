@@ -1,4 +1,4 @@
-"""The entry points of the critic-free algorithms."""
+"""Entry points of the critic-free algorithms."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from rlhf_core import Component
 from .config import GRPOConfig, ReinforceConfig, RLOOConfig
 
 grpo = Component(
-    summary="GRPO: a clipped policy loss on rewards normalised within the answers to one prompt; no critic.",
+    summary="GRPO: a clipped policy loss on rewards normalized over the answers to each prompt, without a critic.",
     config=GRPOConfig,
     build="rlhf_group.critic_free:build",
 )
 rloo = Component(
-    summary="RLOO: the baseline of an answer is the mean reward of the others to its prompt; no critic.",
+    summary="RLOO: the baseline of an answer is the mean reward of the other answers to its prompt, without a critic.",
     config=RLOOConfig,
     build="rlhf_group.critic_free:build",
 )
 reinforce_plus_plus = Component(
-    summary="REINFORCE++: rewards-to-go with the KL in the reward, whitened over the whole episode; no critic.",
+    summary="REINFORCE++: rewards-to-go with the KL in the reward, whitened over the episode, without a critic.",
     config=ReinforceConfig,
     build="rlhf_group.critic_free:build",
 )

@@ -1,4 +1,4 @@
-"""The answers of a line: one, or a chosen and a rejected one, and what the reference says of them."""
+"""The answers of a line (one, or a chosen and a rejected one), and the reference model's values of them."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ class Answers:
     """The answers of one line, unpadded."""
 
     answers: tuple[Example, ...]
-    """One, or the chosen and the rejected one."""
+    """One answer, or the chosen and the rejected one."""
     good: tuple[bool, ...] = (True, False)
     margin: float = 0.0
-    """By how much the chosen answer's score should exceed the rejected one's."""
+    """Amount by which the chosen answer's score should exceed the rejected one's."""
     counts: bool = True
-    """False for a filler that must not count."""
+    """False for a filler that must not contribute to the loss."""
     reference: Tensor | None = None
-    """[2] float32: the reference model's value of each answer, 0 where there is no second."""
+    """[2] float32: the reference model's value of each answer, 0 for a missing second answer."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of its rows, padded to the longest."""
+        """Number of tokens in its rows, padded to the longest."""
         return len(self.answers) * max(example.num_tokens for example in self.answers)
 
     def masked(self) -> Answers:
-        """The same with `counts` False."""
+        """Return a copy with `counts` False."""
         return replace(self, counts=False)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswersBatch:
-    """N lines as R padded rows: the first answer of each line, then the second ones of lines with two."""
+    """N lines as R padded rows: the first answer of each line, then the second answers of lines with two."""
 
     examples: ExampleBatch
     line: Tensor
-    """[R] int64, the line that a row belongs to."""
+    """[R] int64, index of the line a row belongs to."""
     good: Tensor
     """[R] bool."""
     counts: Tensor
-    """[N] bool, True = counts in the loss."""
+    """[N] bool, True if the line contributes to the loss."""
     margins: Tensor
     """[N] float32."""
     reference: Tensor | None
@@ -56,36 +56,36 @@ class AnswersBatch:
         return int(self.counts.numel())
 
     def pairs(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """[R] -> values of the chosen and of the rejected answers, [P] each, of the P lines with two."""
-        number = len(self)
-        return values[self.line[number:]], values[number:]
+        """Split [R] values into those of the chosen and of the rejected answers of lines with two, [P] each."""
+        num_lines = len(self)
+        return values[self.line[num_lines:]], values[num_lines:]
 
     def by_line(self, values: Tensor) -> Tensor:
-        """[R] -> [N, 2], 0 where a line has one row."""
-        number = len(self)
-        second = values.new_zeros(number).index_put((self.line[number:],), values[number:])
-        return torch.stack([values[:number], second], dim=-1)
+        """Rearrange [R] values to [N, 2], with 0 for lines with one row."""
+        num_lines = len(self)
+        second = values.new_zeros(num_lines).index_put((self.line[num_lines:],), values[num_lines:])
+        return torch.stack([values[:num_lines], second], dim=-1)
 
 
 def collate_answers(lines: Sequence[Answers], *, pad_id: int = 0) -> AnswersBatch:
-    """Padded to the longest row. Reference values are present for all lines or none."""
-    places = [(index, side) for side in (0, 1) for index, line in enumerate(lines) if side < len(line.answers)]
+    """Collate lines into rows padded to the longest. Either all lines have reference values or none."""
+    rows = [(index, side) for side in (0, 1) for index, line in enumerate(lines) if side < len(line.answers)]
     known = [line.reference for line in lines if line.reference is not None]
     return AnswersBatch(
-        collate_examples([lines[index].answers[side] for index, side in places], pad_id=pad_id),
-        line=torch.tensor([index for index, _ in places]),
-        good=torch.tensor([lines[index].good[side] for index, side in places]),
+        collate_examples([lines[index].answers[side] for index, side in rows], pad_id=pad_id),
+        line=torch.tensor([index for index, _ in rows]),
+        good=torch.tensor([lines[index].good[side] for index, side in rows]),
         counts=torch.tensor([line.counts for line in lines]),
         margins=torch.tensor([line.margin for line in lines], dtype=torch.float32),
-        reference=torch.stack([known[index][side] for index, side in places]) if len(known) == len(lines) else None,
+        reference=torch.stack([known[index][side] for index, side in rows]) if len(known) == len(lines) else None,
     )
 
 
 def mismatched(lines: Sequence[Answers]) -> list[Answers]:
-    """Each line's prompt with an answer to the next line's: its first and its second row in turn."""
-    turned = [*lines[1:], lines[0]]
-    sides = [line.answers[index % len(line.answers)] for index, line in enumerate(turned)]
-    return [Answers((_with_answer(line.answers[0], other),), (True,)) for line, other in zip(lines, sides, strict=True)]
+    """Combine each line's prompt with an answer to the next line, alternating between its first and second answer."""
+    shifted = [*lines[1:], lines[0]]
+    wrong = [line.answers[index % len(line.answers)] for index, line in enumerate(shifted)]
+    return [Answers((_with_answer(line.answers[0], other),), (True,)) for line, other in zip(lines, wrong, strict=True)]
 
 
 def _with_answer(prompt: Example, answer: Example) -> Example:
@@ -94,16 +94,16 @@ def _with_answer(prompt: Example, answer: Example) -> Example:
 
 
 class KnownReference:
-    """The reference's values of answers: it is asked once for each line, whatever the number of epochs."""
+    """Cache of the reference model's values of answers, so that each line is computed only once per run."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Tensor] = {}
 
-    def fill(self, lines: Sequence[Answers], ask: Callable[[Sequence[Answers]], Sequence[Tensor]]) -> list[Answers]:
-        """The same lines with `reference`; `ask` is given those that are not known yet."""
+    def fill(self, lines: Sequence[Answers], compute: Callable[[Sequence[Answers]], Sequence[Tensor]]) -> list[Answers]:
+        """Return the lines with `reference` set. `compute` is called with the lines that are not cached yet."""
         keys = [_digest(line) for line in lines]
         unknown = {key: line for key, line in zip(keys, lines, strict=True) if key not in self._known}
-        self._known.update(zip(unknown, ask(list(unknown.values())), strict=True))
+        self._known.update(zip(unknown, compute(list(unknown.values())), strict=True))
         return [replace(line, reference=self._known[key]) for key, line in zip(keys, lines, strict=True)]
 
 

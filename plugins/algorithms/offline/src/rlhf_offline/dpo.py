@@ -1,4 +1,4 @@
-"""DPO: learn from pairs directly, with the policy's own log-probs as the reward."""
+"""DPO: learn directly from pairs, with the policy's own log-probs as the reward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The losses of `dpo`: what is asked of a pair's log-ratios to the reference.
+"""The losses of `dpo`, as functions of a pair's log-ratios to the reference.
 
-x and y are the log-ratios log π/π_ref of the chosen and the rejected answer, h = g(x) - g(y) the difference of their
-scores under a divergence (`score`), in nats.
+x and y are the log-ratios log π/π_ref of the chosen and the rejected answer, and h = g(x) - g(y) the difference of
+their scores under a divergence (`score`), in nats.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ Divergence = Literal["reverse-kl", "forward-kl", "jsd", "alpha"]
 
 
 def score(log_ratio: Tensor, divergence: Divergence, alpha: float) -> Tensor:
-    """f'(u) of u = π/π_ref, constants left out, for the f-divergence that holds the policy (Wang 2023, table 1).
+    """f'(u) of u = π/π_ref, up to a constant, for the f-divergence that regularizes the policy (Wang 2023, table 1).
 
-    reverse-kl log u; forward-kl -1/u; jsd log(u / (1 + u)); alpha (1 - u^-alpha) / alpha, 0 < alpha < 1, which lies
-    between the two KLs. All grow with u, so none changes which answer is preferred.
+    - reverse-kl: log u
+    - forward-kl: -1/u
+    - jsd: log(u / (1 + u))
+    - alpha: (1 - u^-alpha) / alpha with 0 < alpha < 1, between the two KLs
+
+    All increase with u, so none changes which answer is preferred.
     """
     if divergence == "reverse-kl":
         return log_ratio
@@ -47,9 +51,27 @@ def dpo_loss(
     divergence: Divergence = "reverse-kl",
     alpha: float = 0.5,
 ) -> PairLoss:
-    """[B] log-ratios of whole answers (nats; for `ipo`, of means over tokens) to losses, by the table in docs.
+    """Compute losses from the log-ratios of whole answers to the reference, by the table in the docs.
 
-    Without a reference the log-ratios are the policy's log-probs alone. Which options go together, `DPOConfig` checks.
+    Combinations of options are checked by `DPOConfig`.
+
+    Args:
+        chosen, rejected: [B] log-ratios in nats, for `ipo` of means over tokens. Without a reference, the policy's
+            log-probs.
+        beta: Strength of the regularization toward the reference.
+        kind: Name of the loss.
+        label_smoothing: Assumed share of wrong labels.
+        divergence: Divergence from the reference, see `score`.
+        alpha: Parameter of divergence `alpha`.
+
+    Returns:
+        Losses and implicit rewards, [B] each.
+
+    Example:
+        >>> import torch
+        >>> pair = dpo_loss(torch.tensor([1.0]), torch.tensor([-1.0]), beta=0.5)
+        >>> pair.losses, pair.chosen_rewards
+        (tensor([0.3133]), tensor([0.5000]))
     """
     chosen, rejected = chosen.float(), rejected.float()
     scores = score(chosen, divergence, alpha), score(rejected, divergence, alpha)
@@ -58,13 +80,13 @@ def dpo_loss(
 
 
 def _sigmoid(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
-    """Rafailov 2023, equation 7; smoothed as in conservative DPO (Mitchell 2023)."""
+    """Rafailov 2023, equation 7, with label smoothing as in conservative DPO (Mitchell 2023)."""
     logits = beta * (x - y)
     return -(1.0 - smoothing) * logsigmoid(logits) - smoothing * logsigmoid(-logits)
 
 
 def _robust(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
-    """Chowdhury 2024 (robust DPO): without bias where a share of the labels, `smoothing`, was flipped at random."""
+    """Chowdhury 2024 (robust DPO): unbiased if a share `smoothing` of the labels was flipped at random."""
     logits = beta * (x - y)
     return (smoothing * logsigmoid(-logits) - (1.0 - smoothing) * logsigmoid(logits)) / (1.0 - 2.0 * smoothing)
 
@@ -80,17 +102,17 @@ def _hinge(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
 
 
 def _nca(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
-    """Chen 2024 (noise contrastive alignment), for pairs: the chosen answer's likelihood itself must not fall."""
+    """Chen 2024 (noise contrastive alignment) for pairs: keeps the chosen answer's likelihood from falling."""
     return -logsigmoid(beta * x) - 0.5 * logsigmoid(-beta * x) - 0.5 * logsigmoid(-beta * y)
 
 
 def _apo_zero(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
-    """D'Oosterlinck 2024, equation 7, for answers better than the model's: the chosen up, the rejected down."""
+    """D'Oosterlinck 2024, equation 7, for answers better than the model's: raise the chosen, lower the rejected."""
     return torch.sigmoid(-beta * x) + torch.sigmoid(beta * y)
 
 
 def _apo_down(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
-    """D'Oosterlinck 2024, equation 8, for answers worse than the model's: both down, the rejected more."""
+    """D'Oosterlinck 2024, equation 8, for answers worse than the model's: lower both, the rejected more."""
     return torch.sigmoid(beta * x) + torch.sigmoid(-beta * (x - y))
 
 

@@ -1,4 +1,4 @@
-"""Training examples, unpadded, and batches of them, shared by all offline algorithms."""
+"""Unpadded training examples and batches of them, shared by all offline algorithms."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ class Example:
     input_ids: Tensor
     """[S] int64, prompt then answer."""
     loss_mask: Tensor
-    """[S] bool, True = a token that is learnt, or at which a step is judged."""
+    """[S] bool, True for a trained token, or for the token at which a step is judged."""
     right: Tensor | None = None
-    """[S] bool, whether the step that a token belongs to is right."""
+    """[S] bool, whether the step a token belongs to is right."""
 
     @property
     def num_tokens(self) -> int:
         return int(self.input_ids.numel())
 
     def masked(self) -> Example:
-        """The same example with an empty loss mask."""
+        """Return a copy with an empty loss mask."""
         return replace(self, loss_mask=torch.zeros_like(self.loss_mask))
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleBatch:
-    """Examples, padded on the right."""
+    """Examples, right-padded."""
 
     input_ids: Tensor
     """[B, S] int64."""
     attention_mask: Tensor
-    """[B, S] bool, True = a real token."""
+    """[B, S] bool, True for real tokens."""
     loss_mask: Tensor
-    """[B, S] bool, True = a token that is learnt."""
+    """[B, S] bool, True for trained tokens."""
     right: Tensor | None = None
-    """[B, S] bool, of steps."""
+    """[B, S] bool, whether the step a token belongs to is right."""
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
 
     @property
     def targets(self) -> Tensor:
-        """[B, S - 1] int64: the next token at each position but the last."""
+        """Next token at each position but the last, [B, S - 1] int64."""
         return self.input_ids[:, 1:]
 
     @property
     def target_mask(self) -> Tensor:
-        """[B, S - 1] bool, True = a target that is learnt. Never a row's first token, which has no context."""
+        """[B, S - 1] bool, True for trained targets. A row's first token lacks context and is never a target."""
         return self.loss_mask[:, 1:]
 
 
 def answer_example(
     record: Mapping[str, Any], answer: str, tokenizer: PreTrainedTokenizerBase, *, add_eos: bool, where: str
 ) -> Example:
-    """The record's `prompt` (text or chat messages) followed by `answer`; only the answer is learnt."""
+    """Encode the record's `prompt` (text or chat messages) followed by `answer`. Only the answer is trained."""
     prompt_ids = list(PromptEncoder(tokenizer).prompt(record, 0, where).prompt_ids)
     answer_ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
     if add_eos and tokenizer.eos_token_id is not None:
@@ -76,7 +76,7 @@ def answer_example(
 
 
 def collate_examples(examples: Sequence[Example], *, pad_id: int = 0) -> ExampleBatch:
-    """One example a row, padded to the longest. Steps are judged in all examples or in none."""
+    """Collate examples into rows padded to the longest. Either all examples have judged steps or none."""
     ids = pad_sequence([each.input_ids for each in examples], batch_first=True, padding_value=pad_id)
     mask = pad_sequence([each.loss_mask for each in examples], batch_first=True)
     lengths = torch.tensor([each.num_tokens for each in examples])
@@ -86,11 +86,11 @@ def collate_examples(examples: Sequence[Example], *, pad_id: int = 0) -> Example
 
 
 def target_logits(model: nn.Module, batch: ExampleBatch) -> Tensor:
-    """[B, S - 1, V]: the logits of `batch.targets`."""
+    """Logits of `batch.targets`, [B, S - 1, V]."""
     return causal_lm_logits(model, batch.input_ids, batch.attention_mask)[:, :-1]
 
 
 def answer_log_probs(model: nn.Module, batch: ExampleBatch) -> Tensor:
-    """[B] float32 nats: summed log-probs of each row's learnt tokens, 0 where there are none."""
+    """Summed log-probs of each row's trained tokens, [B] float32 nats, 0 without trained tokens."""
     losses = masked_cross_entropy(target_logits(model, batch), batch.targets, batch.target_mask)
     return -losses.sum(-1)

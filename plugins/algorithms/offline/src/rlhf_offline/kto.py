@@ -1,4 +1,4 @@
-"""KTO: each answer is good or bad by itself, measured against how far the policy has moved from the reference."""
+"""KTO: each answer is good or bad by itself, relative to the policy's KL from the reference."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .answers import Answers, AnswersBatch, mismatched
 from .config import KTOConfig
 from .pairs import PairLines
 
-_HINT = 'each line needs {"prompt": …, "completion": "…", "label": true or false}, or chosen and rejected'
+_HINT = 'write lines with {"prompt": …, "completion": "…", "label": true or false}, or with chosen and rejected'
 
 MEASURED_ITEMS = 128
-"""Most items of an episode whose prompts are asked for the KL."""
+"""Maximum number of items per episode used to estimate the KL."""
 
 
 def kto_loss(
@@ -33,10 +33,25 @@ def kto_loss(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Tensor:
-    """[B] losses of log-ratios x to the reference (nats), `good` [B] bool (Ethayarajh 2024, equation 8).
+    """Losses of log-ratios to the reference (Ethayarajh 2024, equation 8).
 
-    A good answer's is desirable_weight (1 - sigmoid(beta (x - kl))), a bad one's undesirable_weight (1 - sigmoid(beta
-    (kl - x))).
+    With log-ratio x, the loss of a good answer is desirable_weight (1 - sigmoid(beta (x - kl))), that of a bad answer
+    undesirable_weight (1 - sigmoid(beta (kl - x))).
+
+    Args:
+        log_ratios: [B] float32, in nats.
+        good: [B] bool.
+        kl: KL of the policy from the reference, in nats, at least 0.
+        beta: How fast the value saturates.
+        desirable_weight, undesirable_weight: Weights of good and bad answers.
+
+    Returns:
+        [B] losses.
+
+    Example:
+        >>> import torch
+        >>> kto_loss(torch.zeros(2), torch.tensor([True, False]), 0.0, beta=0.1, undesirable_weight=2.0)
+        tensor([0.5000, 1.0000])
     """
     gain = beta * (log_ratios - kl)
     return torch.where(good, desirable_weight * torch.sigmoid(-gain), undesirable_weight * torch.sigmoid(gain))
@@ -49,20 +64,20 @@ class KTO(PairLines):
     roles: frozenset[Role] = frozenset({"policy", "reference"})
     config: KTOConfig
     _kl = 0.0
-    """Nats; measured at the start of each episode. Held-out answers are measured against the newest."""
+    """KL in nats, estimated at the start of each episode. Held-out answers use the latest estimate."""
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Raise `DataError` for a line that is neither a judged answer nor a pair."""
+        """Raise `DataError` if the line is neither a labeled answer nor a pair."""
         if "label" not in record and "chosen" in record:
             super().check_record(record)
             return
         label = record.get("label")
         if not isinstance(label, bool):
-            raise DataError(f"the record's `label` is {label!r}, not true or false", where="kto", hint=_HINT)
+            raise DataError(f"the record's `label` must be true or false, got {label!r}", where="kto", hint=_HINT)
         self._check_text(record, "completion", _HINT)
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:
-        """`prompt` with `completion` and `label` (true: good), or with `chosen` and `rejected`."""
+        """Encode `prompt` with `completion` and `label` (true: good), or with `chosen` and `rejected`."""
         if "label" not in record and "chosen" in record:
             return super().encode(record, tokenizer)
         self.check_record(record)
@@ -77,10 +92,11 @@ class KTO(PairLines):
     ) -> None:
         """Estimate the policy's KL from the reference on answers that belong to other prompts, at least 0.
 
-        Ethayarajh 2024, section 4.1. Once an episode and over all ranks, so that it is the same however a batch is cut.
+        Ethayarajh 2024, section 4.1. It is computed once per episode over all ranks, so it does not depend on how
+        batches are split.
         """
         measured = mismatched(items[:MEASURED_ITEMS]) if len(items) > 1 else []
-        gaps = [float(ours[0] - its[0]) for ours, its in zip(policy(measured), reference(measured), strict=True)]
+        gaps = [float(p[0] - r[0]) for p, r in zip(policy(measured), reference(measured), strict=True)]
         self._kl = max(0.0, sum(gaps) / len(gaps)) if gaps else 0.0
 
     def counts(self, batch: AnswersBatch) -> Mapping[str, float]:
@@ -101,7 +117,7 @@ class KTO(PairLines):
         return LossOutput({"policy": masked_sum(losses, counts)}, self._metrics(ratios.detach(), batch))
 
     def _metrics(self, ratios: Tensor, batch: AnswersBatch) -> dict[str, Mean]:
-        """Rewards (beta times log-ratio) of the good and the bad, and whether pairs are told apart."""
+        """Rewards (beta times log-ratio) of good and bad answers, and the accuracy on pairs."""
         counts, rewards = batch.counts[batch.line], self.config.beta * ratios
         good, bad = batch.good & counts, ~batch.good & counts
         chosen, rejected = batch.pairs(rewards)

@@ -1,4 +1,4 @@
-"""ORPO: supervised learning of the chosen answer, and odds that favour it over the rejected one; no reference."""
+"""ORPO: supervised learning of the chosen answer plus an odds ratio that favors it over the rejected one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .config import ORPOConfig
 from .pairs import PairAlgorithm, PairLoss
 
 SUREST = -1e-6
-"""A log-prob per token is taken to be this at most: at 0 the odds would be infinite."""
+"""Upper bound on a mean log-prob per token, since at 0 the odds would be infinite."""
 
 
 def log_odds(log_probs: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def log_odds(log_probs: Tensor) -> Tensor:
 def orpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, odds_coef: float) -> PairLoss:
     """-c - odds_coef log sigmoid(log odds(c) - log odds(r)) of mean log-probs per token c and r, [B] nats.
 
-    Hong 2024, equations 6 and 7: the likelihood of an answer is taken per token.
+    Hong 2024, equations 6 and 7. The likelihood of an answer is the mean per token.
     """
     chosen, rejected = chosen_log_probs.float(), rejected_log_probs.float()
     losses = -chosen - odds_coef * logsigmoid(log_odds(chosen) - log_odds(rejected))

@@ -1,4 +1,4 @@
-"""Preference pairs: a chosen and a rejected answer to one prompt."""
+"""Preference pairs: a chosen and a rejected answer to the same prompt."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .config import AnswerPairConfig, RewardModelConfig
 from .examples import answer_example, answer_log_probs
 from .policy_only import PolicyOnly
 
-_HINT = 'each line needs {"prompt": …, "chosen": "…", "rejected": "…"}'
+_HINT = 'write lines with {"prompt": …, "chosen": "…", "rejected": "…"}'
 
 
 class PairLines(PolicyOnly[Answers, AnswersBatch]):
     """Learns from lines with a chosen and a rejected answer to one prompt."""
 
     name: ClassVar[str]
-    """How errors about a line call the algorithm."""
+    """Name of the algorithm in error messages."""
     config: AnswerPairConfig | RewardModelConfig
     per_token = False
-    """Whether an answer's log-prob is the mean over its tokens, not their sum."""
+    """Whether an answer's log-prob is the mean over its tokens instead of the sum."""
 
     def __init__(self, config: AnswerPairConfig | RewardModelConfig, context: AlgorithmContext) -> None:
         super().__init__(config, context)
@@ -42,11 +42,11 @@ class PairLines(PolicyOnly[Answers, AnswersBatch]):
 
     def _check_text(self, record: Mapping[str, Any], key: str, hint: str) -> None:
         if not isinstance(record.get(key), str) or not record[key]:
-            problem = f"the record has no text `{key}` (its keys: {', '.join(sorted(record))})"
+            problem = f"the record's `{key}` must be text that is not empty (keys: {', '.join(sorted(record))})"
             raise DataError(problem, where=self.name, hint=hint)
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:
-        """`prompt` (text or chat messages), `chosen` and `rejected` (texts); None where both are the same."""
+        """Encode `prompt` (text or chat messages), `chosen` and `rejected` (texts). None if both are the same."""
         self.check_record(record)
         if record["chosen"] == record["rejected"]:
             return None
@@ -59,7 +59,7 @@ class PairLines(PolicyOnly[Answers, AnswersBatch]):
         good: tuple[bool, ...],
         tokenizer: PreTrainedTokenizerBase,
     ) -> Answers | None:
-        """The answers of these keys; None if one is too long."""
+        """Encode the answers with these keys. None if one is too long."""
         add_eos, where = self.config.add_eos, self.name
         answers = [answer_example(record, record[key], tokenizer, add_eos=add_eos, where=where) for key in keys]
         is_too_long = max(each.num_tokens for each in answers) > self.config.max_tokens
@@ -69,30 +69,30 @@ class PairLines(PolicyOnly[Answers, AnswersBatch]):
         return collate_answers(items, pad_id=self._pad_id)
 
     def values(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
-        """[R] float32: the log-prob of each row's answer in nats, the sum over its tokens or their mean."""
+        """Log-prob of each row's answer, the sum over its tokens or the mean, [R] float32 nats."""
         values = answer_log_probs(model, batch.examples)
         return values / batch.examples.target_mask.sum(-1).clamp(min=1) if self.per_token else values
 
     def prepare_items(
         self, items: Sequence[Answers], reference: Callable[[Sequence[Answers]], Sequence[Tensor]]
     ) -> Sequence[Answers]:
-        """Add the reference's log-probs, where there is one; each line is computed once and remembered."""
+        """Add the reference's log-probs, if there is a reference. Each line is computed once and cached."""
         return self._known.fill(items, reference) if "reference" in self.roles else items
 
     def reference_forward(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
-        """[B, 2] log-probs of a line's answers, in nats, 0 where it has one."""
+        """Log-probs of each line's answers, [B, 2] in nats, with 0 for a missing answer."""
         return batch.by_line(self.values(model, batch))
 
 
 class PairAlgorithm(PairLines):
-    """Trains the policy on pairs; the loss is a mean over the pairs of the global batch."""
+    """Trains the policy on pairs. The loss is a mean over the pairs of the global batch."""
 
     @abstractmethod
     def pair_loss(self, chosen: Tensor, rejected: Tensor, batch: AnswersBatch) -> PairLoss:
-        """The losses of pairs whose answers have these `values`, [B] each."""
+        """Losses of pairs whose answers have these `values`, [B] each."""
 
     def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
-        """The loss and its metrics over the pairs that count."""
+        """Loss and metrics over the pairs that count."""
         result, counts = self.pair_loss(*batch.pairs(self.values(models["policy"], batch)), batch), batch.counts
         number = counts.sum()
         means = {
@@ -112,11 +112,11 @@ class PairAlgorithm(PairLines):
 
 @dataclass(frozen=True, slots=True)
 class PairLoss:
-    """Losses and rewards of a batch of pairs, not yet aggregated: all [B] float32."""
+    """Losses and rewards of a batch of pairs, not yet aggregated, [B] float32 each."""
 
     losses: Tensor
     chosen_rewards: Tensor
     """Detached scores (reward models), implicit rewards (DPO), or log-probs per token (ORPO, SimPO)."""
     rejected_rewards: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """More values of the pairs, [B] each, by the name of their mean."""
+    """Other values of the pairs, [B] each, by the name of their mean."""

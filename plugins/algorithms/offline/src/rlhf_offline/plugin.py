@@ -1,4 +1,4 @@
-"""The entry points of the offline algorithms."""
+"""Entry points of the offline algorithms."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ sft = dataset_algorithm(
     "Supervised fine-tuning: cross-entropy on the answers of a dataset.", SFTConfig, "rlhf_offline.sft:SFT"
 )
 dpo = dataset_algorithm(
-    "DPO: learns from preference pairs directly, without a reward model.", DPOConfig, "rlhf_offline.dpo:DPO"
+    "DPO: learns directly from preference pairs, without a reward model.", DPOConfig, "rlhf_offline.dpo:DPO"
 )
 kto = dataset_algorithm(
-    "KTO: learns from answers that are good or bad each, without pairs or a reward model.",
+    "KTO: learns from single answers labeled good or bad, without pairs or a reward model.",
     KTOConfig,
     "rlhf_offline.kto:KTO",
 )
 orpo = dataset_algorithm(
-    "ORPO: supervised learning and preference in one loss on pairs, without a reference model.",
+    "ORPO: combines supervised learning and preference in one loss on pairs, without a reference model.",
     ORPOConfig,
     "rlhf_offline.orpo:ORPO",
 )
 simpo = dataset_algorithm(
-    "SimPO: learns from pairs by mean log-prob per token and a margin, without a reference model.",
+    "SimPO: learns from pairs with the mean log-prob per token and a margin, without a reference model.",
     SimPOConfig,
     "rlhf_offline.simpo:SimPO",
 )
 reward_model = dataset_algorithm(
-    "Reward model: a sequence classifier that scores answers, from preference pairs.",
+    "Reward model: trains a sequence classifier that scores answers on preference pairs.",
     RewardModelConfig,
     "rlhf_offline.reward_model:RewardModel",
 )
 process_reward_model = dataset_algorithm(
-    "Process reward model: scores each step of an answer, from steps that are right or wrong.",
+    "Process reward model: trains a classifier that scores each step of an answer on labeled steps.",
     ProcessRewardModelConfig,
     "rlhf_offline.process_reward_model:ProcessRewardModel",
 )

@@ -1,4 +1,4 @@
-"""Base of this distribution's algorithms: one loss trains the policy alone, on items of a dataset."""
+"""Base of the offline algorithms: one loss trains the policy alone, on items of a dataset."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BatchT = TypeVar("BatchT", bound=Sized)
 
 
 class PolicyOnly(DatasetAlgorithm[ItemT, BatchT]):
-    """An algorithm with the one loss term `policy`.
+    """An algorithm with the single loss term `policy`.
 
-    Where it trains a score, the tokenizer gets a pad token other than EOS.
+    If it trains a score, the tokenizer gets a pad token other than EOS.
     """
 
     config: Any
-    """Its options; each algorithm says of which class."""
+    """Options, of a class that each algorithm declares."""
 
     def __init__(self, config: Any, context: AlgorithmContext) -> None:
         self.config = config
@@ -47,14 +47,14 @@ class PolicyOnly(DatasetAlgorithm[ItemT, BatchT]):
 
 
 def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of the tokenizer's pad token; where it has none other than EOS, it is given one.
+    """Set a pad token other than EOS if the tokenizer lacks one, and return its id.
 
     transformers reads the score at the rightmost token that is not padding. Every text ends in EOS, so with a separate
     pad token that is the last real token, here and for any loader of the saved folder.
     """
     if tokenizer.eos_token_id is None:
         raise UserInputError(
-            "the tokenizer has no end-of-sequence token, where the score is read",
+            "the tokenizer lacks an end-of-sequence token, at which the score is read",
             where="model.path",
             hint="set eos_token in the model's tokenizer_config.json",
         )
@@ -64,7 +64,7 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _other_token(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A pad token that no text ends with: a special token, otherwise any but EOS."""
+    """A pad token that texts do not end with: a special token, or any token but EOS."""
     for token in (tokenizer.unk_token, tokenizer.bos_token):
         if token is not None and token != tokenizer.eos_token:
             return str(token)

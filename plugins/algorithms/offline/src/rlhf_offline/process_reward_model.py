@@ -1,4 +1,4 @@
-"""Process reward models: a score at the end of each step of an answer, learnt from steps that are right or wrong."""
+"""Process reward models: a score at the end of each step of an answer, trained on steps labeled right or wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .policy_only import PolicyOnly
 
 ValueT = TypeVar("ValueT")
 _WHERE = "process-reward-model"
-_HINT = 'each line needs {"prompt": …, "steps": ["…", …], "labels": [true, false, …]}'
+_HINT = 'write lines with {"prompt": …, "steps": ["…", …], "labels": [true, false, …]}'
 
 
 class ProcessRewardModel(PolicyOnly[Example, ExampleBatch]):
@@ -31,27 +31,27 @@ class ProcessRewardModel(PolicyOnly[Example, ExampleBatch]):
     config: ProcessRewardModelConfig
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Raise `DataError` for a line without labelled steps, or with a step that has no text."""
+        """Raise `DataError` if the line lacks labeled steps, or a step is empty."""
         steps, labels = _list_of(str, record.get("steps")), _list_of(bool, record.get("labels"))
         if not steps or len(steps) != len(labels):
             raise DataError(
-                "the record has no `steps` (texts) with as many `labels` (true or false)", where=_WHERE, hint=_HINT
+                "the record needs `steps` (texts) and `labels` (true or false) for each", where=_WHERE, hint=_HINT
             )
         if not all(step + self.config.step_separator for step in steps):
             raise DataError("a step of the record is empty", where=_WHERE, hint=_HINT)
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example | None:
-        """`prompt` (text or chat messages), `steps` (texts) and `labels` (true: the step is right)."""
+        """Encode `prompt` (text or chat messages), `steps` (texts) and `labels` (true: the step is right)."""
         self.check_record(record)
         ids = list(PromptEncoder(tokenizer).prompt(record, 0, _WHERE).prompt_ids)
         mask, right = [False] * len(ids), [False] * len(ids)
         for step, label in zip(record["steps"], record["labels"], strict=True):
-            own = list(tokenizer(step + self.config.step_separator, add_special_tokens=False)["input_ids"])
-            if not own:
+            step_ids = list(tokenizer(step + self.config.step_separator, add_special_tokens=False)["input_ids"])
+            if not step_ids:
                 raise DataError("a step of the record is empty", where=_WHERE, hint=_HINT)
-            ids += own
-            mask += [False] * (len(own) - 1) + [True]
-            right += [label] * len(own)
+            ids += step_ids
+            mask += [False] * (len(step_ids) - 1) + [True]
+            right += [label] * len(step_ids)
         if len(ids) > self.config.max_tokens:
             return None
         return Example(torch.tensor(ids, dtype=torch.int64), torch.tensor(mask), torch.tensor(right))
@@ -67,38 +67,38 @@ class ProcessRewardModel(PolicyOnly[Example, ExampleBatch]):
         right = batch.right[batch.loss_mask]
         scores = token_scores(models["policy"], batch.input_ids, batch.attention_mask)[batch.loss_mask]
         losses = binary_cross_entropy_with_logits(scores, right.float(), reduction="sum")
-        says_right = scores.detach() > 0
+        predicted = scores.detach() > 0
         number, wrong = right.numel(), ~right
         return LossOutput(
             {"policy": losses},
             {
-                "step/accuracy": Mean((says_right == right).sum(), number),
-                "step/wrong_found": Mean((~says_right & wrong).sum(), wrong.sum()),
+                "step/accuracy": Mean((predicted == right).sum(), number),
+                "step/wrong_found": Mean((~predicted & wrong).sum(), wrong.sum()),
                 "step/right_fraction": Mean(right.sum(), number),
             },
         )
 
 
 def _list_of(kind: type[ValueT], values: Any) -> list[ValueT]:
-    """Empty where the values are none of that kind."""
+    """Return the values as a list, or an empty list if one is of another type."""
     is_list = isinstance(values, list | tuple) and all(isinstance(each, kind) for each in values)
     return list(values) if is_list else []
 
 
 def token_scores(model: nn.Module, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """[B, S] float32: the head's score at each token. The model is called as a whole, so that its wrappers take part.
+    """Score of the head at each token, [B, S] float32. Calls the whole model, so that its wrappers take effect.
 
-    transformers computes the head at all tokens and gives that of the last; the others are taken at the head.
+    transformers applies the head at all tokens and returns the score of the last, so a hook on the head collects them.
     """
     head: Any = innermost(model).score
-    seen: list[Tensor] = []
-    handle = head.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    outputs: list[Tensor] = []
+    handle = head.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
         with own_lengths(model, mask.sum(1, keepdim=True)):
             output: Any = model(input_ids=input_ids, attention_mask=mask.long(), use_cache=False)
     finally:
         handle.remove()
-    scores: Tensor = seen[-1].squeeze(-1).float()
-    # The model's own output has to be part of the graph: sharded models gather their weights when its gradient comes.
+    scores: Tensor = outputs[-1].squeeze(-1).float()
+    # Keep the model's own output in the graph: sharded models gather their weights in its backward hook.
     unread: Tensor = 0.0 * output.logits.float().sum()
     return scores + unread

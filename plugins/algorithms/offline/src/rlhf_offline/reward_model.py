@@ -1,4 +1,4 @@
-"""Reward models: a score for each answer, learnt from preference pairs (Bradley-Terry)."""
+"""Reward models: a score for each answer, trained on preference pairs (Bradley-Terry)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ def bradley_terry_loss(
 ) -> PairLoss:
     """-log sigmoid(chosen - rejected - margin) + centring_coef (chosen + rejected)^2, [B] each.
 
-    Margin: Touvron 2023 (Llama 2), equation 2. Centring keeps scores near zero: Eisenstein 2023, equation 2.
+    Margin: Touvron 2023 (Llama 2), equation 2. The second term keeps scores near zero (Eisenstein 2023, equation 2).
+
+    Example:
+        >>> import torch
+        >>> bradley_terry_loss(torch.tensor([1.0]), torch.tensor([0.0]), margin=1.0).losses
+        tensor([0.6931])
     """
     chosen, rejected = chosen_scores.float(), rejected_scores.float()
     losses = -logsigmoid(chosen - rejected - margin)
@@ -47,16 +52,16 @@ class RewardModel(PairAlgorithm):
         super().check_record(record)
         margin = record.get("margin") if self.config.use_margin else 0.0
         if isinstance(margin, bool) or not isinstance(margin, int | float):
-            problem = f"the record's `margin` is {margin!r}, not a number"
+            problem = f"the record's `margin` must be a number, got {margin!r}"
             raise DataError(problem, where=self.name, hint="or set use_margin: false")
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:
-        """As of all pairs, with `use_margin` also a `margin` (number)."""
+        """Encode a pair, with `use_margin` including its `margin` (number)."""
         pair = super().encode(record, tokenizer)
         return pair if pair is None or not self.config.use_margin else replace(pair, margin=float(record["margin"]))
 
     def values(self, model: nn.Module, batch: AnswersBatch) -> Tensor:
-        """[R] float32: the score of each row's answer."""
+        """Score of each row's answer, [R] float32."""
         rows, mask = batch.examples, batch.examples.attention_mask
         with own_lengths(model, mask.sum(1, keepdim=True)):
             output = model(input_ids=rows.input_ids, attention_mask=mask.long(), use_cache=False)

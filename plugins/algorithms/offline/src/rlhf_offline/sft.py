@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: cross-entropy on answers, none on prompts."""
+"""Supervised fine-tuning: cross-entropy on answers, not on prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .policy_only import PolicyOnly
 
 
 class SFT(PolicyOnly[Example, ExampleBatch]):
-    """Mean cross-entropy over the learnt tokens of the global batch, in nats."""
+    """Mean cross-entropy over the trained tokens of the global batch, in nats."""
 
     config: SFTConfig
 
@@ -31,13 +31,13 @@ class SFT(PolicyOnly[Example, ExampleBatch]):
         ):
             return
         raise DataError(
-            f"the record has no completion text (its keys: {', '.join(sorted(record))})",
+            f"the record lacks a completion text (keys: {', '.join(sorted(record))})",
             where="sft",
-            hint='each line needs {"prompt": …, "completion": "…"} or {"messages": […]}',
+            hint='write lines with {"prompt": …, "completion": "…"} or {"messages": […]}',
         )
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example | None:
-        """`prompt` (text or chat messages) and `completion` (text), or `messages` (a whole conversation)."""
+        """Encode `prompt` (text or chat messages) and `completion` (text), or `messages` (a whole conversation)."""
         self.check_record(record)
         if record.get("completion") is None:
             example = conversation_example(record["messages"], tokenizer, turns=self.config.turns)
@@ -60,7 +60,7 @@ class SFT(PolicyOnly[Example, ExampleBatch]):
             logits = target_logits(policy, batch)[mask]
         labels = batch.targets[mask]
         with torch.no_grad():
-            right = (logits.argmax(-1) == labels).sum()
+            correct = (logits.argmax(-1) == labels).sum()
         losses = -token_log_probs(logits, labels)
         total = losses.sum(dtype=torch.float64).to(losses.dtype)
-        return LossOutput({"policy": total}, {"sft/token_accuracy": Mean(right, mask.sum())})
+        return LossOutput({"policy": total}, {"sft/token_accuracy": Mean(correct, mask.sum())})

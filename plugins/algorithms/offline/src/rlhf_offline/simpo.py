@@ -1,4 +1,4 @@
-"""SimPO: the mean log-prob per token of an answer is its reward, without a reference."""
+"""SimPO: an answer's reward is its mean log-prob per token, without a reference."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""PPO for the rlhf framework: the algorithm, its value model and the seed's trainer classes.
+"""PPO for the rlhf framework: the algorithm, its value model and ColossalChat's trainer classes.
 
-`DetachedPPOTrainer`, and `DetachedPPOTrainerBase` to subclass, need the extra: pip install 'rlhf-ppo[ray]'. A class is
-imported when it is first asked for, so that listing plugins loads neither torch nor Ray.
+`DetachedPPOTrainer`, and `DetachedPPOTrainerBase` to subclass, need the extra: pip install 'rlhf-ppo[ray]'. Classes are
+imported on first use, so that listing plugins loads neither torch nor Ray.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""PPO: advantages over an episode, and the loss of a micro-batch."""
+"""PPO: advantages of an episode, and the loss of a micro-batch."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
     if config.ptx_path is not None and config.ptx_coef > 0:
         pretraining = PretrainingFile(config.ptx_path, context.tokenizer, config.ptx_max_tokens)
     sampling = context.sampling
-    made = PPO(
+    algorithm = PPO(
         config, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens, pretraining=pretraining
     )
-    check_groups("ppo", made.estimator, context.samples_per_prompt)
-    return made
+    check_groups("ppo", algorithm.estimator, context.samples_per_prompt)
+    return algorithm
 
 
 class PPO(PolicyObjective):
-    """Clipped policy and value losses on advantages from GAE, or from the estimator that `advantage` names."""
+    """Clipped policy and value losses. Advantages come from GAE, or from the estimator set in `advantage`."""
 
     config: PPOConfig
 
@@ -49,7 +49,15 @@ class PPO(PolicyObjective):
         pretraining: PretrainingData | None = None,
         pin_memory: bool = False,
     ) -> None:
-        """`pin_memory`: collate into page-locked memory, from which a GPU copies while it computes."""
+        """Create the algorithm.
+
+        Args:
+            config: Options of `algorithm: {name: ppo}`.
+            temperature: Sampling temperature of the rollouts.
+            max_new_tokens: Maximum response length in tokens. Needed by aggregations that divide by it.
+            pretraining: Text of the ptx loss.
+            pin_memory: Collate into page-locked memory, so that copies to the GPU overlap with computation.
+        """
         super().__init__(config, temperature=temperature, max_new_tokens=max_new_tokens)
         self._pretraining = pretraining
         self._pin_memory = pin_memory
@@ -57,7 +65,7 @@ class PPO(PolicyObjective):
         self._last_kl: tuple[float, int] | None = None
 
     def use_pretraining(self, data: PretrainingData) -> None:
-        """Set the text source of the ptx loss, for callers that know it only after construction."""
+        """Set the text source of the ptx loss, if it is only known after construction."""
         self._pretraining = data
 
     @property
@@ -80,33 +88,34 @@ class PPO(PolicyObjective):
         return self._controller.value
 
     def turn_scores(self, episode: Experience, view: EpisodeView) -> Tensor | None:
-        """[R, A] the part of the scores that was earned in turns of an environment; None without one."""
-        given: Tensor | None = episode.columns.get("turn_rewards")  # [R, A, rewards], raw
-        if given is None:
+        """Part of the scores earned in turns of an environment, [R, A]. None without an environment."""
+        rewards: Tensor | None = episode.columns.get("turn_rewards")  # [R, A, rewards], raw
+        if rewards is None:
             return None
-        return given @ torch.tensor([view.weights.get(name, 1.0) for name in episode.rewards])
+        return rewards @ torch.tensor([view.weights.get(name, 1.0) for name in episode.rewards])
 
     def estimate(
         self, episode: Experience, view: EpisodeView, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
     ) -> Experience:
-        """GAE's advantages, or those of the named estimator, whitened over the episode; returns are GAE's."""
+        """Advantages of GAE, or of the configured estimator, whitened over the episode. Returns are always GAE's."""
         assert episode.values is not None
         config, mask = self.config, episode.action_mask
         result = gae(rewards, episode.values, mask, config.gamma, config.lam)
         returns = result.returns
         if config.critic_lam is not None and config.critic_lam != config.lam:
             returns = gae(rewards, episode.values, mask, config.gamma, config.critic_lam).returns
-        learnt = replace(episode, advantages=result.advantages, returns=returns)
+        estimated = replace(episode, advantages=result.advantages, returns=returns)
         if self.estimator is not None:
-            learnt = super().estimate(learnt, view, rewards, kl, metrics)
+            estimated = super().estimate(estimated, view, rewards, kl, metrics)
         if config.whiten_advantages:
-            assert learnt.advantages is not None
-            learnt = replace(learnt, advantages=masked_whiten(learnt.advantages, mask, all_reduce=view.all_reduce))
+            assert estimated.advantages is not None
+            whitened = masked_whiten(estimated.advantages, mask, all_reduce=view.all_reduce)
+            estimated = replace(estimated, advantages=whitened)
         if kl is not None:
             self._last_kl = (metrics["kl/per_sample"], view.num_samples)
             metrics["kl/coef"] = self._controller.value
         metrics |= critic_metrics(episode, view, returns)
-        return learnt
+        return estimated
 
     def collate(self, items: Sequence[BufferItem]) -> Experience:
         batch = super().collate(items)
@@ -121,17 +130,17 @@ class PPO(PolicyObjective):
         return counts
 
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
-        learnt = self.terms_of(models["policy"], batch)
-        sums, metrics = learnt.sums, learnt.metrics
+        terms = self.terms_of(models["policy"], batch)
+        sums, metrics = terms.sums, terms.metrics
         if "ptx" in self.terms:
             sums["ptx"] = pretraining_loss(models["policy"], batch)
         if self.config.dual_clip is not None:
-            metrics["policy/dual_clip_fraction"] = Mean(learnt.loss.dual_clipped.sum(), batch.action_mask.sum())
+            metrics["policy/dual_clip_fraction"] = Mean(terms.loss.dual_clipped.sum(), batch.action_mask.sum())
         sums["value"], value_metrics = value_sum(models["critic"], batch, clip_eps=self.config.value_clip)
-        return LossOutput(sums, {**metrics, **value_metrics}, learnt.output.log_probs.detach())
+        return LossOutput(sums, {**metrics, **value_metrics}, terms.output.log_probs.detach())
 
     def set_option(self, name: str, value: float) -> None:
-        """Change `kl_coef`, where there is a reference; an adaptive controller continues from the new value."""
+        """Change `kl_coef`, if a reference exists. An adaptive controller continues from the new value."""
         super().set_option(name, value)
         self._controller = _controller(self.config)
 

@@ -1,4 +1,4 @@
-"""The value model: a transformer trunk with a scalar head; its loss, and how well it knows the returns."""
+"""The value model (a transformer trunk with a scalar head), its loss, and its explained variance."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rlhf_objective import explained_variance, value_loss
 from rlhf_passes import Packing, takes_packed_rows
 
 PEFT_PREFIX = "base_model.model."
-"""Prefix that PEFT adds to the parameter names of a model it wraps."""
+"""Prefix that PEFT adds to the parameter names of a wrapped model."""
 _HEAD_FILE = "value_head.safetensors"
 
 
 class Critic(nn.Module):
-    """Value of the state after each token: forward gives [B, S] float32.
+    """Value of the state after each token: forward returns [B, S] float32.
 
     The value of the state *before* response token t is read at position P + t - 1, with the same helper that slices
-    log-probs (`rlhf_forward.response_logits`). The head starts at zero, so a new critic predicts 0
-    everywhere, independent of the seed.
+    log-probs (`rlhf_forward.response_logits`). The head is initialized to zero, so a new critic predicts 0 everywhere,
+    independent of the seed.
     """
 
     def __init__(self, trunk: nn.Module, hidden_size: int) -> None:
@@ -45,17 +45,21 @@ class Critic(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path_or_model: str | Path | nn.Module, *, dtype: torch.dtype = torch.float32) -> Critic:
-        """A critic on a copy of a causal LM's trunk, or on the trunk in a folder.
+        """Create a critic on a copy of a causal LM's trunk, or on the trunk stored in a folder.
 
-        If the model has a LoRA adapter, the copy gets its own and its base stays frozen. A folder written by a critic's
-        `save_pretrained` includes the head.
+        If the model has a LoRA adapter, the copy gets its own adapter and its base stays frozen. A folder written by a
+        critic's `save_pretrained` includes the head.
+
+        Args:
+            path_or_model: Causal LM to copy, folder, or name on the hub.
+            dtype: Parameter type of a trunk that is loaded.
 
         Raises:
             UserInputError: Neither a folder nor a hub name, a hub that does not answer, or impossible layer counts.
         """
         if isinstance(path_or_model, nn.Module):
-            given: Any = path_or_model
-            model = given.get_base_model() if hasattr(given, "peft_config") else given
+            causal_lm: Any = path_or_model
+            model = causal_lm.get_base_model() if hasattr(causal_lm, "peft_config") else causal_lm
             trunk = copy.deepcopy(model.base_model)
             return cls(trunk, trunk.config.hidden_size)
         check_hub(str(path_or_model), where="Critic.from_pretrained")
@@ -67,13 +71,14 @@ class Critic(nn.Module):
         return critic
 
     def save_pretrained(self, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write trunk and head as safetensors, any LoRA adapter merged; `from_pretrained` reads them.
+        """Write trunk and head as safetensors for `from_pretrained`, with any LoRA adapter merged.
 
-        weights: the full state dict to write, where this module does not hold it (a strategy shards it); None is its
-        own.
+        Args:
+            path: Folder to write.
+            weights: Full state dict to write, if a strategy shards this module. None uses the module's own.
         """
-        given: Any = self.trunk
-        inner = given.get_base_model() if is_lora(given) else given
+        outer: Any = self.trunk
+        inner = outer.get_base_model() if is_lora(outer) else outer
         assert isinstance(inner, PreTrainedModel)
         state = merged_weights(self, dict(self.state_dict() if weights is None else weights))
         trunk = {
@@ -95,10 +100,17 @@ class Critic(nn.Module):
         packing: Packing | None = None,
         **inputs: Any,
     ) -> Tensor:
-        """input_ids [B, S] int64, attention_mask [B, S] (1 = real token) -> values [B, S] float32.
+        """Compute the value of the state after each token.
 
-        packing: how samples lie in one packed row ([1, S]); only where `takes_packed_rows`. inputs: what else the
-        trunk takes.
+        Args:
+            input_ids: [B, S] int64.
+            attention_mask: [B, S], 1 for real tokens.
+            position_ids: [B, S] int64. Ignored if the trunk does not accept them.
+            packing: Layout of the samples in one packed row ([1, S]). Requires `takes_packed_rows`.
+            inputs: Other inputs of the trunk.
+
+        Returns:
+            Values [B, S] float32.
         """
         options: dict[str, Any] = inputs if packing is None else {"packing": packing, **inputs}
         if self._takes_positions and position_ids is not None:
@@ -106,12 +118,12 @@ class Critic(nn.Module):
         output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
         hidden: Tensor = output.last_hidden_state
         values: Tensor = self.value_head(hidden.to(self.value_head.weight.dtype))
-        # A copy: FSDP's backward starts at the output, and cannot be hooked to a view.
+        # Copy, because FSDP's backward hook is registered on the output and does not work on a view.
         return values.squeeze(-1).to(torch.float32, copy=True)
 
 
 def critic_metrics(episode: Experience, view: EpisodeView, returns: Tensor) -> dict[str, float]:
-    """Metrics over all rows of the episode. Collective."""
+    """Compute value metrics over all rows of the episode. Collective."""
     assert episode.values is not None
     mask, reduce = episode.action_mask, view.all_reduce
     metrics = {
@@ -125,7 +137,7 @@ def critic_metrics(episode: Experience, view: EpisodeView, returns: Tensor) -> d
 
 
 def value_sum(critic: nn.Module, batch: Experience, *, clip_eps: float | None) -> tuple[Tensor, dict[str, Mean]]:
-    """Forward a micro-batch through the critic: the sum of its loss over the tokens."""
+    """Compute the value loss of a micro-batch, summed over tokens, and its metrics."""
     assert batch.values is not None and batch.returns is not None
     mask = batch.action_mask
     result = value_loss(value_forward(critic, batch), batch.values, batch.returns, mask, clip_eps=clip_eps)

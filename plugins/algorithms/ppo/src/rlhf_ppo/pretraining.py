@@ -1,4 +1,4 @@
-"""The ptx loss: language modelling on pretraining text beside the policy's loss (InstructGPT, Ouyang 2022)."""
+"""The ptx loss: language modeling on pretraining text, added to the policy's loss (InstructGPT, Ouyang 2022)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rlhf_objective import masked_cross_entropy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainingExperience(Experience):
-    """An experience with pretraining text beside it."""
+    """An experience with a batch of pretraining text."""
 
     ptx_ids: Tensor
-    """[B', T] int64, padded right."""
+    """[B', T] int64, right-padded."""
     ptx_mask: Tensor
-    """[B', T] bool, True = a token that is predicted (never the first of a row)."""
+    """[B', T] bool, True for predicted tokens. The first token of a row is never predicted."""
     ptx_attention_mask: Tensor
-    """[B', T] bool, True = a real token."""
+    """[B', T] bool, True for real tokens."""
 
 
 class PretrainingData(Protocol):
@@ -37,9 +37,9 @@ class PretrainingData(Protocol):
 
 
 class PretrainingFile:
-    """Texts of a JSON Lines file; sample n goes with text n modulo their number.
+    """Texts of a JSON Lines file. Sample n is paired with text n modulo the number of texts.
 
-    So the text of an update does not depend on its split over micro-batches or ranks.
+    Thus the text of an update does not depend on its split into micro-batches or ranks.
     """
 
     def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> None:
@@ -49,7 +49,7 @@ class PretrainingFile:
             for text in _read_texts(Path(path))
         ]
         if not self._encoded:
-            raise DataError("holds no text", where=path, hint='one {"text": "…"} a line')
+            raise DataError("contains no text", where=path, hint='write one {"text": "…"} per line')
 
     def attach(self, batch: Experience, items: Sequence[BufferItem]) -> PretrainingExperience:
         rows = [self._encoded[item.sample_id % len(self._encoded)] for item in items]
@@ -61,37 +61,45 @@ class PretrainingFile:
 
 
 class PretrainingLoader:
-    """Batches of a data loader (`input_ids`, `attention_mask`, maybe `labels` with -100 where nothing is learnt).
+    """Batches of a data loader: `input_ids`, `attention_mask`, and optionally `labels` with -100 for tokens not
+    predicted.
 
-    Each micro-batch that counts takes one, so the text of an update depends on how it is split, as in ColossalChat;
-    the loss is divided by all predicted tokens of the update either way.
+    Each micro-batch that is not masked takes the next batch, so the text of an update depends on its split into
+    micro-batches, as in ColossalChat. The loss is divided by the number of predicted tokens in the update.
     """
 
     def __init__(self, batches: Iterator[Mapping[str, Tensor]]) -> None:
-        """`batches` is endless."""
+        """Read from `batches`, an endless iterator."""
         self._batches = batches
         self._last: Mapping[str, Tensor] | None = None
 
     def attach(self, batch: Experience, items: Sequence[BufferItem]) -> PretrainingExperience:
         counts = any(bool(item.action_mask.any()) for item in items)
-        if counts or self._last is None:  # a masked filler micro-batch reuses the last text
+        if counts or self._last is None:  # a fully masked filler micro-batch reuses the last text
             self._last = next(self._batches)
         text = {name: torch.as_tensor(values) for name, values in self._last.items()}
         real = text["attention_mask"].bool()
-        learnt = real & (text["labels"] != -100) if "labels" in text else real
-        return with_pretraining(batch, text["input_ids"], real, learnt if counts else torch.zeros_like(real))
+        predicted = real & (text["labels"] != -100) if "labels" in text else real
+        return with_pretraining(batch, text["input_ids"], real, predicted if counts else torch.zeros_like(real))
 
 
-def with_pretraining(batch: Experience, ids: Tensor, real: Tensor, learnt: Tensor) -> PretrainingExperience:
-    """`learnt` marks the tokens to predict; the first token of a row has nothing to be predicted from."""
-    learnt = learnt.clone()
-    learnt[:, 0] = False
+def with_pretraining(batch: Experience, ids: Tensor, real: Tensor, predicted: Tensor) -> PretrainingExperience:
+    """Add a batch of text to an experience.
+
+    Args:
+        batch: Experience to extend.
+        ids: [B', T] int64.
+        real: [B', T] bool, True for real tokens.
+        predicted: [B', T] bool, True for tokens to predict. The first token of a row is excluded.
+    """
+    predicted = predicted.clone()
+    predicted[:, 0] = False
     values = {f.name: getattr(batch, f.name) for f in fields(Experience)}
-    return PretrainingExperience(**values, ptx_ids=ids, ptx_mask=learnt, ptx_attention_mask=real)
+    return PretrainingExperience(**values, ptx_ids=ids, ptx_mask=predicted, ptx_attention_mask=real)
 
 
 def pretraining_count(batch: Experience) -> float:
-    """Predicted tokens of the batch: its share of the divisor."""
+    """Number of predicted tokens in the batch, which is its share of the divisor."""
     assert isinstance(batch, PretrainingExperience)
     return float(batch.ptx_mask.sum())
 
@@ -116,5 +124,5 @@ def _read_texts(path: Path) -> Iterator[str]:
         except (ValueError, KeyError, TypeError):
             raise DataError('is not {"text": "…"}', where=f"{path}:{number}") from None
         if not isinstance(text, str) or not text:
-            raise DataError('"text" must be text, and not empty', where=f"{path}:{number}")
+            raise DataError('"text" must be a string that is not empty', where=f"{path}:{number}")
         yield text

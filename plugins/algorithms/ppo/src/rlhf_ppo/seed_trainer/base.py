@@ -1,4 +1,4 @@
-"""`OLTrainer`: the base of the seed's trainers that learn from answers they sample."""
+"""`OLTrainer`: base of ColossalChat's trainers that learn from answers they sample."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ logger = logging.getLogger("rlhf")
 class SampleBuffer:
     """`PPOTrainer.data_buffer`: this process's samples of the current episode, newest last.
 
-    During collection they have raw rewards only; when training starts they get advantages, and the samples of all
-    processes are redistributed.
+    During collection the samples have raw rewards only. When training starts, they are redistributed over the processes
+    and get advantages.
     """
 
     def __init__(self, sample_batch_size: int, limit: int, *, seed: int) -> None:
-        """limit: most samples kept, oldest dropped first; 0 or less means no limit. seed: seed of `sample`."""
+        """Create an empty buffer.
+
+        Args:
+            sample_batch_size: Maximum number of samples that `sample` returns.
+            limit: Maximum number of samples kept, oldest dropped first. 0 or less means unlimited.
+            seed: Random seed of `sample`.
+        """
         self.items: list[BufferItem] = []
         self.limit = limit
         self._sample_batch_size = sample_batch_size
@@ -39,12 +45,12 @@ class SampleBuffer:
         return len(self.items)
 
     def append(self, experience: Experience) -> None:
-        """Add a batch's samples; over the limit the oldest are dropped, with a warning."""
+        """Add a batch's samples. Beyond the limit the oldest are dropped with a warning."""
         self.items += split(experience)
         num_dropped = len(self.items) - self.limit if self.limit > 0 else 0
         if num_dropped > 0:
             logger.warning(
-                "buffer_limit is %d samples: the %d oldest of %d are dropped, untrained",
+                "buffer_limit is %d samples: dropped the %d oldest of %d before training on them",
                 self.limit,
                 num_dropped,
                 len(self.items),
@@ -52,26 +58,26 @@ class SampleBuffer:
             del self.items[:num_dropped]
 
     def sample(self) -> Experience:
-        """A batch of samples drawn at random, at most `train_batch_size` of them."""
+        """Draw a random batch of at most `train_batch_size` samples."""
         self._num_drawn += 1
         order = permutation(len(self.items), self._seed, "data-buffer", self._num_drawn)
         return collate([self.items[index] for index in order[: self._sample_batch_size]])
 
     def clear(self) -> None:
-        """Forget all samples."""
+        """Remove all samples."""
         self.items.clear()
 
 
 class OLTrainer(Trainer[Experience]):
-    """Attributes of such a trainer, and the steps of its `fit`, each of which a subclass may override.
+    """Attributes of an online trainer, and the steps of its `fit`, which a subclass may override.
 
     `fit` calls `_before_fit` once. An episode is `num_collect_steps` calls of `_make_experience`, whose samples go into
-    `data_buffer`, then `num_update_steps` calls of `_learn`, which calls `_training_step` for each batch; where due,
-    `_save_checkpoint` follows.
+    `data_buffer`, then `num_update_steps` calls of `_learn`, which calls `_training_step` for each batch, followed by
+    `_save_checkpoint` if a checkpoint is due.
 
     The loop is core's. Every rank collects from its own prompts, then all ranks exchange their samples. Batches are
-    `Experience`, as the seed's steps and callbacks expect. Only a batch that completes an update fires the hooks
-    `rlhf_update_…` and enters the metrics.
+    `Experience`, as ColossalChat's steps and callbacks expect. Only a batch that completes an update calls the hooks
+    `rlhf_update_…` and is logged.
     """
 
     experience_maker: SeedMaker
@@ -82,7 +88,7 @@ class OLTrainer(Trainer[Experience]):
     _num_collect_steps: int
     _num_passes: int
     _pass: tuple[Iterable[Experience], int, int]
-    """The pass that `_learn` is called for: its batches, episode and number."""
+    """The pass that `_learn` runs: its batches, episode and number."""
 
     def __init__(
         self,
@@ -103,16 +109,16 @@ class OLTrainer(Trainer[Experience]):
         for callback in callbacks:
             self.hooks.register(adapt_callback(callback))
         self.num_train_step = 0
-        """Optimizer steps so far, over all fits and what came before a resume."""
+        """Optimizer steps so far, over all fits, including those before a resume."""
         self._version = 0
         self._gap_version: int | None = None
-        """Policy version to measure the log-prob gap against; None after an episode's first step."""
+        """Policy version against which to measure the log-prob gap. None after an episode's first step."""
         self._episode = 0
         self._num_batches = 0
         self._ends_episode = False
-        """Whether the batch yielded last is the episode's last."""
+        """Whether the last yielded batch is the episode's last."""
         self._metrics: Metrics = {}
-        """Metrics of the last step; kept here because the seed's `_training_step` returns nothing."""
+        """Metrics of the last step, stored here because ColossalChat's `_training_step` returns nothing."""
 
     @abstractmethod
     def _make_experience(self, collect_step: int) -> Experience: ...
@@ -127,7 +133,8 @@ class OLTrainer(Trainer[Experience]):
     def completes_update(self) -> bool:
         """Whether the current batch is the last of an optimizer step, or of its episode.
 
-        A step takes `accumulation_steps` batches, across an episode's passes; the last of an episode may have fewer.
+        A step takes `accumulation_steps` batches, across an episode's passes. The last step of an episode may have
+        fewer.
         """
         return self._ends_episode or self._num_batches % self.accumulation_steps == 0
 
@@ -137,12 +144,12 @@ class OLTrainer(Trainer[Experience]):
         self._episode, self._gap_version = episode, self._version
         for step in range(self._num_collect_steps):
             buffer.append(self._make_experience(step))
-        everywhere = self._context.strategy.all_gather_objects(buffer.items)
+        gathered = self._context.strategy.all_gather_objects(buffer.items)
         times = self.experience_maker.take_times()
-        made = collected_episode([item for part in everywhere for item in part], times)
-        estimated = self._estimates.of(made, self._version, timer=self._record.timer)
+        collected = collected_episode([item for part in gathered for item in part], times)
+        estimated = self._estimates.of(collected, self._version, timer=self._record.timer)
         buffer.items = list(estimated.items)
-        self._record.rollouts(episode, made, estimated)
+        self._record.rollouts(episode, collected, estimated)
         self._num_batches, placed = 0, dict[tuple[int, int], BufferItem]()
         epochs = (self._experiences(list(each), n, placed) for n, each in enumerate(estimated.epochs, start=1))
         return EpisodeBatches(epochs, estimated.metrics)
@@ -156,12 +163,12 @@ class OLTrainer(Trainer[Experience]):
             yield collate([self._place(item, placed) for item in batch])
 
     def _place(self, item: BufferItem, placed: dict[tuple[int, int], BufferItem]) -> BufferItem:
-        """The item where samples are held until they are used; moved to the device once in an episode."""
+        """Return the item on the device, moved once per episode, or on the CPU if `buffer_cpu_offload`."""
         if self._context.batching.buffer_cpu_offload:
             return item
         device = self._context.strategy.device
         if not bool(item.action_mask.any()):
-            return to_device(item, device)  # a masked copy that shares its sample's id
+            return to_device(item, device)  # a masked copy with the same id as its sample
         place = item.sample_id, item.branch
         if place not in placed:
             placed[place] = to_device(item, device)

@@ -1,7 +1,7 @@
-"""A ColossalAI `Booster` that the user made, seen as a `Strategy`.
+"""Adapt a ColossalAI `Booster` created by the user to a `Strategy`.
 
-ColossalAI is not imported: any object with a Booster's methods (`backward`, `no_sync`, `save_model`, …) is one.
-Models and optimizers have been through `booster.boost` already, so this never wraps anything itself.
+ColossalAI is not imported: any object with a Booster's methods (`backward`, `no_sync`, `save_model`, …) is accepted.
+Models and optimizers were already passed to `booster.boost`, so this module never wraps them.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _METHODS = ("backward", "no_sync", "save_model", "load_model", "save_optimizer",
 _SHARDING = frozenset({"GeminiPlugin"})
 """Plugins that shard models across processes."""
 _REFUSED = {"TorchFSDPPlugin": "fsdp"}
-"""Plugins that cannot pass weights to an engine -> our strategy that replaces them."""
+"""Plugins that cannot pass weights to an engine, and our strategy that replaces them."""
 _NOT_ON_A_CPU = {"LowLevelZeroPlugin": "low-level-zero", "GeminiPlugin": "gemini"}
-"""Plugins that need CUDA streams and kernels -> our strategy that also runs on a CPU."""
+"""Plugins that need CUDA streams and kernels, and our strategy that also runs on a CPU."""
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _TIMEOUT_SECONDS = 1800.0
 
 
 def is_booster(candidate: object) -> bool:
-    """Whether it has the Booster methods used here."""
+    """Whether the object has the Booster methods used here."""
     return all(callable(getattr(candidate, name, None)) for name in _METHODS)
 
 
 def tensor_parallel_size(booster: object) -> int:
-    """Processes that share one layer: above 1 with a tensor-parallel plugin only."""
+    """Number of processes that share one layer: above 1 only with a tensor-parallel plugin."""
     return int(getattr(getattr(booster, "plugin", None), "tp_size", 1) or 1)
 
 
 class BoosterAdapter(GroupStrategy):
-    """One Booster and the model and optimizer it boosted.
+    """A Booster with the model and optimizer it boosted.
 
     Gradients are clipped by the Booster's plugin, as everywhere in ColossalAI.
     """
@@ -63,9 +63,9 @@ class BoosterAdapter(GroupStrategy):
         for name, ours in _REFUSED.items():
             if name in plugins:
                 raise UserInputError(
-                    f"{name} keeps no weights that an engine could sample from",
+                    f"{name} does not keep weights in a form that an engine can sample from",
                     where="PPOTrainer.actor_booster",
-                    hint=f"give the strategy `{ours}` of this framework in its place",
+                    hint=f"pass the strategy `{ours}` of this framework instead",
                 )
         device = _device_of(model)
         for name, ours in _NOT_ON_A_CPU.items():
@@ -73,7 +73,7 @@ class BoosterAdapter(GroupStrategy):
                 raise UserInputError(
                     f"a Booster of {name} does not train on a CPU",
                     where="PPOTrainer.actor_booster",
-                    hint=f'strategy_by_name("{ours}") of rlhf_seed.strategies does',
+                    hint=f'pass rlhf_seed.strategy_by_name("{ours}") instead',
                 )
         self._booster = booster
         self._optimizer = optimizer
@@ -98,7 +98,7 @@ class BoosterAdapter(GroupStrategy):
         *,
         max_grad_norm: float | None = None,
     ) -> TrainedModel:
-        """Accept a model and optimizer that are boosted already."""
+        """Accept a model and optimizer that are already boosted."""
         return TrainedModel(model, optimizer, scheduler)
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
@@ -115,7 +115,7 @@ class BoosterAdapter(GroupStrategy):
     def step(self, trained: TrainedModel) -> float:
         optimizer: Any = trained.optimizer
         if not self._knows_norm(optimizer):
-            # A plain wrapper, or none: the gradients are torch's.
+            # A plain wrapper or a torch optimizer: the gradients are torch's.
             return torch_step(_torch_optimizer(optimizer), trained.scheduler, None, LossScale(enabled=False))
         with self.group.guard("the optimizer step of the other processes"):
             optimizer.step()
@@ -134,13 +134,16 @@ class BoosterAdapter(GroupStrategy):
             optimizer.chunk_manager.accumulating_grads = False  # Gemini's next backward overwrites its chunks
 
     def _knows_norm(self, optimizer: Any) -> bool:
-        """ZeRO, Gemini and hybrid optimizers clip, and know the norm, in their step; the base wrapper does not."""
+        """Whether the optimizer clips in its step and reports the gradient norm.
+
+        ZeRO, Gemini and hybrid optimizers do. The base wrapper does not.
+        """
         method = getattr(type(optimizer), "get_grad_norm", None)
         return method is not None and method.__qualname__.partition(".")[0] != "OptimizerWrapper"
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = innermost(model)
-        # `innermost` looks inside PEFT too; the adapter belongs to the model.
+        # `innermost` also unwraps PEFT, but the adapter is part of the model.
         return next((m for m in model.modules() if hasattr(m, "peft_config") and hasattr(m, "disable_adapter")), inner)
 
     def state_dict_shards(
@@ -160,7 +163,7 @@ class BoosterAdapter(GroupStrategy):
         self._booster.load_model(model, str(path))
 
     def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
-        """A torch optimizer as safetensors; a sharded one as the Booster does, in ColossalAI's own format."""
+        """Save a torch optimizer as safetensors, and a sharded one in ColossalAI's own format."""
         if self._knows_norm(optimizer):
             self._booster.save_optimizer(optimizer, str(path), shard=True)
         elif self.is_main:
@@ -180,7 +183,7 @@ def _torch_optimizer(optimizer: Any) -> Optimizer:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    """The device this process computes on, even where a plugin has offloaded the parameters to the host."""
+    """The device this process computes on, even if a plugin has offloaded the parameters to the host."""
     device = next(model.parameters()).device
     if device.type == "cpu" and torch.cuda.is_available() and torch.distributed.is_initialized():
         backend = torch.distributed.get_backend()

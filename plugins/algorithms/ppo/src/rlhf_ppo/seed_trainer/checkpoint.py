@@ -1,4 +1,4 @@
-"""What a `PPOTrainer` writes: checkpoints (`save_dir/step-N/`, whole or not at all), and logs in `log_dir`."""
+"""Write the files of a `PPOTrainer`: atomic checkpoints in `save_dir/step-N/`, and logs in `log_dir`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .saving import save_actor
 _KEEP_ALL = 1 << 30
 _METRICS = "metrics.jsonl"
 _WITH_ADAPTER = "policy-with-adapter"
-"""Folder of a LoRA policy to resume from, base and adapter separate; in `policy` they are merged."""
+"""Folder of a LoRA policy for resuming, with base and adapter separate. In `policy` they are merged."""
 
 
 class TrainerCheckpoints:
-    """Writes and reads the state of a trainer. Every call is collective."""
+    """Save and load the state of a trainer. Every call is collective."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class TrainerCheckpoints:
         self._is_lora = is_lora(context.strategy.unwrap(self._policy))
         name = _WITH_ADAPTER if self._is_lora else "policy"
         self._trained = {name if role == "policy" else role: each for role, each in context.trained.items()}
-        """By the name of its folder: `policy` is what transformers loads."""
+        """Models by folder name. `policy` is the folder that transformers loads."""
 
     def save(self, state: RunState, progress: Mapping[str, Any]) -> Path:
-        """Write `step-<state.step>`; `progress` is the position of the loaders. Returns the folder."""
+        """Write `step-<state.step>`, with the position of the loaders in `progress`. Return the folder."""
         with self._store.writing(state.step, self._strategy) as partial:
             save_run_state(partial, state, progress, self._trained, self._strategy)
             if self._is_lora:
@@ -60,16 +60,20 @@ class TrainerCheckpoints:
         return self._store.path(state.step)
 
     def load(self, path: Path | None) -> tuple[RunState, dict[str, Any]]:
-        """Restore models, optimizers and schedulers from `path`, or from the newest complete checkpoint. Raises
-        `CheckpointError` when there is none, `UserInputError` when `path` is damaged."""
+        """Restore models, optimizers and schedulers from `path`, or from the newest complete checkpoint.
+
+        Raises:
+            CheckpointError: The folder contains no checkpoint.
+            UserInputError: The checkpoint at `path` is damaged.
+        """
         chosen = self._store.newest() if path is None else find_complete_checkpoint(path)
         if chosen is None:
             where = str(path or self._folder)
-            raise CheckpointError("holds no checkpoint", where=where, hint="is save_interval above 0?")
+            raise CheckpointError("contains no checkpoint", where=where, hint="is save_interval above 0?")
         return load_run_state(chosen, self._trained, self._strategy), load_channel_state(chosen) or {}
 
     def _complete_policy(self, folder: Path) -> None:
-        """Write config and tokenizer beside the policy's weights, so that transformers can load the folder."""
+        """Write config and tokenizer next to the policy's weights, so that transformers can load the folder."""
         policy: Any = self._strategy.unwrap(self._policy)
         if not self._is_lora:
             write_model_config(policy, stored_dtype(folder), folder)
@@ -79,10 +83,13 @@ class TrainerCheckpoints:
 def open_record(
     log_dir: str | Path | None, *, use_wandb: bool, is_main: bool, step: int, hooks: HookRelay, stack: ExitStack
 ) -> EpisodeRecord:
-    """Open the record of a fit that continues after update `step`; `stack` closes it and unregisters its loggers.
+    """Open the record of a fit that continues after update `step`.
 
-    Without `log_dir` (or away from rank 0) nothing is written. A `log_dir` that holds another fit's metrics gets a
-    subfolder for this one. Raises `UserInputError` where a logger's package is missing, or W&B has no folder.
+    Without `log_dir`, and on ranks other than 0, nothing is written. If `log_dir` contains another fit's metrics, this
+    fit gets a subfolder. `stack` closes the record and unregisters its loggers.
+
+    Raises:
+        UserInputError: A logger's package is missing, or `use_wandb` is set without `log_dir`.
     """
     if log_dir is None and use_wandb:
         raise UserInputError("use_wandb needs a log_dir", where="PPOTrainer.fit", hint='log_dir="./logs"')
@@ -100,7 +107,9 @@ def open_record(
 
 
 def _folder(log_dir: Path, step: int) -> Path:
-    """`log_dir`, unless it holds metrics that this fit does not continue; then `fit-2`, `fit-3`, … in it."""
+    """`log_dir`, or the first of its subfolders `fit-2`, `fit-3`, … if it contains metrics that this fit does not
+    continue.
+    """
     candidates = (log_dir if number == 1 else log_dir / f"fit-{number}" for number in range(1, 1 << 20))
     return next(folder for folder in candidates if _continues(folder / _METRICS, step))
 

@@ -1,4 +1,4 @@
-"""`DetachedPPOTrainer`: the seed's PPO trainer actor. Needs `rlhf-ray`."""
+"""`DetachedPPOTrainer`: ColossalChat's PPO trainer as a Ray actor. Needs `rlhf-ray`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlhf_core.types import Experience
 try:
     import ray
 
-    from rlhf_ray.actor_context import settle
+    from rlhf_ray.actor_context import set_up_process
     from rlhf_ray.calls import own_name
     from rlhf_ray.detached_trainer import DetachedTrainer, FitPlan
     from rlhf_ray.ray_sync import MakerSync, SyncReport
 except ModuleNotFoundError as error:
     hint = "pip install 'rlhf-ppo[ray]'"
-    raise ImportError(f"DetachedPPOTrainer needs rlhf-ray, which is not installed: {hint}") from error
+    raise ImportError(f"DetachedPPOTrainer requires rlhf-ray, which is not installed: {hint}") from error
 
 from ..config import PPOConfig
 from .detached_learner import DetachedLearner
@@ -36,11 +36,11 @@ _SHARD_BYTES = 64 * 1024**2
 
 
 class DetachedPPOTrainerBase(DetachedTrainer):
-    """The class behind `DetachedPPOTrainer`: subclass it to override steps, and decorate with `ray.remote`.
+    """Class of the actor `DetachedPPOTrainer`. Subclass it to override steps, and decorate it with `ray.remote`.
 
-    An overriding `training_step` finds `actor`, `critic` (as the strategy wrapped them), `actor_optim`,
-    `critic_optim`, and `actor_booster`, `critic_booster` and `strategy` (what `strategy_fn` returned; a Booster's is
-    adapted in `strategy`).
+    An overriding `training_step` may use `actor` and `critic` (as the strategy wrapped them), `actor_optim`,
+    `critic_optim`, `actor_booster` and `critic_booster` (the result of `strategy_fn`), and `strategy` (the same, with a
+    Booster adapted).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         eps_clip: float = 0.2,
         value_clip: float = 0.4,
         dataloader_pin_memory: bool = True,
-        callbacks: list[Any] = [],  # noqa: B006 - the seed's default; never changed
+        callbacks: list[Any] = [],  # noqa: B006 - ColossalChat's default, never modified
         eval_performance: bool = False,
         debug: bool = False,
         update_lora_weights: bool = False,
@@ -87,13 +87,13 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         )
         if eval_performance:
             self.hooks.register(_performance_hook(), name="performance")
-        settle(env_info)
+        set_up_process(env_info)
         config = PPOConfig(
             clip_eps=eps_clip, value_clip=value_clip, gamma=gamma, lam=lam, entropy_coef=entropy_coef, kl_coef=0.0
         )
-        made = strategy_fn()
+        strategy = strategy_fn()
         self._learner = DetachedLearner(
-            made,
+            strategy,
             model_fn,
             config,
             lr={"policy": actor_lr, "critic": critic_lr},
@@ -103,7 +103,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
             micro_batch_tokens=micro_batch_tokens,
         )
         self.strategy = self._learner.strategy
-        self.actor_booster = self.critic_booster = made
+        self.actor_booster = self.critic_booster = strategy
         self.actor, self.actor_optim, _ = self._learner.trained["policy"]
         self.critic, self.critic_optim, _ = self._learner.trained["critic"]
         self._update_lora_weights = update_lora_weights
@@ -112,7 +112,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         self._fitting = False
 
     def fit(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
-        """As `DetachedTrainer.fit`. Trainers of one process group are to be called with the same numbers."""
+        """Train as `DetachedTrainer.fit`. Call it with the same arguments on all trainers of a process group."""
         self._fitting = True
         try:
             super().fit(total_steps, update_steps, train_epochs)
@@ -121,7 +121,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
 
     @ray.method(concurrency_group="compute")
     def training_step(self, experience: Experience) -> dict[str, float]:  # type: ignore[override]
-        """One PPO update on a batch: the losses of actor and critic before it."""
+        """Make one PPO update on a batch and return the losses of actor and critic before it."""
         metrics = self._learner.step(experience)
         return {"actor_loss": metrics["loss/policy"], "critic_loss": metrics["loss/value"]}
 
@@ -129,7 +129,10 @@ class DetachedPPOTrainerBase(DetachedTrainer):
     def strategy_save_actor(self, path: str, only_rank0: bool = False) -> None:
         """Write a folder for `AutoModelForCausalLM.from_pretrained`, LoRA merged. Collective.
 
-        only_rank0: accepted for the seed's signature; rank 0 writes, the others help to gather.
+        Args:
+            path: Folder to write.
+            only_rank0: Ignored, accepted for compatibility with ColossalChat. Rank 0 writes, the others help to
+                gather.
         """
         self._save(lambda: self._learner.save("policy", Path(path)))
 
@@ -140,27 +143,29 @@ class DetachedPPOTrainerBase(DetachedTrainer):
 
     @ray.method(concurrency_group="model_io")
     def strategy_save_actor_optim(self, path: str, only_rank0: bool = False) -> None:
-        """Write the actor's optimizer state into a folder. Collective, as `strategy_save_actor`."""
+        """Write the actor's optimizer state to a folder. Collective, as `strategy_save_actor`."""
         self._save(lambda: self._learner.save_optimizer("policy", Path(path)))
 
     @ray.method(concurrency_group="model_io")
     def strategy_save_critic_optim(self, path: str, only_rank0: bool = False) -> None:
-        """Write the critic's optimizer state into a folder. Collective, as `strategy_save_actor`."""
+        """Write the critic's optimizer state to a folder. Collective, as `strategy_save_actor`."""
         self._save(lambda: self._learner.save_optimizer("critic", Path(path)))
 
     @ray.method(concurrency_group="model_io")
     def get_sync_report(self) -> SyncReport | None:
-        """Report of the last weight sync (bytes, seconds, makers); None before the first."""
+        """Report of the last weight sync (bytes, seconds, makers). None before the first."""
         return self._sync_to_makers.report
 
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
         """Send actor and critic as version `policy_version + 1`. Collective.
 
-        fully_update: send all weights, not the adapter alone. config: may set `max_shard_bytes` for this call.
+        Args:
+            fully_update: Send all weights, not only the adapter.
+            config: May contain `max_shard_bytes` for this call.
         """
         max_shard_bytes = config.pop("max_shard_bytes", self._max_shard_bytes)
         if config:
-            raise TypeError(f"_update_remote_makers got {sorted(config)}; it knows max_shard_bytes")
+            raise TypeError(f"_update_remote_makers got {sorted(config)}, but accepts only max_shard_bytes")
         with self._learner.busy:
             self._sync_to_makers.send(
                 self.policy_version + 1,
@@ -177,10 +182,10 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         )
 
     def _own_makers(self) -> list[str]:
-        """Names of the makers this rank sends to; a maker named by several ranks is served by the first."""
+        """Names of the makers this rank sends to. A maker listed by several ranks is served by the first."""
         strategy = self._learner.strategy
-        named = strategy.all_gather_objects(list(self.makers.names))
-        earlier = {name for names in named[: strategy.rank] for name in names}
+        gathered = strategy.all_gather_objects(list(self.makers.names))
+        earlier = {name for names in gathered[: strategy.rank] for name in names}
         return [name for name in self.makers.names if name not in earlier]
 
     def _agree(self, outcome: Experience | str) -> Experience | str:
@@ -188,15 +193,15 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         return next((reason for reason in reasons if reason is not None), outcome)
 
     def _step_device(self) -> torch.device:
-        """CPU: the updater splits batches and moves each micro-batch to the device."""
+        """CPU, because the updater splits batches and moves each micro-batch to the device."""
         return torch.device("cpu")
 
     def _save(self, save: Callable[[], None]) -> None:
         if self._fitting and self._learner.strategy.world_size > 1:
             raise RlhfError(
-                "cannot save while several trainers fit: saving needs all of them at the same point",
+                "cannot save while several trainers fit: saving requires all of them to be at the same step",
                 where="DetachedPPOTrainer",
-                hint="wait for fit, then call it on every trainer",
+                hint="wait for fit to finish, then save on every trainer",
             )
         save()
 
@@ -224,29 +229,33 @@ class DetachedPPOTrainerBase(DetachedTrainer):
     }
 )
 class DetachedPPOTrainer(DetachedPPOTrainerBase):
-    """PPO on what `ExperienceMakerHolder` actors make; sends them its weights.
+    """Ray actor that trains PPO on the output of `ExperienceMakerHolder` actors and sends them its weights.
 
-    Start it under a name, by which the makers find it. Several trainers are one process group when `env_info` says so
-    (rank, world_size, local_rank, master_addr, master_port): call `fit`, `sync_…` and `strategy_save_…` on all.
+    Start it under a name, so that the makers can find it. Several trainers form one process group if `env_info` is set
+    (rank, world_size, local_rank, master_addr, master_port). Then call `fit`, `sync_…` and `strategy_save_…` on all of
+    them. The KL coefficient is set on the makers and sent with each sample.
 
-    strategy_fn: a core `Strategy` or a ColossalAI `Booster`. model_fn: (actor, critic), a transformers causal
-    LM and a `Critic`. The KL coefficient is set on the makers and sent with each sample.
-    train_batch_size: samples of a batch of this trainer. buffer_limit: batches that may wait; 0 or less = any.
-    eps_clip, value_clip, gamma, lam, entropy_coef: as in `PPOConfig`; advantages are whitened over an update's batches,
-    those of all trainers of the process group.
-    eval_performance: print throughput when a fit ends; needs `rlhf-plan`.
-    update_lora_weights: send only the LoRA weights; `sync_models_to_remote_makers` always sends all.
-    micro_batch_tokens: most tokens in one forward; None runs a batch whole. The result is the same.
-    max_shard_bytes: most bytes of one chunk of weights. sync_timeout_seconds: longest wait for a maker to take one.
+    Args:
+        strategy_fn: Returns a core `Strategy` or a ColossalAI `Booster`.
+        model_fn: Returns (actor, critic): a transformers causal LM and a `Critic`.
+        train_batch_size: Samples per batch of this trainer.
+        buffer_limit: Maximum number of waiting batches. 0 or less means unlimited.
+        eps_clip, value_clip, gamma, lam, entropy_coef: As in `PPOConfig`. Advantages are whitened over all batches
+            of an update, over all trainers of the process group.
+        eval_performance: Print throughput at the end of a fit. Needs `rlhf-plan`.
+        update_lora_weights: Send only the LoRA weights. `sync_models_to_remote_makers` always sends all.
+        micro_batch_tokens: Maximum tokens per forward. None uses the whole batch. The result is the same.
+        max_shard_bytes: Maximum bytes per chunk of weights.
+        sync_timeout_seconds: Maximum time for a maker to receive a chunk.
     """
 
 
 def _performance_hook() -> object:
-    """The hook plugin `performance` of `rlhf-plan`, which prints what it logs."""
-    shown = logging.getLogger("rlhf.performance")
-    shown.setLevel(logging.INFO)
-    if not shown.handlers:  # an earlier trainer of this process has added it
-        shown.addHandler(logging.StreamHandler(sys.stdout))
+    """Build the hook plugin `performance` of `rlhf-plan` and print its log output."""
+    output = logging.getLogger("rlhf.performance")
+    output.setLevel(logging.INFO)
+    if not output.handlers:  # an earlier trainer in this process may have added one
+        output.addHandler(logging.StreamHandler(sys.stdout))
     selected = load("hooks", "performance")
     hook: object = selected.build(selected.component.config(), HookContext(run_folder=Path()))
     return hook

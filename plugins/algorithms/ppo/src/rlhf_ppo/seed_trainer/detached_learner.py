@@ -1,4 +1,4 @@
-"""The learner of a detached PPO trainer: actor and critic behind one strategy. Does not import Ray."""
+"""The learner of a detached PPO trainer: actor and critic under one strategy. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _EPS = 1e-8
 
 
 class DetachedLearner:
-    """Trains on batches of samples, and saves. Every method is collective."""
+    """Trains on batches of samples, and saves models and optimizers. Every method is collective."""
 
     def __init__(
         self,
-        made: Any,
+        strategy: Any,
         model_fn: Callable[[], tuple[nn.Module, nn.Module]],
         config: PPOConfig,
         *,
@@ -49,18 +49,29 @@ class DetachedLearner:
         max_grad_norm: float | None = 1.0,
         micro_batch_tokens: int | None = None,
     ) -> None:
-        """made: a strategy, which is joined here, or a ColossalAI Booster, whose plugin clips by its own options.
-        lr: by role.
+        """Join the processes, then build and prepare the models.
 
-        Raises `UserInputError` when it is neither, or when `model_fn` gives no (actor, critic).
+        Args:
+            strategy: A strategy, whose `setup` is called here, or a ColossalAI Booster, whose plugin clips
+                gradients by its own options.
+            model_fn: Returns (actor, critic).
+            config: Options of PPO.
+            lr: Learning rate by role.
+            betas: AdamW's betas.
+            weight_decay: AdamW's weight decay.
+            max_grad_norm: Maximum gradient norm of a strategy. None does not clip.
+            micro_batch_tokens: Maximum tokens per forward. None uses the whole batch.
+
+        Raises:
+            UserInputError: `strategy` is neither, or `model_fn` does not return (actor, critic).
         """
-        check_strategy(made, where="strategy_fn", told="it returned")
-        is_strategy = isinstance(made, Strategy)
+        check_strategy(strategy, where="strategy_fn", prefix="it returned")
+        is_strategy = isinstance(strategy, Strategy)
         if is_strategy:
-            made.setup()
-        with made.model_init_context() if is_strategy else nullcontext():
-            models = _checked(model_fn())
-        make_optimizer = made.make_optimizer if is_strategy else partial(_optimizer_under, made)
+            strategy.setup()
+        with strategy.model_init_context() if is_strategy else nullcontext():
+            models = _check_models(model_fn())
+        make_optimizer = strategy.make_optimizer if is_strategy else partial(_optimizer_under, strategy)
         self.trained: dict[str, TrainedModel] = {}
         for role, model in models.items():
             disable_dropout(model)
@@ -68,20 +79,20 @@ class DetachedLearner:
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
             optimizer = make_optimizer(parameters, lr=lr[role], betas=betas, weight_decay=weight_decay)
             if is_strategy:
-                self.trained[role] = made.prepare(model, optimizer, max_grad_norm=max_grad_norm)
+                self.trained[role] = strategy.prepare(model, optimizer, max_grad_norm=max_grad_norm)
             else:
-                boosted, optimizer, *_ = made.boost(model, optimizer=optimizer)
+                boosted, optimizer, *_ = strategy.boost(model, optimizer=optimizer)
                 self.trained[role] = TrainedModel(boosted, optimizer, None)
-        self.strategy: Strategy = made if is_strategy else _adapted(made, self.trained)
+        self.strategy: Strategy = strategy if is_strategy else _adapt(strategy, self.trained)
         self.busy = threading.Lock()
         """Held while weights change or are read."""
         self._algorithm = PPO(config)
         self._updater = Updater(self._algorithm, self.strategy, self.trained, micro_batch_tokens=micro_batch_tokens)
 
     def step(self, experience: Experience) -> dict[str, float]:
-        """Make one update from this rank's batch and return its metrics; missing advantages are computed first.
+        """Make one update from this rank's batch and return its metrics.
 
-        They are whitened over the batches of all ranks, which form one update.
+        Missing advantages are computed first and whitened over the batches of all ranks, which form one update.
         """
         with self.strategy.naming_lost_peers():
             ready = self._with_advantages(experience) if experience.advantages is None else experience
@@ -89,29 +100,29 @@ class DetachedLearner:
                 return self._updater.update(split(ready))
 
     def trained_names(self, role: str) -> frozenset[str]:
-        """Names of trainable parameters. Raises `UserInputError` when all are trainable, i.e. there is no adapter."""
+        """Names of the trainable parameters. Raise `UserInputError` if all are trainable (no adapter)."""
         parameters = dict(self.unwrapped(role).named_parameters())
         trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
         if len(trained) == len(parameters):
             raise UserInputError(
-                f"update_lora_weights is set, but the {role} has no LoRA adapter: all of it is trained",
+                f"update_lora_weights is set, but the {role} is trained without a LoRA adapter",
                 where="DetachedPPOTrainer",
-                hint="build it with peft.get_peft_model in model_fn (trainer and maker), or leave update_lora_weights",
+                hint="build it with peft.get_peft_model in model_fn (trainer and maker), or unset update_lora_weights",
             )
         return trained
 
     def unwrapped(self, role: str) -> nn.Module:
-        """The role's model inside what the strategy wraps it in."""
+        """The role's model without the strategy's wrapper."""
         return self.strategy.unwrap(self.trained[role].model)
 
     def save(self, role: str, path: Path) -> None:
-        """The actor as a folder for transformers, LoRA merged; the critic as `Critic.from_pretrained` reads it."""
+        """Write the actor as a folder for transformers, LoRA merged, or the critic for `Critic.from_pretrained`."""
         save = save_actor if role == "policy" else save_critic
         with self.busy:
             save(self.strategy, self.trained[role].model, path)
 
     def save_optimizer(self, role: str, path: Path) -> None:
-        """Write the optimizer's state under the names of the parameters."""
+        """Write the optimizer's state, keyed by parameter name."""
         with self.busy:
             self.strategy.save_optimizer(self.trained[role].optimizer, path)
 
@@ -120,9 +131,9 @@ class DetachedLearner:
         if not experience.rewards or experience.values is None:
             missing = "values" if experience.rewards else "rewards"
             raise UserInputError(
-                f"the samples carry no {missing}",
+                f"the samples lack {missing}",
                 where="DetachedPPOTrainer",
-                hint="give the makers' model_fn a critic and a reward model",
+                hint="return a critic and a reward model from the makers' model_fn",
             )
         combined = RewardCombiner(dict.fromkeys(experience.rewards, 1.0)).combine(experience.rewards)
         scored = replace(experience, scores=combined.scores)
@@ -130,13 +141,13 @@ class DetachedLearner:
         return self._algorithm.advantages(replace(scored, view=view))
 
 
-def _checked(returned: Any) -> Mapping[str, nn.Module]:
+def _check_models(returned: Any) -> Mapping[str, nn.Module]:
     is_pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not is_pair or not all(isinstance(model, nn.Module) for model in returned):
         raise UserInputError(
-            "it must return (actor, critic)",
+            "must return (actor, critic)",
             where="model_fn of the detached trainer",
-            hint="a transformers causal LM and rlhf_ppo.Critic.from_pretrained(actor), say",
+            hint="for example a transformers causal LM and rlhf_ppo.Critic.from_pretrained(actor)",
         )
     return {"policy": returned[0], "critic": returned[1]}
 
@@ -144,13 +155,13 @@ def _checked(returned: Any) -> Mapping[str, nn.Module]:
 def _optimizer_under(
     booster: Any, parameters: list[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
 ) -> Optimizer:
-    """AdamW, or HybridAdam where the Booster's plugin requires it."""
+    """AdamW, or HybridAdam if the Booster's plugin requires it."""
     if {kind.__name__ for kind in type(booster.plugin).__mro__}.isdisjoint(_WITH_HYBRID_ADAM):
         return make_adamw(parameters, lr, betas, _EPS, weight_decay)
     hybrid_adam: Callable[..., Optimizer] = import_module("colossalai.nn.optimizer").HybridAdam
     return hybrid_adam(parameters, lr=lr, betas=betas, eps=_EPS, weight_decay=weight_decay)
 
 
-def _adapted(booster: Any, trained: Mapping[str, TrainedModel]) -> RoleStrategies:
+def _adapt(booster: Any, trained: Mapping[str, TrainedModel]) -> RoleStrategies:
     adapters = {role: BoosterAdapter(booster, each.model, each.optimizer) for role, each in trained.items()}
     return RoleStrategies(adapters, trained)

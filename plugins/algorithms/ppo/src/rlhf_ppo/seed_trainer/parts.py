@@ -1,4 +1,4 @@
-"""Builds the core components of a `PPOTrainer` fit from the trainer's arguments."""
+"""Build the core components of a `PPOTrainer` fit from the trainer's arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .setup import Batching, Models, Rollouts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerContext:
-    """Objects that live as long as the trainer."""
+    """Objects with the lifetime of the trainer."""
 
     models: Models
     batching: Batching
@@ -43,15 +43,15 @@ class TrainerContext:
 
 
 class SeedMaker(PolicyExperienceMaker):
-    """The maker with the attribute that subclasses of the seed's trainer read."""
+    """Experience maker with the attribute that subclasses of ColossalChat's trainer read."""
 
     tokenizer: PreTrainedTokenizerBase
-    """The policy's."""
+    """The policy's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Components that make experience; the fit's exit stack closes them."""
+    """Components that make experience, closed by the fit's exit stack."""
 
     maker: SeedMaker
     publish: Callable[[int], None]
@@ -59,19 +59,19 @@ class Generation:
     neural_reward: NeuralReward | None
 
     def release_inference_models(self) -> None:
-        """Under `offload_inference_models`, move the neural reward off the device before training."""
+        """With `offload_inference_models`, move the neural reward off the device before training."""
         if self.neural_reward is not None:
             self.neural_reward.release()
 
 
 def build_updater(context: TrainerContext) -> Updater:
-    """An updater that makes one optimizer step from all given samples, in micro-batches of `train_batch_size`."""
+    """Build an updater that makes one optimizer step from all given samples, in micro-batches of `train_batch_size`."""
     size = context.batching.train_batch_size
     return Updater(context.algorithm, context.strategy, context.trained, micro_batch_size=size)
 
 
 def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
-    """Build engine, rewards, reference and the maker that uses them; `stack` closes them."""
+    """Build engine, rewards, reference and experience maker. `stack` closes them."""
     rollouts, strategy = context.rollouts, context.strategy
     engine, publish = _engine(context)
     stack.callback(engine.close)
@@ -99,20 +99,20 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomBatches(BatchPlan):
-    """`sample_buffer`: an update step draws one batch from the buffer instead of going over all of it."""
+    """`sample_buffer`: an update step draws one random batch from the buffer instead of a full pass."""
 
     seed: int
     mixes_ranks: ClassVar[bool] = True
 
     def passes(self, samples: Sequence[Sequence[Any]]) -> Iterator[list[Sequence[int]]]:
         for step in range(self.epochs_per_episode):
-            # Sample ids are unique in a run, so the first one identifies the episode.
+            # Sample ids are unique in a run, so the first id identifies the episode.
             order = permutation(len(samples), self.seed, "sample-buffer", samples[0][0].sample_id, step)
             yield [order[: self.train_batch_size]]
 
 
 def build_estimates(context: TrainerContext, generation: Generation, num_update_steps: int) -> EpisodeEstimator:
-    """Advantages of an episode, and its batches as the trainer's options say."""
+    """Build the estimator of an episode's advantages, with batches as set by the trainer's arguments."""
     batching, strategy = context.batching, context.strategy
     size = batching.train_batch_size * strategy.world_size
     plan = BatchPlan(size, num_update_steps, strategy.rank, strategy.world_size)
@@ -137,7 +137,7 @@ def _engine(context: TrainerContext) -> tuple[RolloutEngine, Callable[[int], Non
 
 
 def _empty_copy(model: nn.Module) -> nn.Module:
-    """A new model of the same architecture, to load weights into: a sharded model cannot be copied directly."""
+    """Create a new model of the same architecture to load weights into, since a sharded model cannot be copied."""
     adapted: Any = model
     base = adapted.get_base_model() if is_lora(model) else adapted
     copy: Any = AutoModelForCausalLM.from_config(base.config, dtype=next(model.parameters()).dtype)
@@ -150,16 +150,16 @@ def _empty_copy(model: nn.Module) -> nn.Module:
 
 
 def _passes(context: TrainerContext) -> GroupPasses:
-    given, strategy = context.models, context.strategy
-    models = {"policy": given.actor} | ({} if given.critic is None else {"critic": given.critic})
+    roles, strategy = context.models, context.strategy
+    models = {"policy": roles.actor} | ({} if roles.critic is None else {"critic": roles.critic})
     around: dict[str, Any] = {}
     offloaded = set()
     if "reference" in context.algorithm.roles:
-        if given.initial is None or given.initial is given.actor:
-            models["reference"] = given.actor
-            around["reference"] = strategy.unwrap(given.actor).disable_adapter
+        if roles.initial is None or roles.initial is roles.actor:
+            models["reference"] = roles.actor
+            around["reference"] = strategy.unwrap(roles.actor).disable_adapter
         else:
-            models["reference"] = reference = given.initial.eval().requires_grad_(False)
+            models["reference"] = reference = roles.initial.eval().requires_grad_(False)
             if not strategy.shards_parameters:
                 if context.rollouts.offload_inference_models:
                     offloaded.add("reference")

@@ -1,4 +1,4 @@
-"""The strategies of actor and critic as one: each call goes to the strategy that prepared its argument."""
+"""Combine the strategies of actor and critic: each call goes to the strategy that prepared its argument."""
 
 from __future__ import annotations
 
@@ -19,29 +19,33 @@ from .booster import BoosterAdapter, is_booster
 _SCHEDULE_FILE = "scheduler.safetensors"
 
 
-def check_strategy(candidate: object, *, where: str, told: str = "it is") -> None:
-    """Raise `UserInputError` unless it can train a model."""
+def check_strategy(candidate: object, *, where: str, prefix: str = "it is") -> None:
+    """Raise `UserInputError` unless the object can train a model. `prefix` starts the message."""
     if not isinstance(candidate, Strategy) and not is_booster(candidate):
         raise UserInputError(
-            f"{told} a {type(candidate).__name__}, neither a strategy nor a ColossalAI Booster",
+            f"{prefix} a {type(candidate).__name__}, neither a strategy nor a ColossalAI Booster",
             where=where,
-            hint="give what prepares the model: a rlhf_core.Strategy, or a colossalai.booster.Booster",
+            hint="pass the object that prepares the model: a rlhf_core.Strategy, or a colossalai.booster.Booster",
         )
 
 
 def as_strategy(booster: Any, trained: TrainedModel, *, where: str) -> Strategy:
-    """A core `Strategy` as it is, a ColossalAI `Booster` behind an adapter. Raises `UserInputError` on others."""
+    """Return a core `Strategy` unchanged, and wrap a ColossalAI `Booster` in an adapter.
+
+    Raises:
+        UserInputError: The object is neither.
+    """
     check_strategy(booster, where=where)
     return booster if isinstance(booster, Strategy) else BoosterAdapter(booster, trained.model, trained.optimizer)
 
 
 def _main(name: str) -> Any:
-    """An attribute or method of the policy's strategy."""
+    """Property that returns an attribute or method of the policy's strategy."""
     return property(lambda self: getattr(self.main, name))
 
 
-def _own(name: str) -> Any:
-    """A method of the strategy that prepared its first argument: a model, or an optimizer."""
+def _by_argument(name: str) -> Any:
+    """Method of the strategy that prepared its first argument, a model or an optimizer."""
 
     def method(self: RoleStrategies, part: object, *args: Any, **options: Any) -> Any:
         return getattr(self.of(part), name)(part, *args, **options)
@@ -88,13 +92,13 @@ class RoleStrategies(Strategy):
     all_reduce = _main("all_reduce")
     all_gather_objects = _main("all_gather_objects")
 
-    accumulate = _own("accumulate")
-    unwrap = _own("unwrap")
-    state_dict_shards = _own("state_dict_shards")
-    save_model = _own("save_model")
-    load_model = _own("load_model")
-    save_optimizer = _own("save_optimizer")
-    load_optimizer = _own("load_optimizer")
+    accumulate = _by_argument("accumulate")
+    unwrap = _by_argument("unwrap")
+    state_dict_shards = _by_argument("state_dict_shards")
+    save_model = _by_argument("save_model")
+    load_model = _by_argument("load_model")
+    save_optimizer = _by_argument("save_optimizer")
+    load_optimizer = _by_argument("load_optimizer")
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
         self.of(optimizer).backward(loss, optimizer)
@@ -106,7 +110,7 @@ class RoleStrategies(Strategy):
         self.of(trained.optimizer).drop_gradients(trained)
 
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
-        """Save the scheduler's whole state, since a user's scheduler may be of any class."""
+        """Save the scheduler's whole state, because a user's scheduler may be of any class."""
         if self.is_main:
             save_tree(path / _SCHEDULE_FILE, scheduler.state_dict())
 

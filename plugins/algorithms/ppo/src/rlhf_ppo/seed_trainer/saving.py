@@ -1,4 +1,4 @@
-"""Saves a trained actor and critic as folders for `from_pretrained`. Collective; rank 0 writes."""
+"""Save a trained actor and critic as folders for `from_pretrained`. Collective. Rank 0 writes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SHARD_BYTES = 512 * 1024**2
 
 
 def save_actor(strategy: Strategy, model: nn.Module, path: Path) -> None:
-    """Write a folder for `AutoModelForCausalLM.from_pretrained`, any LoRA adapter merged; without a tokenizer."""
+    """Write a folder for `AutoModelForCausalLM.from_pretrained`, with any LoRA adapter merged, without a tokenizer."""
     weights, inner = _gather(strategy, model), strategy.unwrap(model)
     strategy.run_on_main(lambda: write_transformers_folder(inner, weights, path))
 
 
 def save_critic(strategy: Strategy, model: nn.Module, path: Path) -> None:
-    """Write a folder for `Critic.from_pretrained`, LoRA merged; any other value model is written for `load_model`."""
+    """Write a folder for `Critic.from_pretrained`, LoRA merged. Other value models are written for `load_model`."""
     inner: Any = strategy.unwrap(model)
     critic = inner.get_base_model() if is_lora(inner) else inner
     if not isinstance(critic, Critic):
@@ -33,7 +33,7 @@ def save_critic(strategy: Strategy, model: nn.Module, path: Path) -> None:
 
 
 def _gather(strategy: Strategy, model: nn.Module) -> dict[str, Tensor]:
-    """The full weights on rank 0, in CPU memory; empty on other ranks, which only take part in the gather."""
+    """Gather the full weights in CPU memory on rank 0. Other ranks take part in the gather and return nothing."""
     weights: dict[str, Tensor] = {}
     for shard in strategy.state_dict_shards(model, _SHARD_BYTES):
         if strategy.is_main:

@@ -1,4 +1,4 @@
-"""The arguments of `PPOTrainer` in groups, and their checks before anything is built."""
+"""Group and check the arguments of `PPOTrainer` before anything is built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .role_strategies import RoleStrategies, as_strategy
 
 _WHERE = "PPOTrainer"
 _PARAMETERS = {"clip_eps": "eps_clip", "aggregation": "apply_loss_mask"}
-"""Option -> its name among the seed's parameters."""
+"""Option of PPO and its name among ColossalChat's parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,10 @@ class Models:
     initial: nn.Module | None
 
     def strategy(self, trained: dict[str, TrainedModel], kl_coef: float) -> RoleStrategies:
-        """Both boosters as one strategy. Raises `UserInputError` if either is not a booster or strategy, and for a KL
-        penalty without a reference.
+        """Combine both boosters into one strategy.
+
+        Raises:
+            UserInputError: One is neither a booster nor a strategy, or a KL penalty is set without a reference.
         """
         actor = as_strategy(self.actor_booster, trained["policy"], where=f"{_WHERE}.actor_booster")
         critic = as_strategy(self.critic_booster, trained["critic"], where=f"{_WHERE}.critic_booster")
@@ -44,11 +46,11 @@ class Models:
         lora = is_lora(strategy.unwrap(self.actor))
         same = self.initial is self.actor
         if kl_coef > 0 and not lora and (self.initial is None or same):
-            what = "is the actor itself" if same else "is None and the actor has no LoRA adapter to switch off"
+            detail = "is the actor itself" if same else "is None and the actor does not use a LoRA adapter"
             raise UserInputError(
-                f"kl_coef is {kl_coef}, but initial_model {what}",
+                f"kl_coef is {kl_coef}, but initial_model {detail}",
                 where=f"{_WHERE}.initial_model",
-                hint="give a copy of the start policy (copy.deepcopy before training), or kl_coef=0.0",
+                hint="pass a copy of the initial policy (copy.deepcopy before training), or kl_coef=0.0",
             )
         return strategy
 
@@ -56,31 +58,35 @@ class Models:
 def config_of(
     options: PPOConfig | None, parameters: Mapping[str, float | None], *, ptx_coef: float, apply_loss_mask: bool
 ) -> PPOConfig:
-    """The algorithm's options, with the seed's parameters under their names here. Raises `UserInputError`."""
+    """Merge the algorithm's options with ColossalChat's parameters.
+
+    Raises:
+        UserInputError: A value is invalid, or an option contradicts a parameter.
+    """
     options = options or PPOConfig()
     pretraining = options.model_fields_set & {"ptx_path", "ptx_coef", "ptx_max_tokens"}
     if pretraining:
         raise UserInputError(
-            f"{', '.join(sorted(pretraining))}: pretraining text comes with fit",
+            f"{', '.join(sorted(pretraining))}: pretraining text is an argument of fit",
             where=f"{_WHERE}.options",
-            hint="give the trainer ptx_coef=…, and fit a pretrain_dataloader=…",
+            hint="pass ptx_coef=… to the trainer, and pretrain_dataloader=… to fit",
         )
     if not 0 <= ptx_coef < 1:
         raise UserInputError(f"must be at least 0 and below 1, got {ptx_coef}", where=f"{_WHERE}.ptx_coef")
-    given: dict[str, Any] = dict(parameters)
+    values: dict[str, Any] = dict(parameters)
     if not apply_loss_mask:
-        given["aggregation"] = "sequence-mean-token-sum-norm"
-    for name in sorted(options.model_fields_set & given.keys()):
+        values["aggregation"] = "sequence-mean-token-sum-norm"
+    for name in sorted(options.model_fields_set & values.keys()):
         own = getattr(options, name)
-        if own != given[name]:
+        if own != values[name]:
             parameter = _PARAMETERS.get(name, name)
             raise UserInputError(
-                f"{name} is {own!r} here, but the trainer's own {parameter} says {given[name]!r}",
+                f"{name} is {own!r} here, but the trainer's own {parameter} is {values[name]!r}",
                 where=f"{_WHERE}.options",
-                hint=f"leave {name} out of the options, and give the trainer {parameter}=…",
+                hint=f"omit {name} from the options, and pass {parameter}=… to the trainer",
             )
     try:
-        config = PPOConfig.model_validate({**options.model_dump(), **given})
+        config = PPOConfig.model_validate({**options.model_dump(), **values})
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
@@ -92,19 +98,19 @@ def config_of(
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How collected samples become updates."""
+    """Split of collected samples into updates."""
 
     train_batch_size: int
-    """Samples that run forward together, on each trainer."""
+    """Samples per forward, on each trainer."""
     accumulation_steps: int
-    """Batches in one optimizer step."""
+    """Batches per optimizer step."""
     buffer_cpu_offload: bool
     sample_buffer: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """How answers are made."""
+    """Settings for sampling answers."""
 
     sampling: SamplingParams
     engine: str
@@ -114,7 +120,7 @@ class Rollouts:
 
 
 def check_numbers(batching: Batching, rollouts: Rollouts, save_interval: int, save_dir: str | None) -> None:
-    """Check the bounds of counts. Raises `UserInputError`."""
+    """Check the bounds of counts. Raise `UserInputError` if one is violated."""
     at_least = {
         "train_batch_size": (batching.train_batch_size, 1),
         "accumulation_steps": (batching.accumulation_steps, 1),
@@ -126,24 +132,24 @@ def check_numbers(batching: Batching, rollouts: Rollouts, save_interval: int, sa
             raise UserInputError(f"must be at least {lowest}, got {value}", where=f"{_WHERE}.{name}")
     if save_interval > 0 and save_dir is None:
         raise UserInputError(
-            f"save_interval is {save_interval}, but there is no folder to save to",
+            f"save_interval is {save_interval}, but save_dir is None",
             where=f"{_WHERE}.save_dir",
             hint='save_dir="./checkpoints"',
         )
 
 
 def check_tensor_parallel(use_tp: bool, *boosters: object) -> None:
-    """Raise `UserInputError` where tensor parallelism is requested or on: it is not supported."""
+    """Raise `UserInputError` if tensor parallelism is requested or enabled, since it is not supported."""
     sizes = [tensor_parallel_size(booster) for booster in boosters]
     if max(sizes) > 1:
         raise UserInputError(
-            f"its plugin shares each layer among {max(sizes)} processes, which rollouts cannot be made with",
+            f"its plugin splits each layer over {max(sizes)} processes, which rollouts do not support",
             where=f"{_WHERE}.actor_booster",
             hint="use a data-parallel plugin (TorchDDP, LowLevelZero, Gemini), or tp_size=1",
         )
     if use_tp:
         raise UserInputError(
-            "use_tp is True, but no booster has a tensor-parallel plugin",
+            "use_tp is True, but neither booster has a tensor-parallel plugin",
             where=f"{_WHERE}.use_tp",
             hint="use_tp=False",
         )

@@ -1,4 +1,4 @@
-"""`PPOTrainer`: PPO on models, optimizers and data loaders that the caller made, through the one training loop."""
+"""`PPOTrainer`: PPO on models, optimizers and data loaders created by the caller, through the one training loop."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ ROWS_PER_COLLECT_STEP = 1 << 20
 class PPOTrainer(OLTrainer):
     """ColossalChat's PPO trainer, with its parameters, methods and defaults.
 
-    Models, optimizers and schedulers come prepared (`strategy.prepare` or `booster.boost`); the boosters are what
-    prepared them, and may be one object. `reward_model` is a neural reward model, a function of rollouts or the name of
-    an installed reward. `initial_model` is the KL reference; None with a LoRA actor is the actor with its adapter off.
+    Models, optimizers and schedulers must be prepared (`strategy.prepare` or `booster.boost`). `actor_booster` and
+    `critic_booster` are the objects that prepared them, and may be the same. `reward_model` is a neural reward model, a
+    function of rollouts or the name of an installed reward. `initial_model` is the KL reference. None with a LoRA actor
+    uses the actor with its adapter off.
 
-    `train_batch_size` counts samples per trainer process and forward; `accumulation_steps` such batches, of one pass or
-    of several, make one optimizer step, with the loss normalised over all their tokens; those left at an episode's end
-    make a smaller step. `buffer_limit` counts an episode's samples on a process (0: no limit); beyond it the oldest are
-    dropped. `sample_buffer`: an update step draws one random batch instead of passing over the buffer in order.
-    `save_interval` counts optimizer steps.
-    `apply_loss_mask=False` divides each answer's loss by the longest answer possible instead of by real tokens.
-    `generate_kwargs`: `max_length` (prompt and response together), `max_new_tokens`, `temperature`, `top_k`, `top_p`,
-    `do_sample`, `stop`, `stop_token_ids`, `eos_token_id`.
+    `train_batch_size` counts samples per trainer process and forward. `accumulation_steps` such batches, of one pass or
+    several, make one optimizer step, with the loss normalized over all their tokens. Batches left at an episode's end
+    make a smaller step. `buffer_limit` is the maximum number of an episode's samples per process (0: unlimited), beyond
+    which the oldest are dropped. With `sample_buffer`, an update step draws one random batch instead of passing over
+    the buffer in order. `save_interval` counts optimizer steps. `apply_loss_mask=False` divides each answer's loss by
+    the maximum answer length instead of by real tokens. `generate_kwargs`: `max_length` (prompt and response together),
+    `max_new_tokens`, `temperature`, `top_k`, `top_p`, `do_sample`, `stop`, `stop_token_ids`, `eos_token_id`.
 
-    Added here: `options`, the algorithm's options beyond the seed's parameters (contradicting those is an error);
-    `engine`, the rollout engine's name; `samples_per_prompt`; `seed` of all sampling.
+    Not in ColossalChat: `options` (options of the algorithm beyond these parameters, which they may not contradict),
+    `engine` (name of the rollout engine), `samples_per_prompt`, and `seed` of all sampling.
 
     A subclass may override `_before_fit`, `_make_experience`, `_training_step`, `_learn` and `_save_checkpoint`. They
-    find `actor`, `critic`, `actor_booster`, `critic_booster`, `actor_optim`, `critic_optim`, `actor_scheduler`,
+    may use `actor`, `critic`, `actor_booster`, `critic_booster`, `actor_optim`, `critic_optim`, `actor_scheduler`,
     `critic_scheduler`, `tokenizer`, `device`, `data_buffer`, `accumulation_steps`, `completes_update`,
-    `num_train_step`, and, during `fit`, `experience_maker`.
-    Dropout is off in actor and critic, as the importance ratio must compare the same function.
+    `num_train_step`, and, during `fit`, `experience_maker`. Dropout is off in actor and critic, because the importance
+    ratio must compare the same function.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class PPOTrainer(OLTrainer):
         save_dir: str | None = None,
         use_tp: bool = False,
         coordinator: Any = None,
-        callbacks: list[Any] = [],  # noqa: B006 - the seed's default; it is only read
+        callbacks: list[Any] = [],  # noqa: B006 - ColossalChat's default, only read
         *,
         options: PPOConfig | None = None,
         engine: str = "hf",
@@ -102,8 +102,8 @@ class PPOTrainer(OLTrainer):
         seed: int = 0,
         **generate_kwargs: Any,
     ) -> None:
-        given = {"kl_coef": kl_coef, "clip_eps": eps_clip, "vf_coef": vf_coef, "value_clip": value_clip}
-        config = config_of(options, given, ptx_coef=ptx_coef, apply_loss_mask=apply_loss_mask)
+        values = {"kl_coef": kl_coef, "clip_eps": eps_clip, "vf_coef": vf_coef, "value_clip": value_clip}
+        config = config_of(options, values, ptx_coef=ptx_coef, apply_loss_mask=apply_loss_mask)
         models = Models(actor_booster, critic_booster, actor, critic, reward_model, initial_model)
         trained = {
             "policy": TrainedModel(actor, actor_optim, actor_lr_scheduler),
@@ -133,10 +133,10 @@ class PPOTrainer(OLTrainer):
         self._save_interval = save_interval
         self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
         self.coordinator = coordinator
-        self._begin()
+        self._set_state()
 
-    def _begin(self) -> None:
-        """What subclasses find, and what changes from here on."""
+    def _set_state(self) -> None:
+        """Set the attributes that subclasses use, and the initial state."""
         context = self._context
         self._ptx_coef = context.algorithm.config.ptx_coef
         self.actor, self.actor_optim, self.actor_scheduler = context.trained["policy"]
@@ -148,9 +148,9 @@ class PPOTrainer(OLTrainer):
         self._num_collected = 0
         self._first_episode = 0
         self._batches_before = {"prompt": 0, "pretrain": 0}
-        """Batches that were taken from the loaders before a resume."""
-        self._at_border = {"num_collected": 0, **self._batches_before}
-        """Positions of the loaders when the current episode began."""
+        """Number of batches consumed from the loaders before a resume."""
+        self._at_episode_start = {"num_collected": 0, **self._batches_before}
+        """Positions of the loaders at the start of the current episode."""
         self._save_is_due = False
         self._pending: list[BufferItem] = []
         """Samples of the batches since the last optimizer step."""
@@ -168,11 +168,19 @@ class PPOTrainer(OLTrainer):
         log_dir: str | None = None,
         use_wandb: bool = False,
     ) -> None:
-        """Train for `num_episodes`: each collects `num_collect_steps` batches of prompts, then makes
-        `num_update_steps` passes over what was collected (or, with `sample_buffer`, random batches of it).
+        """Train for `num_episodes` episodes.
 
-        `log_dir` gets `metrics.jsonl` and TensorBoard events. After `load_checkpoint`, `num_episodes` counts those
-        before it too. Raises `UserInputError` for `ptx_coef > 0` without a `pretrain_dataloader`.
+        Args:
+            num_episodes: Number of episodes. After `load_checkpoint`, it includes those before the checkpoint.
+            num_collect_steps: Batches of prompts per episode.
+            num_update_steps: Passes over the collected samples, or, with `sample_buffer`, random batches of them.
+            prompt_dataloader: Batches of prompts, see `rlhf_seed.BatchReader`.
+            pretrain_dataloader: Batches of pretraining text for the ptx loss.
+            log_dir: Folder for `metrics.jsonl` and TensorBoard events.
+            use_wandb: Also log to W&B.
+
+        Raises:
+            UserInputError: A count is below 1, or `ptx_coef` > 0 without a `pretrain_dataloader`.
         """
         counts = {
             "num_episodes": num_episodes,
@@ -184,7 +192,7 @@ class PPOTrainer(OLTrainer):
                 raise UserInputError(f"must be at least 1, got {count}", where=f"PPOTrainer.fit, {name}")
         with ExitStack() as self._fit:
             self._before_fit(prompt_dataloader, pretrain_dataloader, log_dir, use_wandb)
-            self._at_border = self._progress()
+            self._at_episode_start = self._progress()
             self._pending, self._save_is_due = [], False
             self._generation = build_generation(self._context, self._fit)
             self.experience_maker = self._generation.maker
@@ -197,17 +205,24 @@ class PPOTrainer(OLTrainer):
         self._first_episode = 0
 
     def load_checkpoint(self, path: str | Path | None = None) -> int:
-        """Resume from a checkpoint that `_save_checkpoint` wrote: the folder `step-N`, or the newest in `save_dir`.
+        """Resume from a checkpoint that `_save_checkpoint` wrote.
 
-        Returns the episode that the next `fit` starts with. Raises `CheckpointError`, or
-        `UserInputError` for a damaged one.
+        Args:
+            path: Folder `step-N`. None is the newest in `save_dir`.
+
+        Returns:
+            Number of the first episode of the next `fit`.
+
+        Raises:
+            CheckpointError: No checkpoint was found.
+            UserInputError: The checkpoint is damaged, or neither `path` nor `save_dir` is set.
         """
         if path is not None:
             checkpoints, chosen = TrainerCheckpoints(Path(path).parent, self._context), Path(path)
         elif self._checkpoints is not None:
             checkpoints, chosen = self._checkpoints, None
         else:
-            raise UserInputError("there is no save_dir to load from", where="PPOTrainer.save_dir", hint="give a path")
+            raise UserInputError("is None, so path is required", where="PPOTrainer.save_dir", hint="pass path=…")
         state, progress = checkpoints.load(chosen)
         self._context.algorithm.load_state_dict(state.algorithm)
         self.num_updates = self.num_train_step = state.step
@@ -217,7 +232,7 @@ class PPOTrainer(OLTrainer):
         self._batches_before = {name: int(progress[name]) for name in self._batches_before}
         return state.next_episode
 
-    # The seed's steps, for a subclass to override.
+    # ColossalChat's steps, which a subclass may override.
 
     def _before_fit(
         self,
@@ -226,7 +241,7 @@ class PPOTrainer(OLTrainer):
         log_dir: str | None = None,
         use_wandb: bool = False,
     ) -> None:
-        """Take the loaders, open the logs, put the models in training mode."""
+        """Wrap the loaders, open the logs, and put the models in training mode."""
         before, self._batches_before = self._batches_before, dict.fromkeys(self._batches_before, 0)
         self.prompt_dataloader = CycledLoader(prompt_dataloader, where="prompt_dataloader", skip=before["prompt"])
         self.pretrain_dataloader: CycledLoader[Mapping[str, Any]] | None = None
@@ -235,7 +250,7 @@ class PPOTrainer(OLTrainer):
                 raise UserInputError(
                     f"ptx_coef is {self._ptx_coef}, but fit got no pretrain_dataloader",
                     where="PPOTrainer.ptx_coef",
-                    hint="give fit a pretrain_dataloader, or the trainer ptx_coef=0.0",
+                    hint="pass pretrain_dataloader=… to fit, or ptx_coef=0.0 to the trainer",
                 )
             loader = CycledLoader(pretrain_dataloader, where="pretrain_dataloader", skip=before["pretrain"])
             self.pretrain_dataloader = loader
@@ -253,7 +268,7 @@ class PPOTrainer(OLTrainer):
             model.train()
 
     def _make_experience(self, collect_step: int) -> Experience:
-        """Sample answers to the next batch of prompts; returns rewards, reference log-probs and values, on the CPU."""
+        """Sample answers to the next batch of prompts. Return rewards, reference log-probs and values on the CPU."""
         strategy = self._context.strategy
         place = self._num_collected * strategy.world_size + strategy.rank
         self._num_collected += 1
@@ -265,12 +280,12 @@ class PPOTrainer(OLTrainer):
         return collate(sorted(items, key=lambda item: item.sample_id))
 
     def _learn(self, update_step: int) -> None:
-        """Make one pass over the buffer (or take one random batch of it): `_training_step` for each batch."""
+        """Make one pass over the buffer (or take one random batch) and call `_training_step` for each batch."""
         self._generation.release_inference_models()
         super()._learn(update_step)
 
     def _training_step(self, experience: Experience) -> None:
-        """Train on at most `train_batch_size` samples; the optimizers step when that `completes_update`."""
+        """Add at most `train_batch_size` samples to the update, and run the update if the batch `completes_update`."""
         self._pending += split(experience, to_cpu=self._context.batching.buffer_cpu_offload)
         if self.completes_update:
             items, self._pending = self._pending, []
@@ -281,10 +296,11 @@ class PPOTrainer(OLTrainer):
     def _save_checkpoint(self, episode: int = 0) -> None:
         """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states.
 
-        `episode` episodes are done. A checkpoint from inside an episode resumes at that episode's first prompt.
+        `episode` is the number of completed episodes. A checkpoint within an episode resumes at that episode's first
+        prompt.
         """
         if self._checkpoints is None:
-            raise UserInputError("there is no folder to save to", where="PPOTrainer.save_dir")
+            raise UserInputError("is required to save a checkpoint", where="PPOTrainer.save_dir")
         state = RunState(
             step=self.num_train_step,
             next_episode=episode,
@@ -294,9 +310,9 @@ class PPOTrainer(OLTrainer):
             combiner={},
             wall_s=self._wall_before_s + time.perf_counter() - self._started,
         )
-        path = self._checkpoints.save(state, self._at_border)
+        path = self._checkpoints.save(state, self._at_episode_start)
         if self._context.strategy.is_main:
-            self._say(f"saved actor and critic with running states to {path}")
+            self._log(f"saved actor and critic with running states to {path}")
 
     def _progress(self) -> dict[str, int]:
         pretrain = self.pretrain_dataloader
@@ -307,7 +323,7 @@ class PPOTrainer(OLTrainer):
         }
 
     def after_update(self, metrics: Metrics) -> None:
-        """Save when due; if due at an episode's last step, wait until the episode is finished."""
+        """Save a checkpoint if due. At an episode's last step, wait until the episode is finished."""
         self._record.update(metrics)
         if self._save_interval > 0 and self.num_train_step % self._save_interval == 0:
             if self._ends_episode:
@@ -316,7 +332,7 @@ class PPOTrainer(OLTrainer):
                 self._record.flush(durable=True)
                 self._save_checkpoint(self._episode)
 
-    def _say(self, message: str) -> None:
+    def _log(self, message: str) -> None:
         if self.coordinator is None:
             logger.info("%s", message)
         else:
@@ -341,14 +357,14 @@ class PPOTrainer(OLTrainer):
         )
 
     def end_episode(self, episode: int) -> Metrics:
-        """Adapt the KL coefficient, publish the policy, save when due. Returns the values of the last line."""
+        """Adapt the KL coefficient, publish the policy, and save if due. Return the episode's final metrics."""
         self._context.algorithm.end_episode()
         self._version += 1
         with self._record.timer.phase("sync"):
             self._publish()
         metrics = self._record.end_episode(self._context.strategy)
         self.data_buffer.clear()
-        self._at_border = self._progress()
+        self._at_episode_start = self._progress()
         due, self._save_is_due = self._save_is_due, False
         self._record.flush(durable=due)
         if due:
