@@ -267,7 +267,7 @@ def test_a_tokenizer_without_a_template_takes_text_only():
     chat = ChatFormat(tiny_tokenizer())
     assert chat.text_ids("12>") == (5, 6, 14) and chat.text_ids("") == ()
     assert chat.eos_token_ids == {2}
-    with pytest.raises(DataError, match="the conversation is a list of chat messages, but the tokenizer does not have a chat template"):
+    with pytest.raises(DataError, match="chat messages, but the tokenizer does not have a chat template"):
         chat.open([user("1")])
 
 

@@ -42,7 +42,7 @@ FAULTS = {
     "interrupts": (raises(KeyboardInterrupt()), "step raised KeyboardInterrupt"),
     "stops iteration": (lambda: next(iter(())), "step raised StopIteration"),
     "cancels": (raises(asyncio.CancelledError()), "step raised CancelledError"),
-    "gives no triple": (lambda: ("text", 1.0), r"step gave \('text', 1.0\), not \(observation, reward, done\)"),
+    "gives no triple": (lambda: ("text", 1.0), r"step returned \('text', 1.0\), not \(observation, reward, done\)"),
     "gives no number": (lambda: ("text", "much", True), "the reward of step is 'much', not a number"),
     "gives no finite number": (lambda: ("text", float("nan"), True), "the reward of turn 0 is nan"),
     "gives no text": (lambda: (5, 1.0, False), "step returned 5, not text, chat messages or None"),
@@ -92,7 +92,7 @@ def test_what_is_no_environment_ends_the_run_whatever_the_policy():
         def tool(self, a: int):
             return a
 
-    with pytest.raises(PluginError, match="no docstring"):
+    with pytest.raises(PluginError, match="docstring is missing"):
         play_one(Undocumented, on_failure="drop")
 
 
@@ -329,7 +329,7 @@ def test_a_coroutine_that_blocks_the_loop_ends_the_run(monkeypatch):
     try:
         with pytest.raises(EpisodeError, match="has blocked the event loop") as raised:
             play_one(driven(run), timeout_seconds=0.2, on_failure="drop")
-        assert "plain functions" in raised.value.hint
+        assert "plain function" in raised.value.hint
     finally:
         go.set()
 

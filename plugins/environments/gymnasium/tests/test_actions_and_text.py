@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_core.errors import ConfigError
 from rlhf_gymnasium.actions import named, numbered
-from rlhf_gymnasium.text import plain, template, strip_colors
+from rlhf_gymnasium.text import plain, strip_colors, template
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_server_that_is_slow(server, caplog):
     caplog.set_level(logging.WARNING)
     with pytest.raises(EpisodeError, match="did not return within 0.5 s"):
         play(server, guess(14), timeout_seconds=0.5)
-    wait_until(lambda: "the session on the OpenEnv server was canceled while making a step" in caplog.text, "the log says so")
+    wait_until(lambda: "the OpenEnv server was canceled while making a step" in caplog.text, "the log says so")
 
 
 def test_a_server_without_room(server):
