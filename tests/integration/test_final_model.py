@@ -144,7 +144,7 @@ def no_room(monkeypatch):
 
 def test_the_model_is_written_where_the_last_checkpoint_has_no_room(tmp_path, no_room):
     folder = tmp_path / "run"
-    with pytest.raises(CheckpointError, match="the disk is full; the model after update 4 is written") as caught:
+    with pytest.raises(CheckpointError, match="the disk is full. The model after update 4 is written") as caught:
         start({}, folder)
     assert caught.value.exit_code == 1
     assert str(folder / "model") in caught.value.hint

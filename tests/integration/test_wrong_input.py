@@ -58,7 +58,7 @@ def train(tmp_path, changes, capsys, code=2, *flags):
         ({"model": {"path": "builtin:none"}}, "builtin:tiny-digits"),
         ({"model": {"path": "./nowhere"}}, "no folder './nowhere'"),
         ({"prompts": {"name": "jsonl", "path": "nowhere.jsonl"}}, "nowhere.jsonl"),
-        ({"eval": {"num_prompts": 64}}, "none is left to train on"),
+        ({"eval": {"num_prompts": 64}}, "leave none to train on"),
         ({"eval": {"prompts": {"name": "jsonl", "path": "nowhere.jsonl"}}}, "nowhere.jsonl"),
         ({"engine": {"max_cache_tokens": 64, "max_new_tokens": 128}}, "engine.max_cache_tokens"),
         ({"rewards": [{"name": "./nowhere.py:f"}]}, "nowhere.py"),
@@ -327,7 +327,7 @@ def test_wrong_lines_after_the_first_are_all_found_before_training(tmp_path, dry
     with pytest.raises(DataError) as caught:
         start({"algorithm": {"name": "sft"}, "prompts": source}, tmp_path / "run", dry_run=dry_run)
     assert f"{path}:8: the record lacks a completion text" in caught.value.message
-    assert f"{path}:21: there is no `prompt`" in caught.value.message
+    assert f"{path}:21: `prompt` is missing" in caught.value.message
     sets = {"held": {"prompts": source, "rewards": ["exact-match"]}}
     with pytest.raises(DataError) as caught:
         start({"eval": {"sets": sets}}, tmp_path / "run", dry_run=dry_run)

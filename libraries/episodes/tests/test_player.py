@@ -311,7 +311,7 @@ def test_an_engine_that_mixes_up_or_forgets_turns_is_told_so():
 
     from rlhf_core.errors import RlhfError
 
-    with pytest.raises(RlhfError, match="answered branch 7 of sample 0, which is not or no longer asked for"):
+    with pytest.raises(RlhfError, match="answered branch 7 of sample 0, which is not or no longer requested"):
         play_one(Echo, engine=Mixes())
     with pytest.raises(RlhfError, match="left 1 of 1 requests"):
         play_one(Echo, engine=Forgets())

@@ -192,7 +192,7 @@ def test_core_judges_what_the_server_said_and_closes_the_connections():
             scorer = RewardScorer([make_reward_spec(selected, config, CONTEXT, policy)])
             try:
                 if expected is None:
-                    with pytest.raises(RewardError, match="None is no number, at sample 1"):
+                    with pytest.raises(RewardError, match="None is not a number, at sample 1"):
                         scorer.score([make_rollout(0), make_rollout(1)])
                 else:
                     found = scorer.score([make_rollout(0), make_rollout(1)])

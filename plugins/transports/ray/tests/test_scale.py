@@ -146,7 +146,7 @@ class TestRuns:
             until(folder, lambda values: getattr(values.scaling, "id", "") == asked.id, "an answer")
             found = status(folder)
             assert found is not None and found.scaling is not None and len(found.makers) == 2
-            assert "maker-2 does not start" in found.scaling.problem
+            assert "maker-2 did not start" in found.scaling.problem
             held.unlink()
             ControlBox(folder / "control").send(parse_command(["stop"]))
 

@@ -184,7 +184,7 @@ class TestCoordinator:
             await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes(rollout_s=2.0))
             await coordinator.take(0, 1)
             await coordinator.give_back(0, [1])
-            with pytest.raises(DeadlineError, match="1 of 2 groups are in"):
+            with pytest.raises(DeadlineError, match="1 of 2 groups are complete"):
                 await coordinator.take(0, 0.01)
             assert await coordinator.next_work("m", 1) == RolloutWork((1,), 0)
             await coordinator.submit("m", 0, [made(1, owner="again")], PhaseTimes(rollout_s=1.0))
@@ -240,7 +240,7 @@ class TestCoordinator:
             await coordinator.publish(0)
             assert await coordinator.submit("m", 0, [made(2), made(3)], PhaseTimes()) == 0
             assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0, era=1)
-            with pytest.raises(DeadlineError, match="0 of 2 groups are in"):
+            with pytest.raises(DeadlineError, match="0 of 2 groups are complete"):
                 await coordinator.take(0, 0.01)
 
         run(scenario)

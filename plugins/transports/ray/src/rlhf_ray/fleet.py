@@ -95,7 +95,7 @@ class Fleet:
         """Restart a maker. `counts`: whether this counts toward `max_restarts`, False if its node was preempted."""
         if counts and maker.failures >= self._actors.config.max_restarts:
             raise ActorLostError(
-                f"{reason}. It was already restarted {maker.failures} times",
+                f"already restarted {maker.failures} times, and now: {reason}",
                 where=maker.name,
                 hint="the log has the reasons, and transport.max_restarts limits the restarts",
             )
@@ -111,7 +111,8 @@ class Fleet:
             self._actors.remove(maker)
         left = len(self._actors.makers)
         ask(self._actors.coordinator, "scale", left)
-        self._answer(f"{', '.join(maker.name for maker in makers)} {why}. The run continues with {left} makers")
+        names = ", ".join(maker.name for maker in makers)
+        self._answer(f"the run continues with {left} makers: {names} {why}")
 
     def _describe_room(self, num_makers: int) -> str:
         config = self._actors.config

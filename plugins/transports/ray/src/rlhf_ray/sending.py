@@ -129,7 +129,7 @@ class Broadcast:
             self.links.drop(name)
         if name not in self.names:
             return  # another of its calls has reported this
-        logger.error("%s. It is skipped in this weight sync", error)
+        logger.error("skipped in this weight sync: %s", error)
         self.makers.mark_lost(name)
         self.names.remove(name)
         if not self.names and self.log is None:
