@@ -52,8 +52,8 @@ def test_a_function_that_is_not_there_is_told(tmp_path):
         ({}, "functions"),
         ({"functions": []}, "functions"),
         ({"functions": ["calculator"]}, "neither FILE.py:FUNCTION nor python"),
-        ({"functions": ["a.py:add", "b.py:add"]}, "two tools are called 'add'"),
-        ({"functions": ["python"]}, "say allow_execution: true"),
+        ({"functions": ["a.py:add", "b.py:add"]}, "two tools are named 'add'"),
+        ({"functions": ["python"]}, "set allow_execution: true"),
         ({"functions": ["a.py:add"], "python_sandbox": "none"}, "python_sandbox"),
     ],
 )
