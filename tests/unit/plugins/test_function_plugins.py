@@ -48,7 +48,7 @@ def test_options_are_bound(kind) -> None:
             {"name": "scaled", "factor": 1},
             {"factor": 2},
             ConfigError,
-            r"algorithm: factor: is given in x, too",
+            r"algorithm: factor: is set in x, too",
         ),
         ("scaled", {"clip_eps": 0.1}, ConfigError, r"algorithm: clip_eps: .*no such option"),
         ({"factor": 1}, {}, ConfigError, r"needs a `name`"),

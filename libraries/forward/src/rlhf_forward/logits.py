@@ -58,7 +58,11 @@ def call(
     if "use_cache" in parameters:
         accepted["use_cache"] = False
     with own_lengths(inner, lengths):
-        return _logits(model(**accepted))
+        output = model(**accepted)
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"a policy's forward must return an object with `logits`, got {type(output).__name__}")
+    return logits
 
 
 def innermost(module: nn.Module) -> nn.Module:
@@ -80,13 +84,6 @@ def innermost(module: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module) or inner is module:
             return module
         module = inner
-
-
-def _logits(output: Any) -> Tensor:
-    logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"a policy's forward must return an object with `logits`, got {type(output).__name__}")
-    return logits
 
 
 def token_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor) -> Tensor:
