@@ -50,7 +50,7 @@ def test_options_are_bound(kind) -> None:
             ConfigError,
             r"algorithm: factor: is set in x, too",
         ),
-        ("scaled", {"clip_eps": 0.1}, ConfigError, r"algorithm: clip_eps: .*no such option"),
+        ("scaled", {"clip_eps": 0.1}, ConfigError, r"algorithm: clip_eps: .*does not have this option"),
         ({"factor": 1}, {}, ConfigError, r"needs a `name`"),
         ("scalde", {}, PluginError, r'no policy loss "scalde" is installed'),
         ("untyped", {}, PluginError, r'its option "factor" lacks a type'),
