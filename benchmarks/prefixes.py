@@ -24,7 +24,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine
-from rlhf_hf.rows import Row, make_rows
+from rlhf_hf.rows import DecodingRow, make_rows
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 Samples = dict[int, tuple[int, ...]]
@@ -46,12 +46,12 @@ def answers(made: HfEngine, sampling: SamplingParams, *, shared: bool) -> Sample
     """All answers to one prompt. Not `shared`: each row's prompt is taken for another one."""
     prompt = tuple(4 + (7 * i + i * i) % 30 for i in range(PROMPT))
     asked = [GenerationRequest(sample_id=i, prompt_ids=prompt) for i in range(ANSWERS)]
-    with nullcontext() if shared else mock.patch("rlhf_hf.flight.make_rows", rows_apart):
+    with nullcontext() if shared else mock.patch("rlhf_hf.running_batch.make_rows", rows_apart):
         found = made.generate(asked, sampling)
     return {each.sample_id: each.token_ids for each in found}
 
 
-def rows_apart(*arguments: Any, **options: Any) -> list[Row]:
+def rows_apart(*arguments: Any, **options: Any) -> list[DecodingRow]:
     """`make_rows`, with a prompt key for each row."""
     rows = make_rows(*arguments, **options)
     for key, row in enumerate(rows):

@@ -144,4 +144,4 @@ def test_the_command_steers_a_run_of_two_processes(tmp_path):
     assert lines(folder / "metrics.jsonl")[-1]["policy/lr"] == pytest.approx(1e-5)
     gone = command("control", folder, "pause")
     assert gone.returncode == 2
-    assert "no run is going on" in gone.stderr
+    assert "no run is active" in gone.stderr

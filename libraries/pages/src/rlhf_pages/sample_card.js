@@ -92,7 +92,7 @@ const SampleCard = (() => {
 
   const make = (sample) => {
     const box = element("article", "sample");
-    const body = element("div", "said");
+    const body = element("div", "conversation");
     const button = element("button", "raw-button", "raw");
     button.type = "button";
     const show = (isRaw) => {

@@ -1,1 +1,1 @@
-"""Commands to a run that is going on."""
+"""Commands to a running run."""
