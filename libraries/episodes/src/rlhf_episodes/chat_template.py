@@ -50,7 +50,7 @@ def shared_length(one: str, other: str) -> int:
 
     Example:
         >>> shared_length("<think>", "<thought>")
-        4
+        3
     """
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
