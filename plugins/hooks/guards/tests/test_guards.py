@@ -47,7 +47,7 @@ def test_an_update_that_diverged_is_found_and_another_error_is_not(make):
 
 @given(value=st.floats(-10, 10), bound=st.floats(-5, 5), sign=st.sampled_from([1, -1]))
 def test_a_bound_is_crossed_exactly_beyond_it(value, bound, sign):
-    found = beyond({"kl/mean": value}, "kl/mean", bound, sign=sign)
+    found = check_bound({"kl/mean": value}, "kl/mean", bound, sign=sign)
     assert (found is not None) == (value > bound if sign == 1 else value < bound)
 
 
