@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rlhf_core.errors import DivergenceError, RlhfError
 from rlhf_core.hookspecs import Moment
 from rlhf_core.runfolder.folder import RunFolder
-from rlhf_guards.checks import Plateau, beyond
+from rlhf_guards.checks import Plateau, check_bound
 from rlhf_guards.config import GuardsConfig, PlateauGuard
 from rlhf_guards.guards import Guards
 
