@@ -95,7 +95,7 @@ class ModelConfig(Section):
     lora: LoraConfig | None = Field(None, description="Train only low-rank adapters. If null, all weights.")
     chat: ChatConfig | None = Field(None, description="Chat template and its options. If null, the tokenizer's.")
     allow_missing_weights: bool = Field(
-        False, description="Initialize weights missing from the model's files randomly, instead of failing."
+        False, description="Randomly initialize weights that the model's files lack, instead of failing."
     )
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with a hub model. Only for sources you trust."
@@ -103,7 +103,7 @@ class ModelConfig(Section):
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if self.trust_remote_code and run.trust.runs and not run.trust.allows_model(self.path):
-            problem = f"would run code of {self.path}, which was not named on this command line"
+            problem = f"would run code of {self.path}, which is not trusted"
             yield Problem("trust_remote_code", problem, "if you trust the model, add --trust")
         if self.dtype in ("bfloat16", "float16") and not run.optimizer.component.trains_16_bit:
             name, hint = run.optimizer.name, "use dtype: float32 (arithmetic may still be bf16), or optimizer: adamw"
@@ -308,7 +308,7 @@ class CheckpointConfig(Section):
     best: str | None = Field(
         None,
         min_length=1,
-        description="Metric, such as eval/score, whose best checkpoint is also kept. It is saved when it is reached.",
+        description="Metric, such as eval/score, whose best checkpoint is also kept. A new best is saved immediately.",
     )
     best_is: Literal["highest", "lowest"] = Field("highest", description="Which value of that metric is the best.")
 

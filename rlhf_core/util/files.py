@@ -29,7 +29,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def oddity(path: Path, *, is_folder: bool = False) -> str | None:
+def type_problem(path: Path, *, is_folder: bool = False) -> str | None:
     """Return why `path` is not a regular file (or folder), or None if it is one or is missing."""
     try:
         mode = path.lstat().st_mode
@@ -49,10 +49,10 @@ def is_own_file(path: Path) -> bool:
         path: may be missing.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def open_no_follow(path: str, flags: int) -> int:
