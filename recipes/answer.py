@@ -1,9 +1,9 @@
-"""What saved folders answer in plain transformers: nothing of this project is imported.
+"""Print answers of saved models with plain transformers, without importing this project.
 
     .venv/bin/python recipes/answer.py runs/grpo-sums runs/dpo-sums
 
-Of each run folder `model/` is loaded, or else `adapter/` (with peft, over the model that it names, from where the run
-was started); any other model folder may be named, too. The answers are greedy.
+The script loads `model/` of each run folder, or else `adapter/` (with peft, on its base model, relative to the folder
+in which the run was started). Other model folders work, too. The answers are greedy.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NEW_TOKENS = 16
 
 
 def folder_of(run: Path) -> Path | None:
-    """What can be loaded of a run folder, or of a model folder itself; None where nothing can."""
-    found = (run / "model" / "config.json", run / "adapter" / "adapter_config.json", run / "config.json")
-    return next((path.parent for path in found if path.is_file()), None)
+    """Folder to load of a run folder, or a model folder itself. None if neither is found."""
+    candidates = (run / "model" / "config.json", run / "adapter" / "adapter_config.json", run / "config.json")
+    return next((path.parent for path in candidates if path.is_file()), None)
 
 
 def answers(folder: Path) -> list[str]:
-    """Greedy answers to `QUESTIONS`, by the model in `folder`."""
+    """Generate greedy answers to `QUESTIONS` with the model in `folder`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,27 +34,25 @@ def answers(folder: Path) -> list[str]:
     base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"] if adapter.is_file() else folder
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    said = []
+    texts = []
     for question in QUESTIONS:
         if tokenizer.chat_template:
             chat = [{"role": "user", "content": question}]
             question = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         ids = torch.tensor([tokenizer(question, add_special_tokens=False)["input_ids"]])
-        written = model.generate(
-            ids, attention_mask=ids.new_ones(ids.shape), max_new_tokens=NEW_TOKENS, do_sample=False
-        )
-        said.append(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True))
-    return said
+        output = model.generate(ids, attention_mask=ids.new_ones(ids.shape), max_new_tokens=NEW_TOKENS, do_sample=False)
+        texts.append(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
+    return texts
 
 
 def main() -> None:
-    """Read the arguments and print question and answer; exit code 2 where a folder holds no model."""
-    parser = argparse.ArgumentParser(description="What saved folders answer in plain transformers.")
-    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run folder, or a model folder")
+    """Parse the arguments and print questions and answers. Exit code 2 if neither model nor adapter is found."""
+    parser = argparse.ArgumentParser(description="Print answers of saved models with plain transformers.")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="run folder or model folder")
     for run in parser.parse_args().folders:
         folder = folder_of(run)
         if folder is None:
-            print(f"answer.py: {run} holds no model/ and no adapter/: name a run that is done", file=sys.stderr)
+            print(f"answer.py: {run} contains neither model/ nor adapter/: pass a finished run", file=sys.stderr)
             sys.exit(2)
         for question, answer in zip(QUESTIONS, answers(folder), strict=True):
             print(f"{folder}: {question} {answer!r}")

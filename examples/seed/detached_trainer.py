@@ -1,6 +1,6 @@
-"""`DetachedTrainer`, subclassed: learns which token to sample from what a maker in another process sends it.
+"""`DetachedTrainer` as a base class: learns a token from samples that a maker in another process sends.
 
-The policy is one row of logits, and the maker a few lines, to show what goes back and forth. Seconds, on a CPU.
+The policy is one row of logits and the maker a few lines, to show the exchanged data. Takes seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BEST = 3
 
 @ray.remote(concurrency_groups={"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1})
 class MyTrainer(DetachedTrainer):
-    """REINFORCE, with the mean reward of the batch as baseline."""
+    """REINFORCE with the mean reward of the batch as baseline."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,7 +44,7 @@ class MyTrainer(DetachedTrainer):
 
 @ray.remote(max_concurrency=2)
 class MyMaker:
-    """Samples one token after an empty prompt; the best of them is rewarded."""
+    """Samples one token after an empty prompt. One of the tokens is rewarded."""
 
     def __init__(self) -> None:
         self.logits = torch.zeros(NUM_TOKENS)
@@ -74,7 +74,7 @@ class MyMaker:
 
 
 def main() -> None:
-    """Train on what the maker sends."""
+    """Train on the maker's samples."""
     with local_ray():
         maker = MyMaker.options(name="maker_0", num_cpus=0).remote()
         trainer = MyTrainer.options(name="trainer_0", num_cpus=0).remote(
@@ -87,7 +87,7 @@ def main() -> None:
         ray.get(trainer.fit.remote(total_steps=40, update_steps=2, train_epochs=2))
         ray.get(work)
         after = ray.get(trainer.share_of_the_best.remote())
-        print(f"the best token is sampled with probability {after:.2f}, at first it was {before:.2f}")
+        print(f"probability of the best token: {before:.2f} -> {after:.2f}")
         assert after > before
 
 

@@ -1,1 +1,1 @@
-"""Answers that are new: an example of every kind of part that a plugin can bring."""
+"""Find new answers: an example of every kind of part that a plugin can provide."""

@@ -14,7 +14,7 @@ class Signum(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Core has clipped the gradients and set the rate."""
+        """Called after core has clipped the gradients and set the learning rate."""
         for group in self.param_groups:
             for parameter in (each for each in group["params"] if each.grad is not None):
                 mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
@@ -23,5 +23,5 @@ class Signum(torch.optim.Optimizer):
 
 
 def build(config: SignumConfig, context: OptimizerContext) -> torch.optim.Optimizer:
-    """The optimizer of one trained model; its state is made in the first step, and checkpoints keep it."""
+    """Build the optimizer of one trained model. Its state is created in the first step and saved in checkpoints."""
     return Signum(context.parameters.values(), {"lr": context.lr, "momentum": config.momentum})

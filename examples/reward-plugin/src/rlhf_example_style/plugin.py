@@ -1,4 +1,4 @@
-"""The entry point of `keyword-coverage`: imports pydantic and rlhf_core only, so that listing stays quick."""
+"""Entry point of `keyword-coverage`. Imports only pydantic and rlhf_core, so that listing plugins stays fast."""
 
 from __future__ import annotations
 
