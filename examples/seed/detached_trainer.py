@@ -1,6 +1,6 @@
-"""`DetachedTrainer` as a base class: learns a token from samples that a maker in another process sends.
+"""`DetachedTrainer`, subclassed: learns which token to sample from the samples of a maker in another process.
 
-The policy is one row of logits and the maker a few lines, to show the exchanged data. Takes seconds on a CPU.
+The policy is one row of logits and the maker a few lines, to show the data that is exchanged. Takes seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BEST = 3
 
 @ray.remote(concurrency_groups={"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1})
 class MyTrainer(DetachedTrainer):
-    """REINFORCE with the mean reward of the batch as baseline."""
+    """REINFORCE, with the mean reward of the batch as baseline."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,7 +44,7 @@ class MyTrainer(DetachedTrainer):
 
 @ray.remote(max_concurrency=2)
 class MyMaker:
-    """Samples one token after an empty prompt. One of the tokens is rewarded."""
+    """Samples one token after an empty prompt. The best token gets a reward."""
 
     def __init__(self) -> None:
         self.logits = torch.zeros(NUM_TOKENS)
@@ -87,7 +87,7 @@ def main() -> None:
         ray.get(trainer.fit.remote(total_steps=40, update_steps=2, train_epochs=2))
         ray.get(work)
         after = ray.get(trainer.share_of_the_best.remote())
-        print(f"probability of the best token: {before:.2f} -> {after:.2f}")
+        print(f"the best token is sampled with probability {after:.2f}, at first it was {before:.2f}")
         assert after > before
 
 

@@ -1,6 +1,6 @@
-"""`ExperienceMakerHolder`: answers the prompts of a data loader, scores the answers and sends them to a trainer.
+"""`ExperienceMakerHolder`: answers prompts of a data loader, scores and sends the samples, and a trainer prints them.
 
-The trainer prints the samples. The models are tiny and created here. Takes seconds on a CPU.
+The tiny models are created here. Takes seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ EOS = 2
 
 
 def my_actor() -> LlamaForCausalLM:
-    """Create the initial policy, always the same, so that the initial model equals the actor."""
+    """Create the actor, always the same, since the initial model is the actor at the start."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=16, eos_token_id=EOS, pad_token_id=0, **sizes))
 
 
 def my_critic() -> Critic:
-    """Create a critic: the actor's trunk with a value head."""
+    """The actor's body with a value head."""
     return Critic.from_pretrained(my_actor())
 
 
 def my_reward_model() -> Any:
-    """Return the reward: the share of token 5. It may also be a sequence classifier."""
+    """Score answers by the share of token 5. Any sequence classifier works, too."""
     return lambda rollouts: [each.completion_ids.count(5) / len(each.completion_ids) for each in rollouts]
 
 
 def my_dataloader() -> list[dict[str, torch.Tensor]]:
-    """Return batches of left-padded prompts."""
+    """Batches of prompts, left-padded."""
     return [{"input_ids": ids, "attention_mask": ids != 0} for ids in torch.tensor([[[0, 6, 7], [8, 9, 4]]] * 2)]
 
 
 @ray.remote(concurrency_groups={"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1})
 class Printer(DetachedTrainer):
-    """Placeholder for a `DetachedPPOTrainer` that prints instead of training."""
+    """Replaces a `DetachedPPOTrainer`, without training."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -55,7 +55,7 @@ class Printer(DetachedTrainer):
         return {"reward": reward}
 
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
-        """Nothing to send: the weights do not change."""
+        """Send no weights, since nothing is trained."""
 
     def get_lines(self) -> list[str]:
         return self.lines
@@ -63,7 +63,7 @@ class Printer(DetachedTrainer):
 
 def main() -> None:
     """Make five passes over the prompts."""
-    with local_ray(num_gpus=1):  # nominal: `device` below sets the actual device
+    with local_ray(num_gpus=1):  # nominal: `device` below decides
         trainer = Printer.options(name="trainer_0", num_cpus=0).remote(["maker_0"], train_batch_size=4)
         maker = ExperienceMakerHolder.options(name="maker_0", num_gpus=1).remote(
             detached_trainer_name_list=["trainer_0"],

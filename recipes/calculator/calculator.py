@@ -1,6 +1,6 @@
-"""An environment with a tool: the policy can call a calculator, and then states the result.
+"""An environment with a tool: the policy may call a calculator, and then replies with the result.
 
-The calculator parses integers and an operation with one bounded pattern. The model's text is never executed.
+One bounded pattern parses whole numbers and an operation. Text of a model is never executed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ EXAMPLE = (
 
 
 class Calculator:
-    """Sums, differences and products of two-digit numbers. The reward is 1 if an answer ends with the right number."""
+    """Sums, differences and products of two-digit numbers. An answer that ends with the right number scores 1."""
 
     def reset(self, task: Any) -> list[dict[str, str]]:
-        """Return a problem drawn with the task's seed, after an example of a call."""
+        """Return a problem that depends on the task's seed, after an example of a call."""
         draw = random.Random(task.seed)
         first, second = draw.randint(11, 99), draw.randint(11, 99)
         word = draw.choice(list(OPERATIONS))
@@ -35,10 +35,10 @@ class Calculator:
         return [*EXAMPLE, {"role": "user", "content": f"What is {first} {word} {second}?"}]
 
     def step(self, reply: Any) -> tuple[str | None, float, bool]:
-        """Answer the first call of a reply with the calculator. A reply without a call is the answer."""
+        """Answer the first call of a reply. A reply without a call is the answer."""
         call = CALL.search(reply.text)
         if call is not None:
             result = CALCULATE[call[2]](int(call[1]), int(call[3]))
             return f"CALC says {result}. What is the answer?", 0.0, False
-        number = LAST_NUMBER.search(reply.text)
-        return None, float(number is not None and int(number[1]) == self.right), True
+        said = LAST_NUMBER.search(reply.text)
+        return None, float(said is not None and int(said[1]) == self.right), True

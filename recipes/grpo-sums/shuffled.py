@@ -1,4 +1,4 @@
-"""Control experiment: GRPO with rewards that are unrelated to the answers.
+"""A control: GRPO with rewards that are unrelated to their answers.
 
 rlhf train recipes/grpo-sums/run.yaml --set algorithm.advantage=recipes/grpo-sums/shuffled.py:shuffled
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_objective import needs
 
-if TYPE_CHECKING:  # checking a run file reads only the options
+if TYPE_CHECKING:  # checking a run file only reads the options
     from torch import Tensor
 
     from rlhf_core.episode_view import EpisodeView
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # checking a run file reads only the options
 
 @needs("scalars", compares_answers=True)
 def shuffled(episode: EpisodeView, *, shuffle_seed: int = 0) -> Tensor:
-    """Advantages of GRPO for rewards that are shuffled within their episode."""
+    """Return GRPO's advantages of the rewards, shuffled within their episode."""
     from rlhf_objective import group_normalised
 
     assert episode.totals is not None

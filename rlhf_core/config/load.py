@@ -202,8 +202,8 @@ def apply_override(run: dict[str, Any], path: str, value: Any) -> None:
     place: Any = run
     for depth, key in enumerate(keys):
         if not isinstance(place, dict | list):
-            here = ".".join(keys[:depth])
-            raise ConfigError(f"{here} is {place!r}, which does not contain keys", where=f"--set {path}")
+            parent = ".".join(keys[:depth])
+            raise ConfigError(f"{parent} is {place!r}, which does not contain keys", where=f"--set {path}")
         at: Any = _index(place, key, path) if isinstance(place, list) else key
         if depth == len(keys) - 1:
             place[at] = plain(value, path)

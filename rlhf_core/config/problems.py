@@ -102,9 +102,9 @@ class Problems:
         for detail in details:
             place = _place(detail, data)
             dotted = ".".join(part for part in (path, *map(str, place)) if part)
-            if (instead := _replacement(model, detail)) is not None:
+            if (replacement := _replacement(model, detail)) is not None:
                 self.removed.append(dotted)
-            message = _message(model, detail, also_known) if instead is None else f"was removed: {instead}"
+            message = _message(model, detail, also_known) if replacement is None else f"was removed: {replacement}"
             messages.setdefault(dotted, []).append(message)
             is_shown = detail["type"] != "extra_forbidden" and not names_secret(dotted)  # a key may be misspelled
             shown_values[dotted] = _shown_value(detail["input"]) if is_shown else ""
@@ -166,11 +166,12 @@ def _shown_value(value: Any) -> str:
     """Return ` (given 3)` for a value that fits on a line, or nothing."""
     if isinstance(value, Mapping):
         return ""
-    shown = redact_text(json.dumps(value, ensure_ascii=False))
-    return f" (given {shown if len(shown) <= 60 else shown[:57] + '...'})"
+    text = redact_text(json.dumps(value, ensure_ascii=False))
+    return f" (given {text if len(text) <= 60 else text[:57] + '...'})"
 
 
 def _message(model: type[BaseModel], detail: Any, also_known: Sequence[str]) -> str:
+    """Return the text on one error of pydantic."""
     kind, loc = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
         known = list(dict.fromkeys([*(also_known if len(loc) == 1 else ()), *_fields_at(model, loc[:-1])]))
@@ -197,19 +198,20 @@ def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
 
 
 def _models_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[type[BaseModel]]:
+    """Return the models whose fields are the keys at a place inside `model`."""
     models: list[type[BaseModel]] = [model]
     for part in loc:
         if isinstance(part, int):
             continue
         fields = [each.model_fields[part] for each in models if part in each.model_fields]
         if fields:
-            models = [found for each in fields for found in models_in(each.annotation)]
+            models = [inner for each in fields for inner in models_in(each.annotation)]
     return models
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Return the models that a type consists of."""
     if get_origin(annotation) in (Union, UnionType, list, tuple, dict, Annotated):
-        return [found for each in get_args(annotation) for found in models_in(each)]
+        return [inner for each in get_args(annotation) for inner in models_in(each)]
     is_model = get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return [annotation] if is_model else []

@@ -52,9 +52,9 @@ class TransportConfig(Section):
         if self.updates_in_flight() and not run.engine.component.in_flight:
             problem = f"the engine {run.engine.name} accepts new weights only between two batches"
             yield Problem("weights", problem, "set weights: between-batches, or use an engine that supports this")
-        own = self.own_processes()
-        if own is not None and (found := too_many(run.strategy, own.trainers)):
-            yield Problem(own.option, f"{found[0]}, not {own.trainers}", found[1])
+        started = self.own_processes()
+        if started is not None and (limit := too_many(run.strategy, started.trainers)):
+            yield Problem(started.option, f"{limit[0]}, not {started.trainers}", limit[1])
 
     def own_processes(self) -> OwnProcesses | None:
         """Return the processes it starts, or None if it uses existing ones (`--num-processes`, or a launcher's)."""
@@ -89,12 +89,12 @@ def can_hold(strategy: Component, optimizer: str) -> bool:
 
 def strategies_with(ability: Callable[[Component], bool]) -> str:
     """Return a hint that names the installed strategies with an ability that this run needs."""
-    found = []
+    names = []
     for ref in discover("strategies").values():
         with suppress(PluginError):  # a broken one does not help
             if ability(load(ref.kind, ref.name).component):
-                found.append(ref.name)
-    return f"add --strategy {' or '.join(found)}" if found else "install a strategy that can"
+                names.append(ref.name)
+    return f"add --strategy {' or '.join(names)}" if names else "install a strategy that can"
 
 
 def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-processes") -> None:
@@ -104,10 +104,10 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
     """
     if num_processes < 1:
         raise ConfigError(f"needs at least 1 process, got {num_processes}", where=where)
-    own, together = run.own_processes, run.strategy.typed(StrategyConfig).processes_per_rank()
-    trainers = num_processes if own is None else own.trainers
+    started, together = run.own_processes, run.strategy.typed(StrategyConfig).processes_per_rank()
+    trainers = num_processes if started is None else started.trainers
     if trainers % together:
-        start = f"--num-processes {together}" if own is None else f"--set transport.{own.option}={together}"
+        start = f"--num-processes {together}" if started is None else f"--set transport.{started.option}={together}"
         raise ConfigError(
             f"{together} processes train the same rows together, and {trainers} do not form groups of {together}",
             where="strategy",
@@ -116,14 +116,14 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
     if num_processes == 1:
         return
     where = f"{where} {num_processes}"
-    if own is not None:
+    if started is not None:
         raise ConfigError(
             f"cannot be combined with transport {run.transport.name}, which starts its own trainers",
             where=where,
-            hint=f"--set transport.{own.option}={num_processes}",
+            hint=f"--set transport.{started.option}={num_processes}",
         )
-    if found := too_many(run.strategy, num_processes):
-        raise ConfigError(found[0], where=where, hint=found[1])
+    if problem := too_many(run.strategy, num_processes):
+        raise ConfigError(problem[0], where=where, hint=problem[1])
     for key in ("prompts_per_episode", "train_batch_size"):
         if num_processes // together > (count := getattr(run.run.train, key)):
             raise ConfigError(

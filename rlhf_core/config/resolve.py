@@ -60,39 +60,39 @@ def resolve(
         ConfigError: the run has problems. The message lists all of them.
     """
     known_keys = {*OTHER_SECTIONS, *RunConfig.model_fields, *section_names()}
-    given = {key: value for key, value in expand(run).items() if value is not None or key not in known_keys}
+    values = {key: value for key, value in expand(run).items() if value is not None or key not in known_keys}
     learn_environment()
-    learn(given)
+    learn(values)
     problems = Problems(run.overrides if isinstance(run, LoadedRun) else None) if problems is None else problems
-    for path in hidden_parts(given):
+    for path in hidden_parts(values):
         problems.add(path, "was redacted when this config was saved", f"set it again with --set {path}=VALUE")
     select = Selector(problems, trust)
-    sections = _take_sections(given, select)
+    sections = _take_sections(values, select)
     # The options of an invalid section are unknown, so problems that depend on them are not reported.
     valid = {name: each.typed(Section) for name, each in sections.items() if each is not INVALID}
     graders = [name for name, section in valid.items() if section.reward_weight() is not None]
     for name in graders[1:]:
         problems.add(name, f"its player and that of {graders[0]} both give the reward environment: remove one section")
-    plays = bool(graders) or len(valid) < len(sections)
-    if plays or any(section.needs_no_prompts for section in valid.values()):
-        given.setdefault("prompts", dict(TASKS))
-    core = _core_sections(given, problems)
-    chosen = {name: select.plugin(kind, name, given.get(name, {})) for name, kind in PLUGIN_SECTIONS.items()}
-    prompts, algorithm, optimizer = chosen["prompts"], chosen["algorithm"], chosen["optimizer"]
+    has_player = bool(graders) or len(valid) < len(sections)
+    if has_player or any(section.needs_no_prompts for section in valid.values()):
+        values.setdefault("prompts", dict(TASKS))
+    core = _core_sections(values, problems)
+    plugins = {name: select.plugin(kind, name, values.get(name, {})) for name, kind in PLUGIN_SECTIONS.items()}
+    prompts, algorithm, optimizer = plugins["prompts"], plugins["algorithm"], plugins["optimizer"]
     options = None if optimizer is None else optimizer.typed(OptimizerConfig).schedule
     schedule = None if options is None else select.plugin("schedules", "optimizer.schedule", options)
     evaluation = EvalConfig(num_prompts=0) if core is None or core.eval is None else core.eval
     eval_prompts = _eval_prompts(evaluation, prompts, select)
     eval_rewards = {
-        name: select.rewards(each.rewards, f"eval.sets.{name}.rewards", plays=plays)
+        name: select.rewards(each.rewards, f"eval.sets.{name}.rewards", has_player=has_player)
         for name, each in evaluation.sets.items()
         if each.rewards is not None
     }
-    before = len(problems)
-    rewards = _rewards(given, algorithm, select, functions, plays)
-    has_rewards = len(problems) == before
-    hooks = select.listed("hooks", "hooks", given.get("hooks"), HooksConfig)
-    loggers = select.listed("loggers", "logging", _with_default_logger(given.get("logging")), LoggingConfig)
+    num_problems = len(problems)
+    rewards = _rewards(values, algorithm, select, functions, has_player)
+    has_rewards = len(problems) == num_problems
+    hooks = select.listed("hooks", "hooks", values.get("hooks"), HooksConfig)
+    loggers = select.listed("loggers", "logging", _with_default_logger(values.get("logging")), LoggingConfig)
     resolved = ResolvedRun(
         run=INVALID if core is None else core,
         eval_prompts=eval_prompts,
@@ -103,7 +103,7 @@ def resolve(
         sections=sections,
         trust=trust,
         schedule=schedule or INVALID,
-        **{name: each or INVALID for name, each in chosen.items()},  # type: ignore[arg-type] # its fields are the keys
+        **{name: each or INVALID for name, each in plugins.items()},  # type: ignore[arg-type] # its fields are the keys
     )
     check_sections(resolved, problems)
     problems.raise_if_any(where)
@@ -112,16 +112,16 @@ def resolve(
 
 def without_removed(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return an older resolved run file without options that were removed since. No code of files is run."""
-    problems, kept = Problems(), expand(run)
+    problems, config = Problems(), expand(run)
     with suppress(ConfigError):  # reported when the run file is used
-        resolve(kept, trust=NO_FILE, problems=problems)
+        resolve(config, trust=NO_FILE, problems=problems)
     for path in problems.removed:
         *place, key = path.split(".")
-        holder: Any = kept
+        holder: Any = config
         for part in place:
             holder = holder[int(part)] if isinstance(holder, list) else holder[part]
         holder.pop(key, None)
-    return kept
+    return config
 
 
 def resolve_reward(entry: Mapping[str, Any], where: str) -> Configured:
@@ -144,28 +144,28 @@ def resolve_reward(entry: Mapping[str, Any], where: str) -> Configured:
     return reward
 
 
-def _take_sections(given: dict[str, Any], select: Selector) -> dict[str, Configured]:
+def _take_sections(run: dict[str, Any], select: Selector) -> dict[str, Configured]:
     """Take the plugins' sections out of the run file `given`, and check their options.
 
     A section with problems is `INVALID`. A section may be nested in another plugin's section.
     """
     refs = sorted(discover("sections").values(), key=lambda ref: ref.name.count("."))
-    values = {ref.name: _pop(given, ref.name) for ref in reversed(refs)}
-    found: dict[str, Configured] = {}
+    options = {ref.name: _pop(run, ref.name) for ref in reversed(refs)}
+    sections: dict[str, Configured] = {}
     for ref in refs:
-        value = values[ref.name]
+        value = options[ref.name]
         if value is None and not _is_active_when_absent(ref):
             continue
-        found[ref.name] = select.section(ref, value) or INVALID
-    return found
+        sections[ref.name] = select.section(ref, value) or INVALID
+    return sections
 
 
-def _pop(given: Any, name: str) -> Any:
+def _pop(run: Any, name: str) -> Any:
     """Remove and return the value of a dotted key, None if missing."""
     *parents, last = name.split(".")
     for part in parents:
-        given = given.get(part) if isinstance(given, dict) else None
-    return given.pop(last, None) if isinstance(given, dict) else None
+        run = run.get(part) if isinstance(run, dict) else None
+    return run.pop(last, None) if isinstance(run, dict) else None
 
 
 def _is_active_when_absent(ref: PluginRef) -> bool:
@@ -176,10 +176,10 @@ def _is_active_when_absent(ref: PluginRef) -> bool:
         return False
 
 
-def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | None:
-    core: dict[str, Any] = {key: value for key, value in given.items() if key not in OTHER_SECTIONS}
+def _core_sections(run: Mapping[str, Any], problems: Problems) -> RunConfig | None:
+    core: dict[str, Any] = {key: value for key, value in run.items() if key not in OTHER_SECTIONS}
     for section, model in (("hooks", HooksConfig), ("logging", LoggingConfig)):
-        if isinstance(data := given.get(section), dict):
+        if isinstance(data := run.get(section), dict):
             core[section] = {key: value for key, value in data.items() if key in model.model_fields}
     return problems.validate(RunConfig, core, also_known=sorted({*OTHER_SECTIONS, *section_names()}))
 
@@ -196,22 +196,23 @@ def _with_default_logger(data: Any) -> Any:
 
 
 def _rewards(
-    given: Mapping[str, Any],
+    run: Mapping[str, Any],
     algorithm: Configured | None,
     select: Selector,
     functions: Sequence[Callable[..., Any]],
-    plays: bool,
+    has_player: bool,
 ) -> tuple[Configured, ...]:
-    component = None if algorithm is None or plays else algorithm.component
+    """Select the run's rewards, and those passed as functions. Report that none is set if one is needed."""
+    component = None if algorithm is None or has_player else algorithm.component
     needs_some = component is not None and component.feeds == "rollouts" and component.learns_from_rewards
-    entries = given.get("rewards", DEFAULT_REWARDS if needs_some and not functions else [])
+    entries = run.get("rewards", DEFAULT_REWARDS if needs_some and not functions else [])
     if functions and isinstance(entries, list | tuple):
         entries = [*entries, *functions]
     if needs_some and not entries:
         assert algorithm is not None
         message = f"is empty, but {algorithm.name} learns from rewards: add one with --reward exact-match"
         select.problems.add("rewards", message)
-    return select.rewards(entries, "rewards", plays=plays)
+    return select.rewards(entries, "rewards", has_player=has_player)
 
 
 def _eval_prompts(evaluation: EvalConfig, prompts: Configured | None, select: Selector) -> dict[str | None, Configured]:

@@ -127,14 +127,14 @@ class ResolvedRun:
     @property
     def plugins(self) -> Sequence[Configured]:
         """All plugins that `map_plugins` changes."""
-        found: list[Configured] = []
+        plugins: list[Configured] = []
 
         def note(plugin: Configured) -> Configured:
-            found.append(plugin)
+            plugins.append(plugin)
             return plugin
 
         self.map_plugins(note)
-        return found
+        return plugins
 
     @property
     def selected(self) -> Sequence[SelectedPlugin]:
@@ -164,8 +164,8 @@ class ResolvedRun:
     @property
     def reward_weights(self) -> dict[str, float]:
         """Name of each reward -> its weight in the combined score. The reward of a section's player comes first."""
-        own = [weight for name in self.sections if (weight := self._weight_of(name)) is not None]
-        return ({OWN_REWARD: own[0]} if own else {}) | weights_of(self.rewards)
+        player_weights = [weight for name in self.sections if (weight := self._weight_of(name)) is not None]
+        return ({OWN_REWARD: player_weights[0]} if player_weights else {}) | weights_of(self.rewards)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -185,11 +185,11 @@ class ResolvedRun:
     @property
     def evaluation_sets(self) -> tuple[tuple[str | None, EvalSetOptions], ...]:
         """Name and options of each set that is answered and judged, in order. The section `eval` has the name None."""
-        own = self.run.eval
-        if own is None:
+        options = self.run.eval
+        if options is None:
             return ()
-        answers_own = own.num_prompts > 0 and bool(self.reward_weights)
-        return (*([(None, own)] if answers_own else ()), *own.sets.items())
+        answers_own = options.num_prompts > 0 and bool(self.reward_weights)
+        return (*([(None, options)] if answers_own else ()), *options.sets.items())
 
     @property
     def measures_eval_records(self) -> bool:

@@ -95,7 +95,7 @@ class ModelConfig(Section):
     lora: LoraConfig | None = Field(None, description="Train only low-rank adapters. If null, all weights.")
     chat: ChatConfig | None = Field(None, description="Chat template and its options. If null, the tokenizer's.")
     allow_missing_weights: bool = Field(
-        False, description="Initialize weights missing from the model's files randomly, instead of failing."
+        False, description="Randomly initialize weights that the model's files lack, instead of failing."
     )
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with a hub model. Only for sources you trust."
@@ -308,7 +308,7 @@ class CheckpointConfig(Section):
     best: str | None = Field(
         None,
         min_length=1,
-        description="Metric, such as eval/score, whose best checkpoint is also kept. It is saved when it is reached.",
+        description="Metric, such as eval/score, whose best checkpoint is also kept. A new best is saved immediately.",
     )
     best_is: Literal["highest", "lowest"] = Field("highest", description="Which value of that metric is the best.")
 

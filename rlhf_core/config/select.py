@@ -59,11 +59,11 @@ def shared_options(kind: str) -> type[Section] | None:
 
 def section_models() -> dict[str, type[Section]]:
     """Return the options of each installed section by dotted name. Broken sections are left out."""
-    found: dict[str, type[Section]] = {}
+    models: dict[str, type[Section]] = {}
     for ref in discover("sections").values():
         with suppress(PluginError):  # reported when the section is used
-            found[ref.name] = section_model(ref)
-    return found
+            models[ref.name] = section_model(ref)
+    return models
 
 
 def section_model(ref: PluginRef) -> type[Section]:
@@ -111,21 +111,21 @@ class Selector:
             problems.add_error(name_path, error)
             return None
         options = {key: value for key, value in data.items() if key != "name"}
-        found = self.options(selected, options, path, shared, ["name", *section_names(path)], name_path)
-        return found if found is None else replace(found, section=section)
+        configured = self.options(selected, options, path, shared, ["name", *section_names(path)], name_path)
+        return configured if configured is None else replace(configured, section=section)
 
     def options(
         self,
         selected: SelectedPlugin,
-        given: Mapping[str, Any],
+        data: Mapping[str, Any],
         path: str,
         shared: type[Section] | None = None,
         also_known: Sequence[str] = (),
         name_path: str | None = None,
     ) -> Configured | None:
         """Check a plugin's own options and the `shared` ones. `also_known`: other keys of its section."""
-        self._check_files(given, path)
-        config = self.problems.validate(mixed(selected.component.config, shared), given, path, also_known, context=self)
+        self._check_files(data, path)
+        config = self.problems.validate(mixed(selected.component.config, shared), data, path, also_known, context=self)
         if config is None:
             return None
         if isinstance(config, Section):
@@ -135,38 +135,38 @@ class Selector:
                 self.problems.add_error(name_path or path, error)
                 return None
             if selections := tuple(config.selections()):
-                found = [self.plugin(of, f"{path}.{at}", section) for of, at, section in selections]
-                checked = [each.to_mapping() for each in found if each is not None]
-                config = config.with_selections(checked) if len(checked) == len(found) else config
+                plugins = [self.plugin(of, f"{path}.{at}", section) for of, at, section in selections]
+                checked = [each.to_mapping() for each in plugins if each is not None]
+                config = config.with_selections(checked) if len(checked) == len(plugins) else config
         return Configured.of(selected, config, path)
 
-    def listed(self, kind: str, section: str, given: Any, core: type[BaseModel]) -> tuple[Configured, ...]:
+    def listed(self, kind: str, section: str, values: Any, core: type[BaseModel]) -> tuple[Configured, ...]:
         """Return the plugins that a section lists: `NAME: {option: value}`, or true (or empty) for the defaults.
 
         NAME: false leaves one out. `core`: the section's keys that are not names of plugins.
         """
-        if not isinstance(given, Mapping):
+        if not isinstance(values, Mapping):
             return ()  # reported by the check of core's own keys of the section
         reserved = tuple(core.model_fields)
-        found: list[Configured] = []
-        for name, options in given.items():
+        plugins: list[Configured] = []
+        for name, options in values.items():
             if name in reserved or options is False:
                 continue
             path = f"{section}.{name}"
-            near = suggestion(name, reserved)
-            own = {} if options is None or options is True else options
-            if not isinstance(own, Mapping):
-                self.problems.add(path, f"should be a mapping of options, true or false (given {options!r}){near}")
+            suggested = suggestion(name, reserved)
+            settings = {} if options is None or options is True else options
+            if not isinstance(settings, Mapping):
+                self.problems.add(path, f"should be a mapping of options, true or false (given {options!r}){suggested}")
                 continue
-            configured = self.plugin(kind, path, {**own, "name": name}, name_path=path)
+            configured = self.plugin(kind, path, {**settings, "name": name}, name_path=path)
             if configured is None:
-                if near:
-                    self.problems.add(path, f"is not a key of {section}{near}")
-            elif any(each.name == configured.name for each in found):
+                if suggested:
+                    self.problems.add(path, f"is not a key of {section}{suggested}")
+            elif any(each.name == configured.name for each in plugins):
                 self.problems.add(path, f"{configured.name} is listed twice")
             else:
-                found.append(configured)
-        return tuple(found)
+                plugins.append(configured)
+        return tuple(plugins)
 
     def _function(self, function: Callable[..., Any], path: str) -> Configured | None:
         """Return a reward that was passed as an object of this process."""
@@ -180,8 +180,8 @@ class Selector:
         selected = SelectedPlugin("rewards", f"{module}:{name}", component, module, "function", function)
         return self.options(selected, {}, path, RewardEntry)
 
-    def rewards(self, entries: Any, path: str, *, plays: bool) -> tuple[Configured, ...]:
-        """Return the rewards of a list. plays: whether an environment provides a reward with a reserved name."""
+    def rewards(self, entries: Any, path: str, *, has_player: bool) -> tuple[Configured, ...]:
+        """Return the rewards of a list. has_player: whether an environment provides a reward with a reserved name."""
         if not isinstance(entries, list | tuple):
             self.problems.add(path, "should be a list of rewards")
             return ()
@@ -197,7 +197,7 @@ class Selector:
             elif label in METRICS_OF_SCORE:
                 message = f'"{label}" is a metric of the weighted score: give the reward another `label`'
                 self.problems.add(f"{where}.label", message)
-            elif plays and label == OWN_REWARD:
+            elif has_player and label == OWN_REWARD:
                 self.problems.add(where, "has the name of the environment's own reward: give it another `label`")
             else:
                 rewards[label] = reward

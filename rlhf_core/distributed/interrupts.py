@@ -29,22 +29,22 @@ def keep_interrupts() -> Iterator[None]:
 
     A signal handler runs at any point of the main thread. An exception in a destructor or callback is only printed.
     """
-    before = sys.unraisablehook
+    previous = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            before(unraisable)
+            previous(unraisable)
             return
-        again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
-        again.daemon = True
-        again.start()
+        timer = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
 
     sys.unraisablehook = hook
     try:
         yield
     finally:
         if sys.unraisablehook is hook:
-            sys.unraisablehook = before
+            sys.unraisablehook = previous
 
 
 @contextmanager
@@ -53,11 +53,11 @@ def handle_signals(handle: Callable[[int, FrameType | None], object]) -> Iterato
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handle) for number in stop_signals()}
+    previous = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
@@ -105,10 +105,10 @@ def delay_signals() -> Iterator[None]:
 
     Only for short operations, which cannot be stopped. No effect outside the main thread.
     """
-    held: list[int] = []
+    received: list[int] = []
     try:
-        with handle_signals(lambda number, frame: held.append(number)):
+        with handle_signals(lambda number, frame: received.append(number)):
             yield
     finally:
-        for number in held:
+        for number in received:
             os.kill(os.getpid(), number)

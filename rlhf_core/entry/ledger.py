@@ -114,17 +114,18 @@ class RunLedger:
             return None
 
     def _write_end(self, error: BaseException | None, result: FitResult | None) -> dict[str, Any]:
+        """Write the final status with scores, model and wall time, unless the same status is recorded already."""
         folder = self.folder
         recorded = folder.read_json(folder.summary)
-        before, status = recorded.get("status", "running"), _status(folder, error)
-        if before == status or (isinstance(error, KeyboardInterrupt) and before == "done"):
+        old_status, status = recorded.get("status", "running"), _status(folder, error)
+        if old_status == status or (isinstance(error, KeyboardInterrupt) and old_status == "done"):
             return recorded
-        summary: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _place_of_model(folder, error)}
+        summary: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _model_location(folder, error)}
         if result is None:
             result = FitResult(recorded.get("eval_before"), recorded.get("eval_after"), step=0)
         if result.finished is not None:
             summary["finished"] = {"guard": result.finished.by, "reason": result.finished.reason}
-        seconds = time.perf_counter() - self._started if before == "running" else 0.0
+        seconds = time.perf_counter() - self._started if old_status == "running" else 0.0
         summary |= {"status": status, "eval_before": result.eval_before, "eval_after": result.eval_after}
         summary["wall_s"] = recorded.get("wall_s", 0.0) + seconds
         folder.write_summary(summary)
@@ -139,7 +140,7 @@ def _status(folder: RunFolder, error: BaseException | None) -> RunStatus:
     return "rolled-back-and-failed" if folder.events(ROLLBACK) else "failed"
 
 
-def _place_of_model(folder: RunFolder, error: BaseException | None) -> str | None:
+def _model_location(folder: RunFolder, error: BaseException | None) -> str | None:
     """Return the folder of the trained policy, or the command that exports it, or None if there is neither."""
     if error is None or isinstance(error, (InterruptedRun, OnlyModelError)):
         return folder.model.name if folder.model.is_dir() else None

@@ -90,12 +90,12 @@ def check_owners(folder: RunFolder) -> None:
     for kind, owners in folder.read_json(folder.manifest).get("owners", {}).items():
         for name, owner in owners.items():
             if fold(name) not in discover(kind):
-                home = KNOWN.get(kind, {}).get(name, owner.partition(" ")[0])  # it may have moved since
-                same = owner.startswith(f"{home} ")
+                distribution = KNOWN.get(kind, {}).get(name, owner.partition(" ")[0])  # it may have moved since
+                same = owner.startswith(f"{distribution} ")
                 raise UserInputError(
                     f"the run has the {SINGULAR[kind]} {name} of {owner}, which is not installed",
                     where=str(folder.path),
-                    hint=f"pip install {owner.replace(' ', '==') if same else home}",
+                    hint=f"pip install {owner.replace(' ', '==') if same else distribution}",
                 )
 
 
@@ -109,24 +109,24 @@ def find_checkpoint(resume: str, output: Path, *, restart: bool = False) -> Path
         UserInputError: there is no run or complete checkpoint, or the run's checkpoints are lost.
     """
     folder = output if resume == "auto" else Path(resume)
-    if (found := find_complete_checkpoint(folder)) is not None:
-        return found
+    if (checkpoint := find_complete_checkpoint(folder)) is not None:
+        return checkpoint
     store = CheckpointStore(folder / "checkpoints")
-    what = "found no checkpoint to continue from"
+    problem = "found no checkpoint to continue from"
     elsewhere = f"start a new run like it: rlhf train --from {folder} --output DIR"
     if resume != "auto" or store.steps():
         has_config = RunFolder(folder).config.exists()
-        raise UserInputError(what, where=str(folder), hint=elsewhere if has_config else "start without --resume")
+        raise UserInputError(problem, where=str(folder), hint=elsewhere if has_config else "start without --resume")
     if lost := store.named():
         names = ", ".join(f"checkpoints/{name}" for name in lost)
         raise UserInputError(
-            f"{what}: {names} is missing, which the run had written",
+            f"{problem}: {names} is missing, which the run had written",
             where=str(folder),
             hint=f"put it back (was the disk purged?), or {elsewhere}",
         )
     if has_updates(RunFolder(folder)) and not restart:
         raise UserInputError(
-            f"{what}: metrics.jsonl has the updates of a run, but checkpoints/ lacks a step-* folder",
+            f"{problem}: metrics.jsonl has the updates of a run, but checkpoints/ lacks a step-* folder",
             where=str(folder),
             hint=f"--resume auto --restart begins again here and discards these updates, or {elsewhere}",
         )

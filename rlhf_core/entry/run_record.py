@@ -112,23 +112,23 @@ def collect_manifest(resolved: ResolvedRun) -> dict[str, Any]:
 
 def library_versions() -> dict[str, str]:
     """Return library -> version for the installed `LIBRARIES`."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def git_revision(folder: Path) -> dict[str, Any] | None:
     """Return the commit and whether files differ from it, or None outside a repository or without git."""
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={_CHANGED}"]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
         return None  # the revision is optional, the run continues without git
-    commit, changed, _ = done.stdout.strip().partition(_CHANGED)
+    commit, changed, _ = result.stdout.strip().partition(_CHANGED)
     return {"commit": commit, "changed": bool(changed)}
 
 
@@ -136,8 +136,8 @@ def _code_run(resolved: ResolvedRun) -> frozenset[Path]:
     """Return the code files that the run names, and the model if its code is executed."""
     model = resolved.run.model
     files = referenced_files(resolved.to_mapping())
-    own = frozenset([Path(model.path).resolve()]) if model.trust_remote_code else frozenset()
-    return files | own
+    model_code = frozenset([Path(model.path).resolve()]) if model.trust_remote_code else frozenset()
+    return files | model_code
 
 
 def log_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
@@ -145,9 +145,9 @@ def log_resume(resolved: ResolvedRun, resumed: Resumed) -> None:
     checkpoint, episodes = resumed.checkpoint, resolved.run.train.episodes
     if checkpoint is None:
         logger.warning("the run ended before its first checkpoint: it starts again")
-    elif (ended := finished_by(state := read_run_state(checkpoint), resolved)) is not None:
-        why, keys = f"already done: {ended.by}: {ended.reason}", keys_of(ended.by, resolved)
-        logger.warning("%s: only model and report are written. To continue, change %s", why, keys)
+    elif (finish := finished_by(state := read_run_state(checkpoint), resolved)) is not None:
+        reason, keys = f"already done: {finish.by}: {finish.reason}", keys_of(finish.by, resolved)
+        logger.warning("%s: only model and report are written. To continue, change %s", reason, keys)
     elif state.next_episode >= episodes:
         hint = "only model and report are written. To continue, --set train.episodes=N"
         logger.warning("all %d episodes are trained already: %s", episodes, hint)
@@ -174,5 +174,5 @@ def check_output(path: Path) -> None:
     RunFolder(path).refuse_run()
     parent = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        what = "is not a writable folder" if parent.is_dir() else "is a file, not a folder"
-        raise UserInputError(f"{parent} {what}", where=str(path), hint="choose another --output")
+        problem = "is not a writable folder" if parent.is_dir() else "is a file, not a folder"
+        raise UserInputError(f"{parent} {problem}", where=str(path), hint="choose another --output")

@@ -97,15 +97,15 @@ def train(
         InterruptedRun: Ctrl-C. A checkpoint was written.
     """
     path = None if output is None else Path(output)
-    if (begun := find_resumed_run(resume, path)) is None:
+    if (existing := find_resumed_run(resume, path)) is None:
         resume = None
         if dry_run and path is not None:
             check_output(path)
     prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run, rewards=rewards)
     environment = prepared.environment
     if dry_run:
-        if begun is not None and resume is not None:
-            log_resume(prepared.resolved, plan_resume(resume, RunFolder(begun), prepared.inputs, restart=restart))
+        if existing is not None and resume is not None:
+            log_resume(prepared.resolved, plan_resume(resume, RunFolder(existing), prepared.inputs, restart=restart))
         if environment.rank == 0:
             for section in prepared.resolved.sections.values():
                 section.typed(Section).rehearse(prepared.inputs)
@@ -116,12 +116,12 @@ def train(
         raise UserInputError(
             "the processes of a launcher need the same run folder", where="--output", hint="add --output DIR"
         )
-    chosen = begun or path or default_path(prepared.resolved.algorithm.name, datetime.now())
+    folder = existing or path or default_path(prepared.resolved.algorithm.name, datetime.now())
     if environment.rank != 0:
-        checkpoint = None if resume is None else find_checkpoint(resume, chosen, restart=restart)
-        run_rank(prepared, RunLedger(RunFolder(chosen)), checkpoint)
-        return read_result(chosen)
-    with RunLedger.take(chosen, resume) as ledger:
+        checkpoint = None if resume is None else find_checkpoint(resume, folder, restart=restart)
+        run_rank(prepared, RunLedger(RunFolder(folder)), checkpoint)
+        return read_result(folder)
+    with RunLedger.take(folder, resume) as ledger:
         return train_in(ledger, prepared, resume, restart, origin)
 
 
@@ -208,6 +208,7 @@ def train_in(
 
 
 def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -> None:
+    """Start the processes of the run on this machine and wait for them."""
     if unnamed := [hook for hook in prepared.hooks if not isinstance(hook, str)]:
         raise UserInputError(
             f"the hook {type(unnamed[0]).__name__} cannot be sent to another process",
@@ -229,6 +230,7 @@ def _launcher(resolved: ResolvedRun) -> Callable[..., None]:
 
 
 def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], trust: FileTrust | bool) -> FileTrust:
+    """Return the trust in files that `train` documents."""
     if isinstance(trust, FileTrust):
         return trust
     if trust or isinstance(run, Mapping):
@@ -244,6 +246,7 @@ def _resolved(
     trust: FileTrust,
     rewards: Sequence[Callable[..., Any]],
 ) -> ResolvedRun:
+    """Load the run, let hook plugins change it, and resolve it."""
     mapping = load_run(run, overrides)
     hooks = mapping.get("hooks")
     disabled = hooks.get("disable") if isinstance(hooks, dict) else None  # `resolve` reports invalid ones
@@ -325,20 +328,20 @@ def run_rank(prepared: PreparedRun, ledger: RunLedger, checkpoint: Path | None) 
             relay.register(each.build(each.config, context), name=f"logger {each.name}")
         relay.register(ledger, name="ledger")
         with relay.span("run", run_folder=folder.path, config=config) as span:
-            ended: BaseException | None = None
+            failure: BaseException | None = None
             result: FitResult | None = None
             watch = FileWatch(folder)
             try:
                 result = _run(request, interrupted)
                 watch.check()
             except BaseException as error:
-                ended, result = error, None
+                failure, result = error, None
                 if isinstance(error, Exception) and not isinstance(error, InterruptedRun):
                     logger.debug("the run failed", exc_info=error)
                     error.run_log = folder.log  # type: ignore[attr-defined]
                 raise
             finally:
-                if (summary := ledger.end(ended, result)) is not None:
+                if (summary := ledger.end(failure, result)) is not None:
                     span.set("summary", summary)
 
 
@@ -350,5 +353,5 @@ def _run(request: RunRequest, interrupted: InterruptFlag) -> FitResult:
 
 def read_result(folder: Path) -> TrainResult:
     """Read the result that a run folder records."""
-    opened = RunFolder.read(folder)
-    return TrainResult(folder, opened.read_json(opened.summary), list(read_lines(opened.metrics)))
+    run_folder = RunFolder.read(folder)
+    return TrainResult(folder, run_folder.read_json(run_folder.summary), list(read_lines(run_folder.metrics)))

@@ -74,12 +74,13 @@ def register_hooks(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) ->
 
 
 def _always_on(resolved: ResolvedRun, disabled: Collection[str]) -> Iterator[Configured]:
+    """Yield the installed hook plugins with options that are active in every run, with their section's options."""
     for name, ref in discover("hooks").items():
         if name in disabled:
             continue
         try:
-            found = import_target(ref)
+            plugin = import_target(ref)
         except PluginError:  # `load_hook_plugins` has reported it
             continue
-        if isinstance(found, Component) and found.always_on:
-            yield Configured.of(load("hooks", name), resolved.section(ref.name) or found.config())
+        if isinstance(plugin, Component) and plugin.always_on:
+            yield Configured.of(load("hooks", name), resolved.section(ref.name) or plugin.config())

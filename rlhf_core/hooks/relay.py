@@ -110,30 +110,30 @@ class HookRelay:
         Raises:
             PluginError: it does not define a hook, has an unknown hook or argument, or its name is taken.
         """
-        shown = name or getattr(plugin, "__name__", None) or type(plugin).__name__
-        who = f"hook plugin {shown!r}" + (f" ({distribution})" if distribution else "")
+        title = name or getattr(plugin, "__name__", None) or type(plugin).__name__
+        label = f"hook plugin {title!r}" + (f" ({distribution})" if distribution else "")
         try:
             instance = plugin() if inspect.isclass(plugin) else plugin
         except Exception as error:
             hint = "register an instance instead"
-            raise PluginError(f"{type(error).__name__}: {error}", where=who, hint=hint) from error
-        unique = shown if name is not None or shown not in self._registered else f"{shown}-{id(instance):x}"
+            raise PluginError(f"{type(error).__name__}: {error}", where=label, hint=hint) from error
+        unique = title if name is not None or title not in self._registered else f"{title}-{id(instance):x}"
         if unique in self._registered:
-            raise PluginError(f"the name {unique} is taken", where=who, hint="give each hook plugin its own name")
-        hooks = self._hooks_of(instance, who)
+            raise PluginError(f"the name {unique} is taken", where=label, hint="give each hook plugin its own name")
+        hooks = self._hooks_of(instance, label)
         if not vars(hooks) and isinstance(instance, Logger):
-            hooks = self._hooks_of(LoggerHook(instance), who)
+            hooks = self._hooks_of(LoggerHook(instance), label)
         if not vars(hooks):
             hint = f"define a function such as {PREFIX}episode_end (rlhf_core.hookspecs lists all hooks)"
-            raise PluginError("it does not define a hook", where=who, hint=hint)
+            raise PluginError("it does not define a hook", where=label, hint=hint)
         try:
             self._manager.register(hooks, unique)
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
             if self._manager.is_registered(hooks):
                 self._manager.unregister(hooks)
-            raise PluginError(" ".join(str(error).split()), where=who, hint=self._hint(hooks)) from error
-        self._registered[unique] = _RegisteredPlugin(instance, who, distribution is not None)
+            raise PluginError(" ".join(str(error).split()), where=label, hint=self._hint(hooks)) from error
+        self._registered[unique] = _RegisteredPlugin(instance, label, distribution is not None)
         return unique
 
     def unregister(self, name: str) -> None:
@@ -170,12 +170,12 @@ class HookRelay:
         with self._lock:
             outer, self._failures = self._failures, []
             try:
-                answers = self._call(event, complete)
+                results = self._call(event, complete)
             except RlhfError as raised:  # at an end event, from a wrapper: errors of plain hooks were collected
                 if not event.endswith(_END):
                     raise
                 self._failures.append(raised)
-                answers = []
+                results = []
             finally:
                 failures, self._failures = self._failures, outer
         has_error = complete.get("error") is not None
@@ -183,7 +183,7 @@ class HookRelay:
             logger.error("%s", each, exc_info=each)
         if failures and not has_error:
             raise failures[0]
-        return answers
+        return results
 
     @contextmanager
     def span(self, event: str, **arguments: Any) -> Iterator[Span]:
@@ -209,10 +209,10 @@ class HookRelay:
         The `yield` of a wrapper returns the results of the inner hooks, each a complete run file. The last one counts.
         """
         self._config = dict(config)
-        answers = self.fire(_TRANSFORM, config=self._config)
-        return dict(answers[-1]) if answers else self._config
+        results = self.fire(_TRANSFORM, config=self._config)
+        return dict(results[-1]) if results else self._config
 
-    def _hooks_of(self, plugin: object, who: str) -> _Hooks:
+    def _hooks_of(self, plugin: object, label: str) -> _Hooks:
         """Return the hooks of a plugin, marked or named `rlhf_…`."""
         hooks = _Hooks()
         for name in dir(plugin):
@@ -222,26 +222,26 @@ class HookRelay:
             marks, function = marks or {}, getattr(plugin, name)
             if not (marks.get("wrapper") or marks.get("hookwrapper")):
                 event = (marks.get("specname") or name).removeprefix(PREFIX)
-                function = hookimpl(**marks)(wraps(function)(self._name_failing_plugin(function, event, who)))
+                function = hookimpl(**marks)(wraps(function)(self._name_failing_plugin(function, event, label)))
             setattr(hooks, name, function)
         return hooks
 
-    def _name_failing_plugin(self, function: Callable[..., Any], event: str, who: str) -> Callable[..., Any]:
+    def _name_failing_plugin(self, function: Callable[..., Any], event: str, label: str) -> Callable[..., Any]:
         """Wrap a hook so that its errors name the plugin. Errors of end events are collected, so that all hooks run."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                answer = function(*args, **kwargs)
-                _check_answer(answer, event, who)
-                if event == _TRANSFORM and answer is not None:  # the hooks called next see these changes
-                    answer = dict(answer)
+                result = function(*args, **kwargs)
+                _check_result(result, event, label)
+                if event == _TRANSFORM and result is not None:  # the hooks called next see these changes
+                    result = dict(result)
                     self._config.clear()
-                    self._config.update(answer)
-                return answer
+                    self._config.update(result)
+                return result
             except RlhfError as failure:
                 raised = failure
             except Exception as error:
-                raised = _hook_error(error, event, who)
+                raised = _hook_error(error, event, label)
             if not event.endswith(_END):
                 raise raised
             self._failures.append(raised)
@@ -253,17 +253,17 @@ class HookRelay:
         """Call the hooks through pluggy. Plain hooks name themselves in errors, so this handles only wrappers."""
         caller = self._callers[event]
         try:
-            answers: Any = caller(**arguments)
+            results: Any = caller(**arguments)
         except RlhfError:
             raise
         except Exception as error:
             raise _hook_error(error, event, self._wrappers(caller, error)) from error
-        if isinstance(answers, list):
-            for answer in answers:
-                _check_answer(answer, event, self._wrappers(caller))
-            return answers
+        if isinstance(results, list):
+            for result in results:
+                _check_result(result, event, self._wrappers(caller))
+            return results
         if event in (_TRANSFORM, _DECIDE):
-            message = f"{caller.name} returned {type(answers).__name__}, not the list of answers that it got by yield"
+            message = f"{caller.name} returned {type(results).__name__}, not the list of answers that it got by yield"
             raise HookError(message, where=self._wrappers(caller))
         return []
 
@@ -285,6 +285,7 @@ class HookRelay:
         return {name: arguments.get(name) for name in names}
 
     def _hint(self, hooks: _Hooks) -> str:
+        """Return a hint at the right name of an unknown hook, or at the lists of hooks."""
         known = [PREFIX + event for event in self._callers]
         wrong = [name for name in vars(hooks) if name.startswith(PREFIX) and name not in known]
         if wrong and wrong[0] in _REMOVED_DECISIONS:
@@ -299,16 +300,16 @@ def events_of(part: Part) -> list[str]:
     return [name.removeprefix(PREFIX) for name in vars(SPECS[part]) if name.startswith(PREFIX)]
 
 
-def _hook_error(error: Exception, event: str, who: str) -> HookError:
-    failure = HookError(f"{PREFIX}{event} raised {error_text(error)}", where=who)
+def _hook_error(error: Exception, event: str, label: str) -> HookError:
+    failure = HookError(f"{PREFIX}{event} raised {error_text(error)}", where=label)
     failure.__cause__ = error
     return failure
 
 
-def _check_answer(answer: Any, event: str, who: str) -> None:
+def _check_result(result: Any, event: str, label: str) -> None:
     """Raise `HookError` if `transform_config` or `decide` returned a value of the wrong type."""
     kind, expected = {_TRANSFORM: (Mapping, "a mapping"), _DECIDE: (Action, "an Action")}.get(event, (object, ""))
-    parts = answer if event == _DECIDE and isinstance(answer, Sequence) else [answer]
-    wrong = [] if answer is None else [part for part in parts if not isinstance(part, kind)]
+    parts = result if event == _DECIDE and isinstance(result, Sequence) else [result]
+    wrong = [] if result is None else [part for part in parts if not isinstance(part, kind)]
     if wrong:
-        raise HookError(f"{PREFIX}{event} returned {type(wrong[0]).__name__}, not {expected}", where=who)
+        raise HookError(f"{PREFIX}{event} returned {type(wrong[0]).__name__}, not {expected}", where=label)

@@ -115,7 +115,7 @@ def _name_and_version(distribution: Distribution) -> tuple[str, str]:
 @lru_cache(maxsize=1)
 def _read(path: tuple[str, ...], modified: tuple[int | None, ...]) -> dict[str, dict[str, PluginRef]]:
     """Read all entry points. `path` and `modified` are only the cache key."""
-    found: dict[str, dict[str, list[PluginRef]]] = {}
+    refs: dict[str, dict[str, list[PluginRef]]] = {}
     installed = entry_points()
     groups = [group for group in installed.groups if group.startswith(_PREFIX)]
     for entry in (entry for group in groups for entry in installed.select(group=group)):
@@ -129,8 +129,8 @@ def _read(path: tuple[str, ...], modified: tuple[int | None, ...]) -> dict[str, 
             missing=not_installed([extra.replace("-", "_") for extra in entry.extras]),
             entry_point=entry,
         )
-        found.setdefault(ref.kind, {}).setdefault(fold(ref.name), []).append(ref)
-    return {kind: dict(sorted(map(_with_clashes, named.items()))) for kind, named in found.items()}
+        refs.setdefault(ref.kind, {}).setdefault(fold(ref.name), []).append(ref)
+    return {kind: dict(sorted(map(_with_clashes, named.items()))) for kind, named in refs.items()}
 
 
 def _with_clashes(named: tuple[str, Sequence[PluginRef]]) -> tuple[str, PluginRef]:
@@ -160,6 +160,7 @@ def check_clash(ref: PluginRef) -> None:
 
 
 def _unknown(kind: str, name: str, refs: Mapping[str, PluginRef]) -> PluginError:
+    """Return the error for a name that is not installed, with the most helpful hint."""
     known = KNOWN.get(kind, {})
     home = next((home for each, home in known.items() if fold(each) == fold(name)), None)
     installed = ", ".join(ref.name for ref in refs.values()) or "none"

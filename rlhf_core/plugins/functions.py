@@ -38,8 +38,8 @@ class Plain(NamedTuple):
     def noun(self) -> str:
         return "class" if self.is_class else "function"
 
-    def fits(self, found: object) -> bool:
-        return isinstance(found, type) if self.is_class else callable(found) and not isinstance(found, type)
+    def fits(self, target: object) -> bool:
+        return isinstance(target, type) if self.is_class else callable(target) and not isinstance(target, type)
 
 
 PLAIN: Mapping[str, Plain] = {
@@ -78,9 +78,9 @@ def load_function_file(
     path, name = split_reference(reference, where)
     trust.check(path, where)
     module = run_file(path, where)
-    found = getattr(module, name, None)
+    target = getattr(module, name, None)
     fits = inspect.isclass if is_class else inspect.isroutine
-    if not fits(found):
+    if not fits(target):
         candidates = [each for each, value in vars(module).items() if fits(value)]
         noun, plural = ("class", "classes") if is_class else ("function", "functions")
         raise PluginError(
@@ -88,7 +88,7 @@ def load_function_file(
             where=where,
             hint=f"{plural} in it: {', '.join(candidates) or 'none'}",
         )
-    return path, found  # type: ignore[return-value]
+    return path, target  # type: ignore[return-value]
 
 
 @cache
@@ -111,7 +111,7 @@ def function_from_file(reference: str, base_folder: Path, spoken: str) -> Callab
 
 
 def run_file(path: Path, where: str) -> ModuleType:
-    """Run a file as a new module. Raises `PluginError`, as `where`, if it fails or tries to exit."""
+    """Run a file as a new module. Raises `PluginError` if it fails or tries to exit."""
     from hashlib import sha256
 
     # It is in sys.modules under a unique name, so that dataclasses, type hints and pickling work in it.
@@ -129,17 +129,17 @@ def run_file(path: Path, where: str) -> ModuleType:
     return module
 
 
-def component_of(found: Any, kind: str, *, where: str, build: str = "") -> Component:
+def component_of(target: Any, kind: str, *, where: str, build: str = "") -> Component:
     """Return a component for a plain function or class of a kind, with its keyword-only parameters as options.
 
     The parameters of a class are its constructor's. Raises `PluginError` for another signature: each option needs a
     type and a default.
     """
-    summary = (inspect.getdoc(found) or "").strip().partition("\n")[0]
+    summary = (inspect.getdoc(target) or "").strip().partition("\n")[0]
     plain = PLAIN[kind]
-    takes, function = plain.takes, found
+    takes, function = plain.takes, target
     if plain.is_class:
-        takes, function = "itself", vars(found).get("__init__", found.__init__)
+        takes, function = "itself", vars(target).get("__init__", target.__init__)
     has_options = function is not object.__init__
     config = options_model(function, where, takes=takes) if has_options else FunctionOptions
     return Component(summary=summary, config=config, build=build)
@@ -148,8 +148,7 @@ def component_of(found: Any, kind: str, *, where: str, build: str = "") -> Compo
 def options_model(function: Callable[..., Any], where: str, *, takes: str | None) -> type[FunctionOptions]:
     """Return the strict schema of a function's keyword-only parameters.
 
-    takes: its one positional parameter, in words. None allows any. Raises `PluginError`, as `where`, for another
-    signature.
+    takes: its one positional parameter, in words. None allows any. Raises `PluginError` for another signature.
 
     Example:
         >>> def brevity(rollouts, *, target_tokens: int = 128): ...
@@ -167,7 +166,7 @@ def options_model(function: Callable[..., Any], where: str, *, takes: str | None
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
         checks = {"type": name in hints, "default": parameter.default is not parameter.empty}
-        lacking = [what for what, exists in checks.items() if not exists]
+        lacking = [part for part, exists in checks.items() if not exists]
         if lacking:
             raise PluginError(
                 f'its option "{name}" lacks a {" and a ".join(lacking)}',
@@ -194,6 +193,7 @@ def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect
 
 
 def _check_positional(parameters: list[inspect.Parameter], where: str, takes: str | None) -> None:
+    """Raise `PluginError` for **kwargs and for positional parameters other than the expected one."""
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         raise PluginError("it takes **kwargs, which would hide a misspelled option", where=where, hint="name each one")

@@ -15,8 +15,8 @@ _NAME = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 @cache
 def moved_names() -> dict[str, str]:
     """Return old dotted name -> new dotted name, for modules and names that a package exported."""
-    found: dict[str, str] = json.loads(Path(__file__).with_name("moved.json").read_text(encoding="utf-8"))
-    return found
+    names: dict[str, str] = json.loads(Path(__file__).with_name("moved.json").read_text(encoding="utf-8"))
+    return names
 
 
 def moved_hint(error: BaseException) -> str | None:

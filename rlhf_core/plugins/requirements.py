@@ -56,7 +56,7 @@ def unmet(component: Component, distribution: str | None = None) -> tuple[str, s
         names = " ".join(name.partition(".")[0] for name in missing)
         return f"needs {', '.join(missing)}, not installed here", component.install or f"pip install {names}"
     if distribution and (wrong := _wrong_versions(component, distribution)):
-        problem = ", ".join(f"{name}, but {found} is installed" for name, found in wrong.items())
+        problem = ", ".join(f"{name}, but {installed} is installed" for name, installed in wrong.items())
         names = " ".join(f"'{name}'" for name in wrong)
         return f"needs {problem}", component.install or f"pip install {names}"
     return None

@@ -69,9 +69,9 @@ class SelectedPlugin:
         build = self.import_build()
         with errors_of(self.label, self.component.build or self.name, kind=PluginError):
             built = build(config, context)
-        if (wanted := self.misses(built)) is not None:
+        if (problem := self.misses(built)) is not None:
             raise PluginError(
-                f"its build returned a {type(built).__name__}, which {wanted}",
+                f"its build returned a {type(built).__name__}, which {problem}",
                 where=self.label,
                 hint=f"the plugin is broken: report it to its authors, and see rlhf plugins check {self.name}",
             )
@@ -91,14 +91,14 @@ class SelectedPlugin:
             raise PluginError(lack[0], where=self.label, hint=lack[1])
         target = self.component.build
         try:
-            found: Any = resolve_name(target)
+            build: Any = resolve_name(target)
         except (Exception, SystemExit) as error:  # a third-party module may raise anything
             raise broken_import(self.label, target, error) from error
-        if not callable(found):
+        if not callable(build):
             raise PluginError(
-                f"its build target {target} is a {type(found).__name__}, not a callable", where=self.label
+                f"its build target {target} is a {type(build).__name__}, not a callable", where=self.label
             )
-        return found  # type: ignore[no-any-return]
+        return build  # type: ignore[no-any-return]
 
     def recipe(self, config: BaseModel, context: object) -> Recipe:
         """Return how another process can build it. `context` must be picklable."""
@@ -108,9 +108,9 @@ class SelectedPlugin:
 
     def misses(self, built: object) -> str | None:
         """Return why a result of `build` is not of its kind, as the end of a sentence, or None if it is."""
-        wanted = _LEARNER[self.component.feeds] if self.kind == "algorithms" else _BUILD_TYPES.get(self.kind)
-        if wanted is not None:
-            return None if isinstance(built, resolve_name(wanted)) else f"is not a {wanted.replace(':', '.')}"
+        expected = _LEARNER[self.component.feeds] if self.kind == "algorithms" else _BUILD_TYPES.get(self.kind)
+        if expected is not None:
+            return None if isinstance(built, resolve_name(expected)) else f"is not a {expected.replace(':', '.')}"
         if self.kind in _CALL_ARGUMENTS:
             return None if callable(built) else f"cannot be called with {_CALL_ARGUMENTS[self.kind]}"
         if self.kind == "transports":
@@ -122,9 +122,9 @@ class SelectedPlugin:
         return None if isinstance(built, Iterable) else "is not a PromptSource"  # a mixture may contain a stream
 
 
-def _build_plain(found: Callable[..., Any], kind: str, own: Sequence[str], config: BaseModel, context: object) -> Any:
+def _build_plain(target: Callable[..., Any], kind: str, keys: Sequence[str], config: BaseModel, context: object) -> Any:
     """Return a function with its options, or its result for the context, or an instance of a class."""
-    with_options = partial(found, **{name: getattr(config, name) for name in own})
+    with_options = partial(target, **{name: getattr(config, name) for name in keys})
     if PLAIN[kind].takes == "the context":
         return with_options(context)
     return with_options() if PLAIN[kind].is_class else with_options
@@ -174,13 +174,14 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: Fil
 
 
 def _load_file(kind: str, reference: str, trust: FileTrust) -> SelectedPlugin:
+    """Run the file and return its function or class as a plugin. If no file is trusted, do not run it."""
     where = f'{SINGULAR[kind]} "{reference}"'
     if not trust.runs:
         path, name = split_reference(reference, where)
         return SelectedPlugin(kind, f"{path}:{name}", Component("", UnreadOptions), path.name, "file")
-    path, found = load_function_file(reference, trust, where=where, is_class=PLAIN[kind].is_class)
+    path, target = load_function_file(reference, trust, where=where, is_class=PLAIN[kind].is_class)
     name = f"{path}:{reference.rpartition(':')[2]}"
-    return SelectedPlugin(kind, name, component_of(found, kind, where=where), path.name, "file", found)
+    return SelectedPlugin(kind, name, component_of(target, kind, where=where), path.name, "file", target)
 
 
 def has_options(ref: PluginRef) -> bool:
@@ -190,10 +191,10 @@ def has_options(ref: PluginRef) -> bool:
 
 def load_ref(ref: PluginRef) -> SelectedPlugin:
     """Import a discovered plugin (`load` without the check of required modules)."""
-    found = import_target(ref)
-    if isinstance(found, Component) and ref.kind in KINDS:
-        _check_component(found, ref)
-        return SelectedPlugin(ref.kind, ref.name, found, ref.distribution, ref.version)
+    target = import_target(ref)
+    if isinstance(target, Component) and ref.kind in KINDS:
+        _check_component(target, ref)
+        return SelectedPlugin(ref.kind, ref.name, target, ref.distribution, ref.version)
     if ref.kind == "hooks":
         raise PluginError(
             "is always on once it is installed, and does not have options",
@@ -201,14 +202,15 @@ def load_ref(ref: PluginRef) -> SelectedPlugin:
             hint=f"remove it, or turn it off with hooks: {{disable: [{ref.name}]}}",
         )
     plain = PLAIN.get(ref.kind)
-    if plain is None or not plain.fits(found):
-        wanted = ["a rlhf_core.Component"] * (ref.kind in KINDS) + ([f"a {plain.noun}"] if plain is not None else [])
-        raise PluginError(f"{ref.target} is a {type(found).__name__}, not {' or '.join(wanted)}", where=ref.label)
-    component = component_of(found, ref.kind, where=ref.label, build=ref.target)
-    return SelectedPlugin(ref.kind, ref.name, component, ref.distribution, ref.version, found)
+    if plain is None or not plain.fits(target):
+        expected = ["a rlhf_core.Component"] * (ref.kind in KINDS) + ([f"a {plain.noun}"] if plain is not None else [])
+        raise PluginError(f"{ref.target} is a {type(target).__name__}, not {' or '.join(expected)}", where=ref.label)
+    component = component_of(target, ref.kind, where=ref.label, build=ref.target)
+    return SelectedPlugin(ref.kind, ref.name, component, ref.distribution, ref.version, target)
 
 
 def _check_component(component: Component, ref: PluginRef) -> None:
+    """Raise `PluginError` for a component of another plugin API or without a pydantic config."""
     if component.api_version != API_VERSION:
         newer = component.api_version > API_VERSION
         raise PluginError(

@@ -81,7 +81,7 @@ class FileTrust:
         return (self if place.is_dir() else replace(self, folder=None)).allows(place)
 
     def check(self, path: Path, where: str) -> None:
-        """Raise `PluginError`, as `where`, if the file may not be executed or, if none is executed, is missing."""
+        """Raise `PluginError` if the file may not be executed or, when none is executed, is missing."""
         if not self.runs and not path.is_file():
             raise PluginError(f"no such file: {path}", where=where, hint="paths start at the current folder")
         if not self.runs or self.allows(path):

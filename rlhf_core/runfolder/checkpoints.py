@@ -202,6 +202,7 @@ def _fsync(path: Path) -> None:
 
 @contextmanager
 def _name_path_in_errors(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block into a `CheckpointError` that names the path."""
     try:
         yield
     except OSError as error:

@@ -125,8 +125,8 @@ class RunFolder:
                 self._before |= set(self.path.iterdir())
                 lock = open(self.lock, "a+", opener=open_no_follow)  # noqa: SIM115  # until `close`
             except OSError as error:
-                why = f"cannot be written: {error.strerror or error}"
-                raise UserInputError(why, where=str(self.path), hint="choose another --output") from error
+                reason = f"cannot be written: {error.strerror or error}"
+                raise UserInputError(reason, where=str(self.path), hint="choose another --output") from error
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -176,13 +176,13 @@ class RunFolder:
 
     def refuse_run(self) -> None:
         """Raise `UserInputError` if the folder contains a run, or files that a new one would replace."""
-        others = [each.name for each in (self.model, self.samples) if each.exists()]
+        leftovers = [each.name for each in (self.model, self.samples) if each.exists()]
         if self.holds_run:
             hint = "continue it with --resume auto, or start a new run with another --output"
             raise UserInputError("this folder already contains a run", where=str(self.path), hint=hint)
-        if others:
-            what = f"this folder contains {' and '.join(others)} without a run, which a new run would replace"
-            raise UserInputError(what, where=str(self.path), hint="choose another --output")
+        if leftovers:
+            problem = f"this folder contains {' and '.join(leftovers)} without a run, which a new run would replace"
+            raise UserInputError(problem, where=str(self.path), hint="choose another --output")
 
     @property
     def has_begun(self) -> bool:
@@ -240,6 +240,7 @@ class RunFolder:
         return self._read(self.config, lambda text: parse_yaml(text, str(self.config)))
 
     def _read(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+        """Read and parse a mapping, {} for a missing file. Raises `DataError`."""
         if not path.exists():
             return {}
         try:
@@ -254,7 +255,7 @@ class RunFolder:
     def logging(self) -> Iterator[None]:
         """Context in which all records of the logger `rlhf` and its children are also written to `run.log`."""
         logger = logging.getLogger("rlhf")
-        before = logger.level
+        level = logger.level
         file = open(self.log, "a", encoding="utf-8", errors="backslashreplace", opener=open_no_follow)  # noqa: SIM115
         handler = _LogHandler(file)
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT))
@@ -263,7 +264,7 @@ class RunFolder:
         try:
             yield
         finally:
-            logger.setLevel(before)
+            logger.setLevel(level)
             logger.removeHandler(handler)
             with suppress(OSError):  # closing retries a failed write
                 file.close()
@@ -304,10 +305,10 @@ class FileWatch:
         lost = [path for path, seen in self._appended.items() if _identity(path) != seen]
         lost += [path for path in self._replaced if not path.exists()]
         if lost:
-            what, hint = "the run folder", "start a new run with another --output"
+            names, hint = "the run folder", "start a new run with another --output"
             if self.has_folder:
-                what, hint = ", ".join(path.name for path in lost), f"restore it, then --resume auto, or {hint}"
-            message = f"{what} was removed or replaced by another process or user during the run"
+                names, hint = ", ".join(path.name for path in lost), f"restore it, then --resume auto, or {hint}"
+            message = f"{names} was removed or replaced by another process or user during the run"
             raise RlhfError(message, where=str(self._folder.path), hint=hint)
 
 
@@ -336,7 +337,7 @@ def _started(path: Path) -> tuple[int, str]:
 def _identity(path: Path | int) -> tuple[int, int] | None:
     """Return device and inode of a file (or a descriptor), None if it is missing."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

@@ -45,6 +45,7 @@ class RunLines(LineFile):
 
     @contextmanager
     def _name_file_in_errors(self) -> Iterator[None]:
+        """Turn any error of the block into an `RlhfError` that names the file."""
         try:
             yield
         except Exception as error:

@@ -50,6 +50,7 @@ def sample_line(
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
+    """Return one turn of an episode as JSON values."""
     line: dict[str, Any] = {"role": turn.role, "text": turn.text}
     if turn.role == "policy":
         line["reward"] = turn.reward

@@ -49,10 +49,10 @@ def is_own_file(path: Path) -> bool:
         path: may be missing.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def open_no_follow(path: str, flags: int) -> int:

@@ -58,8 +58,8 @@ def peak_resident_bytes() -> int:
     `ru_maxrss` is not enough: on Linux a process inherits its parent's value, for example a notebook's.
     """
     with contextlib.suppress(OSError):
-        if found := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
-            return int(found[1]) * 1024
+        if match := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
+            return int(match[1]) * 1024
     import resource
 
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -31,12 +31,12 @@ def read_lines(path: Path) -> Iterator[Record]:
         >>> list(read_lines(Path("lines.jsonl")))
         [{'step': 1}]
     """
-    torn: int | None = None
+    damaged: int | None = None
     for number, (record, _end) in enumerate(_scan(path), start=1):
-        if torn is not None:
-            raise DataError("is not a JSON object", where=f"{path}:{torn}")
+        if damaged is not None:
+            raise DataError("is not a JSON object", where=f"{path}:{damaged}")
         if record is None:
-            torn = number
+            damaged = number
         else:
             yield record
 
@@ -49,17 +49,17 @@ def truncate_lines(path: Path, key: str, last: int) -> int:
     Raises:
         DataError: a line to be kept is not a JSON object with such a number. The file is unchanged.
     """
-    size = kept = torn = 0
+    size = kept = damaged = 0
     for number, (record, end) in enumerate(_scan(path), start=1):
         place = None if record is None else record.get(key)
         if not isinstance(place, int):
-            torn = torn or number
+            damaged = damaged or number
         elif place > last:
             break
-        elif torn:
+        elif damaged:
             raise DataError(
                 "is damaged, and the checkpoint depends on the lines after it",
-                where=f"{path}:{torn}",
+                where=f"{path}:{damaged}",
                 hint="resume from a checkpoint that is older than this line: --resume RUN/checkpoints/step-N",
             )
         else:
@@ -79,12 +79,12 @@ class LineFile:
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write a line for each record, or nothing at all. Raises `OSError`, or `ValueError` for NaN and infinity."""
-        left = memoryview(b"".join(map(_line, records)))
+        remaining = memoryview(b"".join(map(_line, records)))
         handle = self._file.fileno()
         size = os.fstat(handle).st_size
         try:
-            while left:
-                left = left[os.write(handle, left) :]
+            while remaining:
+                remaining = remaining[os.write(handle, remaining) :]
         except OSError:
             with suppress(OSError):  # a device or pipe cannot be truncated
                 os.ftruncate(handle, size)

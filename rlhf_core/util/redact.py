@@ -74,6 +74,7 @@ def names_secret(key: str) -> bool:
 
 
 def _secrets(value: Any, key: str) -> Iterator[str]:
+    """Yield every secret in a value and its parts. `key` is the nearest key that may name a secret."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield from _secrets(part, key if names_secret(key) else str(name))
@@ -86,8 +87,8 @@ def _secrets(value: Any, key: str) -> Iterator[str]:
     elif isinstance(value, str):
         if key.endswith("_env"):
             yield os.environ.get(value, "")
-        for found in _USERINFO.finditer(value):
-            yield from (part for part in found[0][:-1].split(":", 1)[-1:] if part)
+        for match in _USERINFO.finditer(value):
+            yield from (part for part in match[0][:-1].split(":", 1)[-1:] if part)
         for pattern in (_QUERY, _HEADER, _BEARER):
             yield from (each["value"] for each in pattern.finditer(value) if pattern is not _QUERY or _is_query(each))
 
@@ -95,11 +96,11 @@ def _secrets(value: Any, key: str) -> Iterator[str]:
 def redact_command(command: Sequence[str]) -> list[str]:
     """Return the command without the values of secret keys, `--api-key VALUE` or `KEY=VALUE`, and known secrets."""
     shown: list[str] = []
-    for before, word in zip(["", *command], command, strict=False):
+    for previous, word in zip(["", *command], command, strict=False):
         key, equals, _ = word.partition("=")
-        follows_key = before.startswith("-") and "=" not in before and names_secret(before)
-        own = f"{key}={HIDDEN}" if equals and names_secret(key) else redact_text(word)
-        shown.append(HIDDEN if follows_key else own)
+        follows_key = previous.startswith("-") and "=" not in previous and names_secret(previous)
+        redacted = f"{key}={HIDDEN}" if equals and names_secret(key) else redact_text(word)
+        shown.append(HIDDEN if follows_key else redacted)
     return shown
 
 
@@ -159,8 +160,8 @@ def hidden_parts(value: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def _is_query(found: re.Match[str]) -> bool:
-    return names_secret(found["key"])
+def _is_query(match: re.Match[str]) -> bool:
+    return names_secret(match["key"])
 
 
 _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

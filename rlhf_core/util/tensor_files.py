@@ -108,6 +108,7 @@ def _make_storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    """Return the tree as JSON values, with its tensors moved to `tensors`."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -133,6 +134,7 @@ def _encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the tree that `_encode` encoded."""
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):

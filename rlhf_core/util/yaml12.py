@@ -67,6 +67,7 @@ def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 
 
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """Construct a mapping, refusing duplicate keys and keys that are not text."""
     seen: dict[Any, int] = {}
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True) if key_node.tag != "tag:yaml.org,2002:merge" else None
@@ -110,6 +111,7 @@ def dump_yaml(value: Any) -> str:
 
 
 def _load(text: str) -> Any:
+    """Parse one document, with a bound on its expanded size."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -142,8 +144,8 @@ def _explain(error: yaml.MarkedYAMLError) -> tuple[str, yaml.Mark | None]:
     message, mark = f"{error.context}: {error.problem}", error.problem_mark or error.context_mark
     for mistakes, place in ((_UNCLOSED, error.context_mark), (_MISTAKES, mark)):
         for pattern, explanation in mistakes:
-            if (found := re.search(pattern, message)) is not None:
-                return explanation.format(*found.groups()), place
+            if (match := re.search(pattern, message)) is not None:
+                return explanation.format(*match.groups()), place
     return " ".join(part for part in (error.context, error.problem) if part), mark
 
 

@@ -78,15 +78,15 @@ class RunInputs:
 
         Raises `ConfigError` if two sections provide one.
         """
-        found: dict[str, Sampler] = {}
+        samplers: dict[str, Sampler] = {}
         for name, section in self.resolved.sections.items():
             with errors_of(section.label, f"sampler of the section {name}", kind=PluginError):
                 if (sampler := section.typed(Section).sampler(self.prompts)) is not None:
-                    found[name] = sampler
-        if len(found) > 1:
-            owners = " and ".join(self.resolved.sections[name].label for name in found)
-            raise ConfigError(f"{owners} both draw the prompts", where=list(found)[-1], hint="remove one of them")
-        return next(iter(found.values()), None)
+                    samplers[name] = sampler
+        if len(samplers) > 1:
+            owners = " and ".join(self.resolved.sections[name].label for name in samplers)
+            raise ConfigError(f"{owners} both draw the prompts", where=list(samplers)[-1], hint="remove one of them")
+        return next(iter(samplers.values()), None)
 
     def stream_of(self, source: Configured | None, *, held_out: int = 0, is_checked: bool = True) -> PromptStream:
         """Return the endless stream of prompts of `source`, or of the run's own, with `held_out` records kept apart."""

@@ -79,6 +79,7 @@ class RunParts:
         return self._resources.enter_context(closing(self._engine_over(self.place.unwrap(self.models["policy"]))))
 
     def _engine_over(self, model: nn.Module) -> RolloutEngine:
+        """Build the run's engine over `model`."""
         resolved = self.resolved
         context = EngineContext(
             model,
@@ -97,6 +98,7 @@ class RunParts:
         return self._scorer_of(self.resolved.rewards, self._cache_folder)
 
     def _scorer_of(self, rewards: Sequence[Configured], cache_folder: Path | None = None) -> RewardScorer:
+        """Build a scorer of these rewards, which `close` ends."""
         run = self.resolved.run
         context = RewardContext(str(self.place.device), run.train.seed, run.model.path, cache_folder)
         specs = []
@@ -173,12 +175,12 @@ class RunParts:
             return None
         streams = self.inputs.eval_prompts
         sets = []
-        for name, own in self.resolved.evaluation_sets:
+        for name, set_options in self.resolved.evaluation_sets:
             other, stream = self.resolved.eval_rewards.get(name or ""), streams.get(name)
             scorer = self.scorer if other is None else self._scorer_of(other)
-            source, first = (self.inputs.prompts, None) if stream is None else (stream, own.num_prompts)
+            source, first = (self.inputs.prompts, None) if stream is None else (stream, set_options.num_prompts)
             prompts = source.evaluation_prompts(first)
-            sets.append(EvaluatedSet(name=name, options=own, prompts=prompts, scorer=scorer))
+            sets.append(EvaluatedSet(name=name, options=set_options, prompts=prompts, scorer=scorer))
         evaluator = PolicyEvaluator(
             sets,
             player=partial(self.player, "evaluation"),
@@ -214,6 +216,7 @@ class TrainerParts(RunParts):
 
     @cached_property
     def _engine_and_publish(self) -> tuple[RolloutEngine, Callable[[int], None]]:
+        """The engine, and the function that copies the policy's weights into it."""
         engine, publish = build_colocated_engine(
             self.strategy,
             self.models["policy"],

@@ -102,7 +102,7 @@ def test_show_lists_its_own_options_and_those_of_core(install, games, capsys):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("Nothing", "Nothing is no environment: it has no reset"),
+        ("Nothing", "Nothing is not an environment: reset is missing"),
         ("Taken", "its options max_turns, retries have names that core reads itself"),
         ("Cuont", 'does not define a class "Cuont"; did you mean "Count"?'),
     ],

@@ -150,7 +150,7 @@ def test_environments_are_played(install):
     assert verdicts["fine"] == ("ok", "Says it once more.")
     assert verdicts["needy"].status == "not run" and "a task without a prompt" in verdicts["needy"].detail
     assert verdicts["brittle"].status == "broken" and "step raised ValueError" in verdicts["brittle"].detail
-    assert verdicts["nothing"].status == "broken" and "is no environment" in verdicts["nothing"].detail
+    assert verdicts["nothing"].status == "broken" and "is not an environment" in verdicts["nothing"].detail
 
 
 LEARNERS = (

@@ -211,7 +211,7 @@ def test_its_options_are_checked_and_written_down(tmp_path):
     file.write_text(HOOK)
     with pytest.raises(ConfigError, match=r'unknown key; did you mean "stop_at"'):
         start({**BASE, "hooks": {f"{file}:Counter": {"stopat": 3}}}, tmp_path / "run")
-    with pytest.raises(ConfigError, match=r'no class "Contour"; did you mean "Counter"'):
+    with pytest.raises(ConfigError, match=r'not define a class "Contour"; did you mean "Counter"'):
         start({**BASE, "hooks": {f"{file}:Contour": {}}}, tmp_path / "run")
 
 

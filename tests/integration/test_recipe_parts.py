@@ -115,7 +115,7 @@ def test_pairs_are_of_a_right_and_a_wrong_answer_to_one_prompt(
     (tmp_path / "samples.jsonl").write_text("")
     with pytest.raises(SystemExit) as ended:
         parts("preferences/make_pairs.py")["main"]()
-    assert ended.value.code == 2 and "no prompt has both right and wrong answers" in capsys.readouterr().err
+    assert ended.value.code == 2 and "no prompt has answers both right and wrong" in capsys.readouterr().err
 
 
 def test_gsm8k_becomes_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,4 +158,4 @@ def test_a_student_is_a_model_folder_that_answers_in_plain_transformers(
     monkeypatch.setattr("sys.argv", ["answer.py", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         answer["main"]()
-    assert ended.value.code == 2 and "contains neither model/ nor adapter/" in capsys.readouterr().err
+    assert ended.value.code == 2 and "holds no model/ and no adapter/" in capsys.readouterr().err

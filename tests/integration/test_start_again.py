@@ -176,7 +176,7 @@ def test_a_resume_of_a_folder_that_does_not_exist_yet_starts_the_run(tmp_path, c
     """So that a job in a queue has one command, for its first start and for those after."""
     folder = tmp_path / "run"
     err = command(capsys, "--output", folder, "--resume", "auto", code=2)
-    assert "no run to continue" in err and "give the run file" in err and not folder.exists()
+    assert "no run to continue" in err and "also pass the run file" in err and not folder.exists()
     again = (write_run(tmp_path, EACH), "--output", folder, "--resume", "auto")
     command(capsys, *again, "--dry-run")
     assert not folder.exists()
@@ -197,7 +197,7 @@ def test_a_folder_that_was_only_locked_can_be_started_again_with_its_run_file(tm
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").write_text("1")
     err = command(capsys, "--output", tmp_path / "run", "--resume", "auto", code=2)
-    assert "give the run file" in err
+    assert "also pass the run file" in err
     command(capsys, write_run(tmp_path, EACH), "--output", tmp_path / "run", "--resume", "auto")
     assert status(tmp_path / "run") == "done"
 
@@ -243,7 +243,7 @@ def test_samples_that_were_removed_are_noticed(tmp_path, left):
     path.unlink()
     if left is not None:
         path.write_text("".join(kept[:left] + kept[left + 1 :]))
-    with pytest.raises(CheckpointError, match=r"samples.jsonl: holds \d+ lines.*counts 16(.|\n)*logging.samples"):
+    with pytest.raises(CheckpointError, match=r"samples.jsonl: contains \d+ lines.*counts 16(.|\n)*logging.samples"):
         start({**EACH, "train": {**TRAIN, "episodes": 3}}, folder, resume="auto")
     assert status(folder) == "failed"
     start({**EACH, "train": {**TRAIN, "episodes": 3}, "logging": {"samples": "none"}}, folder, resume="auto")

@@ -64,7 +64,7 @@ class OtherTensor(Tensor):
         return self.values.tolist()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Return the storage, which tells which tensors share memory."""
+        """Return the storage, by which tensors that share memory are found."""
         return self.values.untyped_storage()
 
     @classmethod

@@ -4,7 +4,7 @@ A function documents each parameter under `Args:`, its result under `Returns:` o
 with that word), and each error that it raises itself under `Raises:`. A class documents the parameters of its
 `__init__`, and a protocol or abstract class every public method, and shows in `Example:` how it is called.
 
-usage: public_docstrings.py [PATH...]    only names defined in these files or folders; without arguments all
+usage: public_docstrings.py [PATH...]    only names defined in these files or folders (default: all)
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ SLICE_SECONDS = 30 * 60.0
 LIMIT_SECONDS = 35 * 60.0
 """Maximum duration of a slice: one deadline for targets, tests and retries, at which processes are killed."""
 LAST_START_SECONDS = 5 * 60.0
-"""No test starts when less than this is left; failed tests reserve the time to run them again."""
+"""Minimum remaining time for starting a test. Failed tests reserve the time to run them again."""
 HANGING_SECONDS = 10 * 60.0
 """A test that ran for longer than this when it was cut counts as failed."""
 OUT_OF_TIME = 124
@@ -279,7 +279,7 @@ def _run_again(failed: Iterable[str], deadline: float) -> int:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `run` ends what it started
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `run` kills its processes
     match sys.argv[1:]:
         case ["all", *arguments]:
             raise SystemExit(run_all(arguments))

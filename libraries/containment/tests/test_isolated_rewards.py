@@ -53,7 +53,7 @@ def test_one_process_is_kept_and_is_not_ours(isolated, rollouts):
         ("raises", r"raised KeyError: 'no such model' \(\S*faulty_rewards.py, line \d+\)"),
         ("wrong_count", "returned 1 values for 4 samples"),
         ("not_numbers", r"returned an invalid score: 'good' \(str\) is not a number"),
-        ("missing", 'has no function "missing"'),
+        ("missing", 'not define a function "missing"'),
     ],
 )
 def test_what_fails_is_said(isolated, name, message):

@@ -204,7 +204,7 @@ def test_a_branch_has_one_turn_at_a_time():
         await asyncio.gather(policy.turn(), policy.turn())
         return Outcome()
 
-    with pytest.raises(EpisodeError, match="was not waited for"):
+    with pytest.raises(EpisodeError, match="this branch has an unfinished turn"):
         play_one(driven(run))
 
 

@@ -9,7 +9,7 @@ from rlhf_forward import masked_sum, policy_forward
 
 
 class BestOf(RolloutAlgorithm):
-    """Every token of a best answer has advantage 1. The other answers are masked."""
+    """Every token of a best answer has advantage 1. Other answers are masked."""
 
     roles = frozenset({"policy"})
     terms = {"policy": LossTerm("policy")}  # noqa: RUF012 - core only reads it
@@ -26,8 +26,8 @@ class BestOf(RolloutAlgorithm):
         if self._min_score is not None:
             best &= episode.scores >= self._min_score
         mask = episode.action_mask & best[:, None]
-        imitated = replace(episode, action_mask=mask, advantages=mask.float())
-        return replace(imitated, metrics={"best_of/kept_fraction": float(best.float().mean())})
+        changed = replace(episode, action_mask=mask, advantages=mask.float())
+        return replace(changed, metrics={"best_of/kept_fraction": float(best.float().mean())})
 
     def counts(self, batch):
         return {"policy": float(batch.action_mask.sum())}

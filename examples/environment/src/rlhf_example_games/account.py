@@ -2,10 +2,10 @@
 
 
 class Account:
-    """Change an account as the prompt requests. The reward is 1 if its final balance is the prompt's answer."""
+    """Manage an account as the prompt requests. The reward is 1 if its final balance is the prompt's answer."""
 
     def reset(self, answer=None):
-        """Empty the account. Parameters receive the values of the prompt's line with their names."""
+        """Empty the account. Parameters receive the values of these keys of the prompt's record."""
         self.answer = answer
         self.balance = 0
 
@@ -13,7 +13,7 @@ class Account:
         """Put money into the account.
 
         Args:
-            amount: Amount of money.
+            amount: The amount.
         """
         self.balance += amount
         return f"balance: {self.balance}"
@@ -22,7 +22,7 @@ class Account:
         """Take money out of the account.
 
         Args:
-            amount: Amount of money, at most the balance.
+            amount: The amount, at most the balance.
         """
         if amount > self.balance:
             return f"refused: the balance is {self.balance}"
@@ -30,5 +30,5 @@ class Account:
         return f"balance: {self.balance}"
 
     def get_reward(self) -> float:
-        """Called when the policy stops calling tools."""
+        """Called when a turn of the policy does not call a tool."""
         return float(str(self.balance) == str(self.answer))

@@ -5,19 +5,19 @@ from random import Random
 
 
 class Corridor:
-    """Find the door with left and right. Each step costs `step_cost`, and the door is worth 1."""
+    """Find the door by replying left or right. Each step costs `step_cost`, and the door is worth 1."""
 
     def __init__(self, *, length: int = 5, step_cost: float = 0.05):
         self.length = length
         self.step_cost = step_cost
 
     def reset(self, task):
-        """Place the player and the door. Samples of a prompt share `task.seed` and therefore the task."""
+        """Place the player and the door. The samples of a prompt have the same `task.seed`, and so the same task."""
         self.place, self.door = Random(task.seed).sample(range(self.length), 2)
         return f"You stand at {self.place} in a corridor from 0 to {self.length - 1}. {self._hint()}"
 
     def step(self, reply):
-        """Move by the last `left` or `right` in the reply. Other text loses the turn."""
+        """Move by the last `left` or `right` of the reply. Any other text wastes the turn."""
         moves = re.findall(r"\b(left|right)\b", reply.text.lower())
         if not moves:
             return "Say left or right.", -self.step_cost, False

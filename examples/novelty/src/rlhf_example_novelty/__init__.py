@@ -1,1 +1,1 @@
-"""Find new answers: an example of every kind of part that a plugin can provide."""
+"""New answers: an example of every kind of part that a plugin can provide."""

@@ -1,4 +1,4 @@
-"""The algorithm: a frozen model as a role, its pass, and a loss that reads the pass's column."""
+"""The algorithm: its own model as a role, its pass, and a loss that reads the pass's column."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ class Novel(RolloutAlgorithm):
 
     @property
     def frozen_models(self) -> Mapping[str, FrozenModel]:
-        """Models that core loads, places, offloads and includes in memory plans."""
+        """The witness, which core loads, places, offloads and counts in plans."""
         witness = self.config.witness
         return {"witness": FrozenModel(witness.path, offload=witness.offload)}
 
@@ -34,11 +34,11 @@ class Novel(RolloutAlgorithm):
         return [WitnessPass(context)]
 
     def advantages(self, episode: Experience) -> Experience:
-        """Receives the whole episode, on every rank."""
+        """Compute the advantages of the whole episode, on every rank."""
         mask = episode.action_mask
         advantages = mask * (episode.scores - episode.scores.mean())[:, None]
         metrics = {"novelty/mean": float(masked_mean(episode.columns[NOVELTY], mask))}
-        if "draws" in episode.columns:  # added by the player of the section `novelty`
+        if "draws" in episode.columns:  # in a run with the section `novelty`, whose player adds it
             metrics["novelty/draws"] = float(episode.columns["draws"].float().mean())
         return replace(episode, advantages=advantages, metrics=metrics)
 
@@ -53,5 +53,5 @@ class Novel(RolloutAlgorithm):
         return LossOutput(sums, metrics, log_probs.detach())
 
     def weights(self, novelty: Tensor) -> Tensor:
-        """Convert novelty [B, A] in nats to loss weights [B, A]."""
+        """Return the weight of each token, [B, A], from its novelty, [B, A] in nats."""
         return 1.0 + self.config.bonus * (novelty / self.config.goal).clamp(max=1.0)

@@ -1,4 +1,4 @@
-"""State of one answer of the engine `hot-start`, and the rules that end it."""
+"""An answer of the engine `hot-start` during sampling, and the rules that end it."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -10,7 +10,7 @@ from rlhf_core.types import FinishReason
 
 @dataclass
 class Answer:
-    """A request and the tokens sampled for it so far."""
+    """A request, and the tokens sampled for it so far."""
 
     request: GenerationRequest
     sampling: SamplingParams
@@ -21,7 +21,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     support: list[list[int]] = field(default_factory=list)
-    """Token ids kept by top-k and top-p, for each token. Empty without them."""
+    """For each token, the ids kept by top-k and top-p. Empty without them."""
     finish: FinishReason | None = None
 
     @property
@@ -31,11 +31,11 @@ class Answer:
 
     @property
     def noise_counter(self) -> tuple[int, int]:
-        """Sample and token index that determine the next token's noise. A response has fewer than 2^32 tokens."""
+        """Sample and token index for the next token's noise. A response has fewer than 2^32 tokens."""
         return self.request.sample_id, (self.request.branch << 32) + self.request.offset + len(self.ids)
 
     def extend(self, token: int, log_prob: float, support: list[int], eos_ids: frozenset[int], tokenizer: Any) -> None:
-        """Add a token. `support` is padded with -1, and empty if all tokens could be sampled."""
+        """Add a token. support: ids padded with -1, empty if all tokens were possible."""
         self.ids.append(token)
         self.log_probs.append(log_prob)
         self.support += [[kept for kept in support if kept >= 0]] if support else []
@@ -46,7 +46,7 @@ class Answer:
             self.finish = "length"
 
     def completion(self, version: int) -> Completion:
-        """Create the completion. Core's column `temperature` contains the temperature of each token for the trainer."""
+        """Return the completion. Core's column `temperature` contains the sampling temperature of each token."""
         columns: dict[str, Any] = {}
         if self.first_temperature is not None:
             columns["temperature"] = [self.first_temperature, *[self.sampling.temperature] * (len(self.ids) - 1)]
@@ -63,13 +63,13 @@ class Answer:
 
 
 def begin(request: GenerationRequest, sampling: SamplingParams, context_tokens: int | None) -> Answer:
-    """Start an answer. Raise `DataError` if the prompt leaves no room for a token, or an option is invalid."""
+    """Start the answers. Raises `DataError` for a prompt without room for a token, and for an invalid option."""
     where = f"engine hot-start, sample {request.sample_id}"
     longest = min(sampling.max_length or inf, context_tokens or inf) - len(request.prompt_ids)
     limit = min(longest, sampling.max_new_tokens, request.max_new_tokens or inf)
     if limit < 1 or not request.prompt_ids:
         problem = f"a prompt of {len(request.prompt_ids)} tokens cannot be answered"
-        raise DataError(problem, where=where, hint="prompts.max_prompt_tokens must leave room for an answer")
+        raise DataError(problem, where=where, hint="prompts.max_prompt_tokens has to leave room for an answer")
     value = request.options.get("first_temperature")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf):
         raise DataError(f"first_temperature is {value!r}", where=where, hint="use a number above 0")

@@ -1,4 +1,4 @@
-"""Options of algorithm, hook, engine, optimizer and schedule, and identifiers of the kind of model."""
+"""Options of the algorithm, the hook, the engine, the optimizer and the schedule, and the name of the kind of model."""
 
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
@@ -9,15 +9,15 @@ from rlhf_core import Section
 from rlhf_core.config import EngineConfig, Problem, ResolvedRun
 
 VARIED_PATH, VARIED_TYPE = "builtin:varied-digits", "rlhf-example-varied"
-"""Identifiers claimed by the kind of model: a path, and the `model_type` of a saved model."""
+"""Claims of the kind of model: a path, and the `model_type` in the folder of a saved model."""
 
 
 class FromNovelty(Section):
-    """Base of options that may be null. The section `novelty` then provides them, so a run file sets them once."""
+    """Base of options that may be null: the section `novelty` then provides them, so a run file states them once."""
 
     adapt_reasons = {"": "from the section novelty"}  # noqa: RUF012 - core only reads it
 
-    goal: float | None = Field(None, gt=0, description="Nats per token. null is novelty.goal.")
+    goal: float | None = Field(None, gt=0, description="Goal in nats per token. null: novelty.goal.")
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if self.goal is None and run.section("novelty") is None:
@@ -32,33 +32,33 @@ class FromNovelty(Section):
 
 
 class WitnessConfig(Section):
-    """The frozen model that measures how unlikely tokens are. Its vocabulary must be the policy's."""
+    """The frozen model that measures novelty. It must have the tokens of the policy."""
 
-    path: str = Field(min_length=1, description="Model folder, hub name, or `builtin:NAME`.")
-    offload: bool = Field(False, description="Keep the model in host memory between passes.")
+    path: str = Field(min_length=1, description="A model folder, a hub name, or `builtin:NAME`.")
+    offload: bool = Field(False, description="Keep it in host memory between its passes.")
 
 
 class NovelConfig(FromNovelty):
-    """REINFORCE with the episode's mean score as baseline, and a larger weight for tokens that are new."""
+    """REINFORCE with the episode's mean score as baseline, and a larger weight for new tokens."""
 
     witness: WitnessConfig = Field(description="The model that measures novelty.")
-    bonus: float = Field(1.0, ge=0, description="Additional weight of a token that is at least as new as the goal.")
+    bonus: float = Field(1.0, ge=0, description="Additional weight of a token that is as new as the goal, or newer.")
 
 
 class NoveltyGoalConfig(FromNovelty):
-    """Finishes the run when its answers are as new as the goal."""
+    """Ends the run as done once its answers are as new as the goal."""
 
-    patience: int | None = Field(None, ge=1, description="Consecutive episodes. null is novelty.patience.")
+    patience: int | None = Field(None, ge=1, description="Consecutive episodes. null: novelty.patience.")
 
 
 class HotStartConfig(EngineConfig):
-    """Engine that samples the first token of an answer at a separate temperature."""
+    """The engine: it samples the first token of an answer at its own temperature."""
 
     request_options: ClassVar[Mapping[str, str]] = {
-        "first_temperature": "softmax temperature of the first token of an answer that is not greedy, above 0"
+        "first_temperature": "softmax temperature of the first token of an answer, above 0, unless it is greedy"
     }
 
-    max_batch_size: int = Field(64, ge=1, description="Maximum answers sampled at once.")
+    max_batch_size: int = Field(64, ge=1, description="Answers sampled together.")
 
 
 class SignumConfig(Section):
@@ -70,4 +70,4 @@ class SignumConfig(Section):
 class RestartsConfig(Section):
     """Cosine annealing with warm restarts (Loshchilov 2016, arXiv:1608.03983)."""
 
-    cycles: int = Field(2, ge=1, description="Number of times that the learning rate falls from its peak to 0.")
+    cycles: int = Field(2, ge=1, description="Number of times that the rate falls from its peak to 0.")

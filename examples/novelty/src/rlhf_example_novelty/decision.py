@@ -11,7 +11,7 @@ from .config import NoveltyGoalConfig
 
 
 class NoveltyGoal:
-    """Finishes the run after `patience` consecutive episodes whose answers are as new as the goal."""
+    """Finishes the run after `patience` episodes in a row whose answers are as new as the goal."""
 
     def __init__(self, config: NoveltyGoalConfig, context: HookContext) -> None:
         self.config = config
@@ -19,7 +19,7 @@ class NoveltyGoal:
 
     @hookimpl
     def rlhf_decide(self, moment: Moment) -> Action | None:
-        """Called on rank 0 of the trainer. All processes follow its result."""
+        """Called on rank 0 of the trainer. All processes apply the returned action."""
         novelty = moment.metrics.get("novelty/mean")
         if moment.at != "episode" or novelty is None:
             return None
@@ -30,7 +30,7 @@ class NoveltyGoal:
         return Action(kind="finish", by="novelty-goal", reason=reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """State saved in checkpoints."""
+        """Saved in checkpoints."""
         return {"reached": self.reached}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The engine `hot-start`, which samples the first token of an answer at a temperature set in the request."""
+"""The engine `hot-start`: it samples the first token of an answer at the temperature set by the request."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ from .config import HotStartConfig
 
 
 class HotStart:
-    """A `RolloutEngine` over the module of its process. Each step computes whole sequences, without a cache."""
+    """A `RolloutEngine` with the module of its process. Without a cache, each step computes whole sequences."""
 
     def __init__(self, config: HotStartConfig, context: EngineContext) -> None:
         self.config, self.context = config, context
@@ -27,29 +27,29 @@ class HotStart:
         self.policy_version = 0
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
-        """Generate in batches, each until its longest answer ends."""
+        """Generate one batch after another, each until its longest answer ends."""
         answers = [begin(request, sampling, self.context_tokens) for request in requests]
         for start in range(0, len(answers), self.config.max_batch_size):
             batch = left = answers[start : start + self.config.max_batch_size]
             while left:
-                sampled = self.sample(left, sampling)
-                support = [[]] * len(left) if sampled.support_ids is None else sampled.support_ids.tolist()
-                tokens = zip(sampled.token_ids.tolist(), sampled.log_probs.tolist(), support, strict=True)
+                drawn = self.drawn(left, sampling)
+                support = [[]] * len(left) if drawn.support_ids is None else drawn.support_ids.tolist()
+                tokens = zip(drawn.token_ids.tolist(), drawn.log_probs.tolist(), support, strict=True)
                 for answer, token in zip(left, tokens, strict=True):
                     answer.extend(*token, self.eos_token_ids, self.context.tokenizer)
                 left = [answer for answer in left if answer.finish is None]
             yield from (answer.completion(self.policy_version) for answer in batch)
 
     @torch.no_grad()
-    def sample(self, answers: Sequence[Answer], sampling: SamplingParams) -> SampledTokens:
+    def drawn(self, answers: Sequence[Answer], sampling: SamplingParams) -> SampledTokens:
         """Sample the next token of each answer."""
         device, dtype = self.context.device, self.context.compute_dtype
         rows = [[*answer.request.prompt_ids, *answer.ids] for answer in answers]
         width = max(map(len, rows))
         ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=device)
-        prompts = [answer.request.inputs for answer in answers]  # columns of the prompts, for the kind of model
-        columns = {name: torch.stack([each[name] for each in prompts]).to(device) for name in prompts[0]}
+        given = [answer.request.inputs for answer in answers]  # columns of the prompts, for the kind of model
+        columns = {name: torch.stack([each[name] for each in given]).to(device) for name in given[0]}
         inputs = model_kind_of(self.model).inputs(ids, mask, columns)
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             output = self.context.model(input_ids=ids, attention_mask=mask.long(), use_cache=False, **inputs)
@@ -64,9 +64,9 @@ class HotStart:
         self.policy_version = version
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing, since it does not hold resources."""
 
 
 def build(config: HotStartConfig, context: EngineContext) -> RolloutEngine:
-    """Build the engine of one process."""
+    """Create the engine of one process."""
     return HotStart(config, context)

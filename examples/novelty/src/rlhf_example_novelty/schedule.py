@@ -9,7 +9,7 @@ from .config import RestartsConfig
 
 
 def build(config: RestartsConfig, context: ScheduleContext) -> Callable[[int], float]:
-    """Return a function of an update's index. It must be stateless, because core calls it in any order."""
+    """Return a function from an update's index to its factor. Core calls it in any order, so it is stateless."""
     updates = max(1, context.total_updates - context.warmup_updates)
 
     def factor(update: int) -> float:

@@ -1,4 +1,4 @@
-"""The pass: a small frozen model measures the novelty of each sampled token, stored in a column."""
+"""The pass: a small frozen model measures the novelty of each sampled token, which becomes a column."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ from rlhf_core.algorithm import GroupPass, PassContext
 from rlhf_forward import policy_forward
 
 NOVELTY = "novelty"
-"""Column [A] float32: the witness's surprise at each token of the response, in nats."""
+"""Column: surprise of the witness at each token of the response, [A] float32, in nats."""
 
 
 class WitnessPass(GroupPass):
-    """Fills the column `NOVELTY`, which core pads, splits, sends, buffers and checkpoints."""
+    """Fills the column `NOVELTY`. Core pads, splits, sends, buffers and checkpoints it."""
 
     columns: Mapping[str, Column] = {NOVELTY: Column()}
 
@@ -23,9 +23,9 @@ class WitnessPass(GroupPass):
         self.context = context
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
-        """Return one mapping per sample. Every rank makes the same number of calls of `forward`."""
+        """Return one mapping for each sample. Every rank calls `forward` equally often."""
         return [{NOVELTY: row} for row in self.context.forward("witness", groups, self.surprise)]
 
     def surprise(self, model: nn.Module, batch: Experience) -> Tensor:
-        """Surprise [B, A] in nats, without the columns of other parts (inputs of the policy, first temperatures)."""
+        """Return the surprise, [B, A] in nats, without columns of other parts (model inputs, temperatures)."""
         return -policy_forward(model, replace(batch, columns=Columns()), self.context.temperature).log_probs

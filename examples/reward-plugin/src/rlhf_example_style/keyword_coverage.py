@@ -1,4 +1,4 @@
-"""`keyword-coverage`: a reward that is built once, with validated options."""
+"""`keyword-coverage`: a reward that is built once, with checked options."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class KeywordCoverage:
         return [self._score(rollout) for rollout in rollouts]
 
     def _score(self, rollout: Rollout) -> float:
-        words = [self._fold(str(word)) for word in rollout.metadata.get(self._config.metadata_key, ())]
+        words = [self._folded(str(word)) for word in rollout.metadata.get(self._config.metadata_key, ())]
         if not words:
             return self._config.without_keywords
-        text = self._fold(rollout.completion)
+        text = self._folded(rollout.completion)
         return sum(word in text for word in words) / len(words)
 
-    def _fold(self, text: str) -> str:
+    def _folded(self, text: str) -> str:
         return text if self._config.case_sensitive else text.casefold()
 
 
 def build(config: KeywordCoverageConfig, context: RewardContext) -> KeywordCoverage:
-    """Build the reward of the component. `context` contains the device and the run's seed."""
+    """Create the reward. `context` has the device and the run's seed."""
     return KeywordCoverage(config)

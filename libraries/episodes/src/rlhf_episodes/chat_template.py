@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WHERE = "the tokenizer's chat template"
 USER: Message = {"role": "user", "content": "Hello"}
 _REPLY = "Zq7Reply"
-"""Placeholder for a reply. No template contains it, and it has no whitespace that a template could strip."""
+"""Placeholder for a reply. No template contains it, and it does not contain whitespace that a template could strip."""
 _DUMMY: Message = {"role": "assistant", "content": _REPLY}
 _EARLIER = "Zq7Earlier"
 _CONTENT = "Zq7Content"
@@ -161,20 +161,20 @@ class ChatTemplate:
                 continue
             place = shared_length(start, whole)
             # Include the beginning of a tag that starts like the thought at the end of the prompt (`<|` in gemma4).
-            written = "".join(whole[:place].rpartition(">")[2].partition("<")[1:]) + whole[place:]
-            if (found := recognise(written, _PROBE_CALL)) is not None:
+            rendered = "".join(whole[:place].rpartition(">")[2].partition("<")[1:]) + whole[place:]
+            if (found := recognise(rendered, _PROBE_CALL)) is not None:
                 return found, None
             own = getattr(self._tokenizer, "response_template", None)
-            if (parsed := recognise_reply(written, _PROBE_CALL, own if isinstance(own, dict) else None)) is not None:
+            if (parsed := recognise_reply(rendered, _PROBE_CALL, own if isinstance(own, dict) else None)) is not None:
                 return None, parsed
-            if _PROBE not in written:
+            if _PROBE not in rendered:
                 return None, format_of_tokens(self._tokenizer.get_added_vocab())
         return None, None
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
         if not self._tokenizer.chat_template:
             raise DataError(
-                "there is no chat template, but the conversation is a list of chat messages",
+                "the conversation is a list of chat messages, but the tokenizer does not have a chat template",
                 where=WHERE,
                 hint="use a chat model, or give prompts and observations as text",
             )
@@ -194,7 +194,7 @@ class ChatTemplate:
             rest = rest.removeprefix(end)
         if not found:
             raise ConfigError(
-                "it does not write an assistant's reply as it is: turns cannot be appended with it",
+                "it changes the text of an assistant's reply, so turns cannot be appended with it",
                 where=WHERE,
                 hint="use a tokenizer with another chat_template",
             )
@@ -221,7 +221,7 @@ class ChatTemplate:
         if (other := self._rest(longer)) != text:
             place = shared_length(text, other)
             raise ConfigError(
-                "the text between two turns depends on how long the conversation is: "
+                "the text between two turns depends on the length of the conversation: "
                 f"{text[place:][:60]!r}, later {other[place:][:60]!r}",
                 where=WHERE,
                 hint="set environment.history: branch, or use a tokenizer with another chat_template",

@@ -19,7 +19,7 @@ _TEXTS = ("content", "thinking", "reasoning_content")
 
 
 class ResponseFormat:
-    """Reads the replies of one family of models."""
+    """Parses the replies of one model family."""
 
     def __init__(self, family: Family) -> None:
         self._family = family

@@ -43,7 +43,7 @@ def plan_of(model: nn.Module, size: int) -> ParallelPlan:
     """Create the plan for `size` processes. Raises `UserInputError` if the model lacks one or cannot be divided."""
     trunk, plan, model_type = _find_plan(model)
     check_heads(trunk.config, size)
-    found = ParallelPlan(trunk, {}, [], [])
+    result = ParallelPlan(trunk, {}, [], [])
     parents: dict[int, nn.Module] = {}
     for name, module in trunk.named_modules():
         style = plan.get(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name))
@@ -56,21 +56,21 @@ def plan_of(model: nn.Module, size: int) -> ParallelPlan:
                 hint=_WITHOUT,
             )
         for inner, parameter in module.named_parameters():
-            found.styles[id(parameter)] = _style(style, inner, f"{name}.{inner}", model_type)
-            _check_divides(parameter.shape, found.styles[id(parameter)], f"{name}.{inner}", size)
+            result.styles[id(parameter)] = _style(style, inner, f"{name}.{inner}", model_type)
+            _check_divides(parameter.shape, result.styles[id(parameter)], f"{name}.{inner}", size)
         if style == _COLWISE:
             parent = trunk.get_submodule(name.rpartition(".")[0])
             parents[id(parent)] = parent
         elif style == _ROWWISE:
-            found.rowwise.append(module)
-    found.parents.extend(parents.values())
+            result.rowwise.append(module)
+    result.parents.extend(parents.values())
     for parent_name, parent in trunk.named_modules():
         for inner, parameter in parent.named_parameters():
-            if id(parent) in parents and id(parameter) not in found.styles:
+            if id(parent) in parents and id(parameter) not in result.styles:
                 raise _unknown_weight(model_type, f"{parent_name}.{inner}")
-    if not found.styles:
+    if not result.styles:
         raise _no_plan(model_type)
-    return found
+    return result
 
 
 def check_heads(config: Any, size: int) -> None:
