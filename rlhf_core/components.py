@@ -171,9 +171,9 @@ class EngineContext:
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """Context of `rlhf.prompts` (returns a `PromptSource`) and `rlhf.environments` (returns one episode's environment).
+    """Context of `rlhf.prompts` and `rlhf.environments`.
 
-    `build` is called once for a source, and for each episode of an environment.
+    `build` returns a `PromptSource`, or an environment for one episode.
     """
 
     seed: int

@@ -53,7 +53,7 @@ class TransportConfig(Section):
             problem = f"the engine {run.engine.name} accepts new weights only between two batches"
             yield Problem("weights", problem, "set weights: between-batches, or use an engine that supports this")
         started = self.own_processes()
-        if started is not None and (limit := too_many(run.strategy, started.trainers)):
+        if started is not None and (limit := find_process_limit(run.strategy, started.trainers)):
             yield Problem(started.option, f"{limit[0]}, not {started.trainers}", limit[1])
 
     def own_processes(self) -> OwnProcesses | None:
@@ -69,7 +69,7 @@ class TransportConfig(Section):
         return False
 
 
-def too_many(strategy: SelectedPlugin, num_processes: int) -> tuple[str, str] | None:
+def find_process_limit(strategy: SelectedPlugin, num_processes: int) -> tuple[str, str] | None:
     """Return why the strategy cannot train on `num_processes`, and a hint at those that can, or None if it can."""
 
     def can(each: Component) -> bool:
@@ -122,7 +122,7 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
             where=where,
             hint=f"--set transport.{started.option}={num_processes}",
         )
-    if problem := too_many(run.strategy, num_processes):
+    if problem := find_process_limit(run.strategy, num_processes):
         raise ConfigError(problem[0], where=where, hint=problem[1])
     for key in ("prompts_per_episode", "train_batch_size"):
         if num_processes // together > (count := getattr(run.run.train, key)):

@@ -103,7 +103,7 @@ class ModelConfig(Section):
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if self.trust_remote_code and run.trust.runs and not run.trust.allows_model(self.path):
-            problem = f"would run code of {self.path}, which was not named on this command line"
+            problem = f"would run code of {self.path}, which is not trusted"
             yield Problem("trust_remote_code", problem, "if you trust the model, add --trust")
         if self.dtype in ("bfloat16", "float16") and not run.optimizer.component.trains_16_bit:
             name, hint = run.optimizer.name, "use dtype: float32 (arithmetic may still be bf16), or optimizer: adamw"

@@ -57,7 +57,7 @@ class _RegisteredPlugin(NamedTuple):
     """Whether it was installed with a distribution, not passed as an object."""
 
 
-class _Hooks:
+class _HookFunctions:
     """The hook functions of one plugin, as pluggy gets them."""
 
 
@@ -212,9 +212,9 @@ class HookRelay:
         results = self.fire(_TRANSFORM, config=self._config)
         return dict(results[-1]) if results else self._config
 
-    def _hooks_of(self, plugin: object, label: str) -> _Hooks:
+    def _hooks_of(self, plugin: object, label: str) -> _HookFunctions:
         """Return the hooks of a plugin, marked or named `rlhf_…`."""
-        hooks = _Hooks()
+        hooks = _HookFunctions()
         for name in dir(plugin):
             marks: Mapping[str, Any] | None = self._manager.parse_hookimpl_opts(plugin, name)
             if marks is None and not (name.startswith(PREFIX) and inspect.isroutine(getattr(plugin, name, None))):
@@ -284,7 +284,7 @@ class HookRelay:
             raise TypeError(f"{PREFIX}{event} takes {names}: unknown {sorted(unknown)}, missing {sorted(missing)}")
         return {name: arguments.get(name) for name in names}
 
-    def _hint(self, hooks: _Hooks) -> str:
+    def _hint(self, hooks: _HookFunctions) -> str:
         """Return a hint at the right name of an unknown hook, or at the lists of hooks."""
         known = [PREFIX + event for event in self._callers]
         wrong = [name for name in vars(hooks) if name.startswith(PREFIX) and name not in known]

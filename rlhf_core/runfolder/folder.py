@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import ConfigError, DataError, RlhfError, UserInputError
-from ..util.files import oddity, open_no_follow, write_bytes
+from ..util.files import open_no_follow, type_problem, write_bytes
 from ..util.jsonl import write_json
 from ..util.redact import PrintableFormatter, redact_mapping
 from ..util.yaml12 import dump_yaml, parse_yaml
@@ -165,8 +165,8 @@ class RunFolder:
         A folder may come from someone else, and a link would redirect writes.
         """
         files = (self.lock, self.config, self.manifest, self.metrics, self.samples, self.summary, self.log)
-        checks = [(path, oddity(path)) for path in (*files, self.performance, self.path / "actors.json")]
-        for path, problem in (*checks, (self.control, oddity(self.control, is_folder=True))):
+        checks = [(path, type_problem(path)) for path in (*files, self.performance, self.path / "actors.json")]
+        for path, problem in (*checks, (self.control, type_problem(self.control, is_folder=True))):
             if problem is not None:
                 raise UserInputError(problem, where=str(path), hint="remove it, it does not belong in a run folder")
 
@@ -192,7 +192,7 @@ class RunFolder:
     @property
     def is_in_use(self) -> bool:
         """Whether a process is using this folder."""
-        if not self.lock.exists() or oddity(self.lock) is not None:
+        if not self.lock.exists() or type_problem(self.lock) is not None:
             return False
         with self.lock.open("rb") as file:
             try:

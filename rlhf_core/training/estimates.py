@@ -120,9 +120,9 @@ class EpisodeEstimator:
             _with_computed(item, row, scores[number])
             for number, item, row in zip(local or [0], items, _computed(rows, output), strict=True)
         ]
-        mine = dict(zip(local, estimated, strict=False))
+        by_row = dict(zip(local, estimated, strict=False))
         return EstimatedEpisode(
-            epochs=filled(passes, mine, self.algorithm.masked(estimated[0])),
+            epochs=filled(passes, by_row, self.algorithm.masked(estimated[0])),
             # Lengths as sampled: an algorithm may mask tokens of rows that other ranks hold.
             metrics={
                 **metrics,
@@ -132,7 +132,7 @@ class EpisodeEstimator:
                 **collected.metrics,
             },
             scores=scores,
-            items=[mine[row] for row in used],
+            items=[by_row[row] for row in used],
             rollouts=rollouts,
         )
 

@@ -51,7 +51,7 @@ class EpisodeRecord:
         self._hooks = hooks
         self._step = step
         self._episode: dict[str, Any] = {}
-        self._held: dict[str, Any] | None = None
+        self._held_line: dict[str, Any] | None = None
         self._samples: RunLines | None = None
         self._watch: FileWatch | None = None
         self._logging = LoggingConfig()
@@ -145,7 +145,7 @@ class EpisodeRecord:
         if GAP_KEY in metrics:  # measured in the episode's first forward pass
             self._episode[GAP_KEY] = metrics[GAP_KEY]
         self._step += 1
-        self._held = {"step": self._step, **self._episode, **metrics}
+        self._held_line = {"step": self._step, **self._episode, **metrics}
 
     def end_episode(self, place: Place) -> dict[str, float]:
         """Collect times (rank 0), throughput and reward calls (all ranks) and memory (maximum of ranks). Collective.
@@ -171,8 +171,8 @@ class EpisodeRecord:
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         """Add held-out scores to the episode's last line, if it exists: guards may have skipped all updates."""
-        if self._held is not None:
-            self._held.update(metrics)
+        if self._held_line is not None:
+            self._held_line.update(metrics)
 
     def flush(self, *, durable: bool = False) -> None:
         """Write the last line of the episode. `durable`: sync the files, before a checkpoint that depends on them.
@@ -187,10 +187,10 @@ class EpisodeRecord:
                 file.sync()
 
     def _write_held(self) -> None:
-        held, self._held = self._held, None
-        if held is None or self._metrics is None:
+        line, self._held_line = self._held_line, None
+        if line is None or self._metrics is None:
             return
-        line = finite(held)
+        line = finite(line)
         self._metrics.append([line])
         if self._hooks is not None:
             self._hooks.fire("metrics", line=line)

@@ -29,7 +29,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def oddity(path: Path, *, is_folder: bool = False) -> str | None:
+def type_problem(path: Path, *, is_folder: bool = False) -> str | None:
     """Return why `path` is not a regular file (or folder), or None if it is one or is missing."""
     try:
         mode = path.lstat().st_mode

@@ -21,7 +21,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "grpo x group of one": (
         {"algorithm": {"name": "grpo"}, "train": {"samples_per_prompt": 1}},
         1,
-        "a group of one teaches nothing",
+        "nothing is learned from a group of one",
     ),
     "grpo x critic": (
         {"algorithm": {"name": "grpo"}, "optimizer": {"critic_lr": 1e-3}},

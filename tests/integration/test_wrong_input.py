@@ -163,7 +163,7 @@ def test_a_run_file_that_is_not_there(tmp_path, capsys):
 
 def test_wrong_flags(tmp_path, capsys):
     assert "ddp" in train(tmp_path, {}, capsys, 2, "--num-processes", "2")
-    assert "no reward" in train(tmp_path, {}, capsys, 2, "--reward", "exact-match:x")
+    assert "is not a reward" in train(tmp_path, {}, capsys, 2, "--reward", "exact-match:x")
     assert "key.path=value" in train(tmp_path, {}, capsys, 2, "--set", "nothing")
     assert "no checkpoint" in train(tmp_path, {}, capsys, 2, "--resume", "nowhere")
 

@@ -41,12 +41,12 @@ ALONE = {"train": {"samples_per_prompt": 1}}
         (
             {"name": "grpo", "clip_eps": 0.1, "policy_loss": {"name": "clip", "clip_eps": 0.2}},
             {},
-            r"algorithm\.clip_eps: is given in policy_loss, too",
+            r"algorithm\.clip_eps: is set in policy_loss, too",
         ),
         (
             {"name": "grpo", "advantage": "leave-one-out", "divide_by_std": False},
             {},
-            r'divide_by_std: advantage estimator "leave-one-out" .* has no such option',
+            r'divide_by_std: advantage estimator "leave-one-out" .* does not have this option',
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_an_unknown_loss_is_an_error_with_a_guess() -> None:
         ({"name": "grpo", "advantage": "ranks"}, r'algorithm\.advantage: no advantage estimator "ranks" is installed'),
         ({"name": "rloo", "advantage": "leave-one-aut"}, r'did you mean "leave-one-out"'),
         ({"name": "reinforce++", "advantage": {"name": "reward-to-go", "gama": 1}}, r'did you mean "gamma"'),
-        ({"name": "reinforce++", "baseline": "group", "gamma": 0.9}, r"algorithm\.gamma: .*has no such option"),
+        ({"name": "reinforce++", "baseline": "group", "gamma": 0.9}, r"algorithm\.gamma: .*does not have this option"),
         ({"name": "grpo", "policy_loss": {"name": "cispo"}, "clip_eps": 2.0}, r"algorithm\.clip_eps: should be less"),
     ],
 )

@@ -173,7 +173,7 @@ class EngineContract(ComponentContract):
     def test_greedy_takes_the_likeliest(self, bench: Bench) -> None:
         import torch
 
-        from rlhf_forward.forward import causal_lm_logits
+        from rlhf_forward.logits import causal_lm_logits
         from rlhf_forward.logprobs import response_logits
 
         requests = make_requests(4)
