@@ -70,7 +70,7 @@ class TransportConfig(Section):
 
 
 def find_process_limit(strategy: SelectedPlugin, num_processes: int) -> tuple[str, str] | None:
-    """Return why the strategy cannot train on `num_processes`, and a hint at those that can, or None if it can."""
+    """Return why the strategy cannot train on `num_processes`, and a hint that names others, or None if it can."""
 
     def can(each: Component) -> bool:
         return each.max_processes is None or num_processes <= each.max_processes
