@@ -226,7 +226,7 @@ class DetachedTrainer(Trainer[Experience]):
         return outcome
 
     def _draw(self) -> Experience | str:
-        """Return the next batch, or the reason that none will come. Checks periodically if a maker may still send."""
+        """Return the next batch, or the reason that none will come. Checks regularly whether a maker may still send."""
         deadline = time.monotonic() + self._batch_timeout_seconds
         outcome: Experience | str | None = None
         while outcome is None:

@@ -192,7 +192,8 @@ class ExperienceMakerHolder:
         """Receive a part of a new version: its start, a chunk of weights, or its end.
 
         The live weights do not change before the end. Then names, shapes and checksums are verified, and the version is
-        swapped in between two batches. Outside a version, a call without start and end is a whole version.
+        swapped in between two batches. Outside a version, a call that marks neither start nor end is a whole
+        version.
 
         Args:
             new_actor_state_dict, new_critic_state_dict: Tensors or `PackedTensor`s, or a chunk of a direct link.
