@@ -51,7 +51,7 @@ class PolicyObjective(RolloutAlgorithm):
     Example:
         class Grpo(PolicyObjective): ...
 
-        def build(config: GrpoConfig, context: AlgorithmContext) -> Grpo:  # FunctionSection with `advantage`
+        def build(config: GrpoConfig, context: AlgorithmContext) -> Grpo:  # options with `advantage`
             sampling = context.sampling
             return Grpo(config, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     """
@@ -108,7 +108,7 @@ class PolicyObjective(RolloutAlgorithm):
         return model_passes(context, self.roles)
 
     def set_option(self, name: str, value: float) -> None:
-        """Change `kl_coef` if there is a reference model. Other options raise `UserInputError`."""
+        """Change `kl_coef`. Raises `UserInputError` for other options, for 0, and if `kl_coef` was 0 (no reference)."""
         if name != "kl_coef" or self.config.kl_coef == 0 or value == 0:
             super().set_option(name, value)
         self.config = self.config.model_copy(update={name: value})
