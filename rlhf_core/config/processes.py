@@ -51,7 +51,7 @@ class TransportConfig(Section):
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if self.updates_in_flight() and not run.engine.component.in_flight:
             problem = f"the engine {run.engine.name} accepts new weights only between two batches"
-            yield Problem("weights", problem, "set weights: between-batches, or use an engine that supports this")
+            yield Problem("weights", problem, "set weights: between-batches, or use another engine")
         started = self.own_processes()
         if started is not None and (limit := find_process_limit(run.strategy, started.trainers)):
             yield Problem(started.option, f"{limit[0]}, not {started.trainers}", limit[1])

@@ -1,7 +1,7 @@
 """The core sections of a run file: every option with its type, bounds, unit and meaning.
 
 The plugins of the other sections (`algorithm`, `strategy`, `engine`, `transport`, `prompts`, `optimizer`, each of
-`rewards`) bring their own models. The options that core itself reads from these sections are here: `EngineConfig`,
+`rewards`) define their own models. The options that core itself reads from these sections are here: `EngineConfig`,
 `PromptsConfig`, `OptimizerConfig`, `RewardEntry`.
 """
 

@@ -300,7 +300,7 @@ class RolloutCoordinator(Generic[GroupT]):
         if episode.refused > self._max_refill_factor * self._prompts_per_episode:
             if episode.emptied == episode.refused:
                 raise RewardError(
-                    f"episode {index} lost all samples: the reward policy dropped those of {episode.emptied} prompts",
+                    f"episode {index} lost all samples: on_failure dropped those of {episode.emptied} prompts",
                     where="rewards",
                     hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
                 )

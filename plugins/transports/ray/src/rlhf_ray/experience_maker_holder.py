@@ -37,7 +37,7 @@ class ExperienceMakerHolder:
     """Makes experience from a data loader's prompts and sends it to `DetachedTrainer` actors in turn.
 
     With `--transport ray` it receives its prompts from the coordinator and sends the samples there (`work`). Start it
-    under a name, with which trainers find it. New weights arrive while it generates and are swapped in between two
+    under the name that trainers use to find it. New weights arrive while it generates and are swapped in between two
     batches, whole versions only.
 
     Args:
