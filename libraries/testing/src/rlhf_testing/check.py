@@ -72,7 +72,7 @@ def check_plugin(ref: PluginRef, *, whole: bool) -> Verdict:
     recorder = _FailureRecorder()
     with TemporaryDirectory() as folder:
         Path(folder, "pytest.ini").touch()  # keeps pytest from reading the configuration of a parent folder
-        suite = Path(folder, f"test_{abs(hash((ref.kind, ref.name)))}.py")  # pytest cannot import two files of one name
+        suite = Path(folder, f"test_{abs(hash((ref.kind, ref.name)))}.py")  # pytest imports only one file per name
         suite.write_text(f"from {__name__} import suite\n\nTestPlugin = suite({ref.kind!r}, {ref.name!r}, {whole})\n")
         # Heavy imports only slow commands down, so they are not an error.
         options = ["--maxfail=1", "-k", "not light", "-p", "no:cacheprovider", "--assert=plain", "-W", "ignore"]
