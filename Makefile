@@ -1,4 +1,4 @@
-# The commands of this repository. Every target sets up .venv first, which takes no time when nothing changed.
+# The commands of this repository. Every target first sets up .venv, which takes no time if nothing changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,7 +26,7 @@ CLIENTS_STAMP := $(CLIENTS)/.setup-$(call sum,$(MANIFESTS) requirements/clients.
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
 
-# What every environment begins with. pip of Python 3.11 and later is new enough.
+# The first steps of every environment. The pip of Python 3.11 and later is recent enough.
 define begin
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "make: $(PYTHON) is older than Python 3.11; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -34,10 +34,10 @@ define begin
 	@echo "setting up $(1) for $(2)"
 endef
 
-setup: $(STAMP)  ## make .venv and install everything in this repository into it, editable
+setup: $(STAMP)  ## create .venv and install everything in this repository, editable
 
 $(STAMP):
-	$(call begin,$(VENV),make test and all else: about two minutes the first time)
+	$(call begin,$(VENV),development (a few minutes the first time))
 	@$(call PINNED,$(VENV)) requirements/lock.txt
 	@$(VENV)/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
 	@$(call EDITABLE,$(VENV))
@@ -45,7 +45,7 @@ $(STAMP):
 	@touch $@
 
 $(TRAIN_STAMP):
-	$(call begin,$(VENV),make train: about a minute the first time)
+	$(call begin,$(VENV),the quickstart (a few minutes the first time))
 	@$(call PINNED,$(VENV)) requirements/start.txt
 	@$(VENV)/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
 	@$(call EDITABLE,$(VENV),rlhf-start)
@@ -59,11 +59,11 @@ $(EXTRAS_STAMP): $(STAMP)
 	@rm -f $(VENV)/.extras-*
 	@touch $@
 
-setup-vllm: setup  ## add vLLM's CPU build for the engine vllm; torch, transformers and numpy stay as they are
+setup-vllm: setup  ## add vLLM's CPU build for the engine vllm, without changing torch, transformers and numpy
 	@$(call INSTALL,$(VENV)) -r plugins/engines/vllm/requirements.txt
 	@$(BIN)/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready: rlhf train --engine vllm")'
 
-env-clients: $(CLIENTS_STAMP)  ## make .venv-clients, with verifiers, MLflow and Trackio, which do not fit into .venv
+env-clients: $(CLIENTS_STAMP)  ## create .venv-clients for verifiers, MLflow and Trackio, which conflict with .venv
 
 $(CLIENTS_STAMP):
 	$(call begin,$(CLIENTS),the tests of heavy clients)
@@ -73,12 +73,12 @@ $(CLIENTS_STAMP):
 	@rm -f $(CLIENTS)/.setup-*
 	@touch $@
 
-train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
+train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny model learns to sort digits, first from examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
-# Two files at a time, each process with one thread of its own: two that share two cores wait for one another.
+# Two files at a time, each process with one thread, since processes with two threads on two cores wait for each other.
 # PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.
-test: setup  ## every test that takes seconds and needs no GPU
+test: setup  ## every test that takes seconds and does not need a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 soak: setup-extras soak-clients  ## the tests that take minutes; writes tests/durations.json
@@ -104,11 +104,11 @@ lint: setup  ## style, types, import contracts, declared dependencies and plain 
 	$(BIN)/python release/dependencies.py
 	$(BIN)/python tests/support/plain_words.py $(PLAIN)
 
-format: setup  ## let ruff mend what it can
+format: setup  ## apply ruff's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup  ## write docs/reference anew from the code
+docs: setup  ## generate docs/reference from the code
 	$(BIN)/python docs/generate_reference.py
 
 bench: setup  ## the quickstart on three seeds, as a table (see benchmarks/learning.md)
@@ -117,8 +117,8 @@ bench: setup  ## the quickstart on three seeds, as a table (see benchmarks/learn
 dist: setup  ## wheels and source distributions of everything, in dist/
 	$(BIN)/python release/build.py
 
-site: setup  ## the pages as a site, in build/site
+site: setup  ## build the pages as a site, in build/site
 	$(BIN)/python docs/build_site.py
 
-changelog: setup  ## what the next release will say it changes
+changelog: setup  ## print the changelog of the next release
 	@$(BIN)/python -m towncrier build --draft --version "$$(cat VERSION)"

@@ -1,9 +1,9 @@
-"""What saved folders answer in plain transformers: nothing of this project is imported.
+"""Answers of saved folders with plain transformers, without imports from this project.
 
     .venv/bin/python recipes/answer.py runs/grpo-sums runs/dpo-sums
 
-Of each run folder `model/` is loaded, or else `adapter/` (with peft, over the model that it names, from where the run
-was started); any other model folder may be named, too. The answers are greedy.
+Loads `model/` of each run folder, or else `adapter/` (with peft, on the model that it names, in the folder of the
+run's start), or any other model folder. The answers are greedy.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NEW_TOKENS = 16
 
 
 def folder_of(run: Path) -> Path | None:
-    """What can be loaded of a run folder, or of a model folder itself; None where nothing can."""
+    """Return the folder to load: that of a run, or a model folder itself. None if there is none."""
     found = (run / "model" / "config.json", run / "adapter" / "adapter_config.json", run / "config.json")
     return next((path.parent for path in found if path.is_file()), None)
 
 
 def answers(folder: Path) -> list[str]:
-    """Greedy answers to `QUESTIONS`, by the model in `folder`."""
+    """Return greedy answers of the model in `folder` to `QUESTIONS`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -48,8 +48,8 @@ def answers(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Read the arguments and print question and answer; exit code 2 where a folder holds no model."""
-    parser = argparse.ArgumentParser(description="What saved folders answer in plain transformers.")
+    """Print questions and answers. Exit code 2 if a folder does not contain a model."""
+    parser = argparse.ArgumentParser(description="Print answers of saved folders with plain transformers.")
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run folder, or a model folder")
     for run in parser.parse_args().folders:
         folder = folder_of(run)

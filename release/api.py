@@ -1,9 +1,9 @@
 """Compare the public names of core with those of the last release: `python release/api.py [--record]`.
 
-`release/api/` holds, a file a module, what a release had: signatures, fields, types and defaults, without bodies and
-docstrings. griffe finds what would break a plugin that was written for it. Such a change has to be wanted: a fragment
-`changes/*.breaking.md` that names it (`rlhf_core.types.Rollout.prompt`) and says what to do instead lets it pass.
-`--record` writes the folder anew, when a release is made.
+`release/api/` contains a file per module with the declarations of a release: signatures, fields, types and defaults,
+without bodies and docstrings. griffe finds changes that break plugins written for that release. Such a change must be
+intended: it passes if a fragment `changes/*.breaking.md` names it (`rlhf_core.types.Rollout.prompt`) and its
+replacement. `--record` rewrites the folder for a release.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHANGES = ROOT / "changes"
 
 
 def declared() -> dict[str, str]:
-    """Module -> the declarations of its public names, as they are now."""
+    """Return module -> the current declarations of its public names."""
     return {
         module: "\n\n".join(ast.unparse(pared(defined_in(module, name)[1])) for name in names) + "\n"
         for module, names in surface().items()
@@ -36,7 +36,7 @@ def declared() -> dict[str, str]:
 
 
 def pared(node: ast.stmt) -> ast.stmt:
-    """A declaration without body and docstrings; of a class its public members."""
+    """Return a declaration without body and docstrings, for a class with its public members."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return ast.copy_location(_like(node), node)
     if isinstance(node, ast.ClassDef):
@@ -53,7 +53,7 @@ def _like(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
 
 def _is_public(node: ast.stmt) -> bool:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        if node.name.startswith("test_"):  # of a contract suite: pytest calls them, nobody else
+        if node.name.startswith("test_"):  # of a contract suite, called only by pytest
             return False
         return not node.name.startswith("_") or node.name in {"__init__", "__call__", "__len__", "__getitem__"}
     if isinstance(node, ast.AnnAssign):
@@ -62,12 +62,12 @@ def _is_public(node: ast.stmt) -> bool:
 
 
 def breakages() -> Iterator[tuple[str, str]]:
-    """What a plugin written for the recorded release would trip over: its path, and how it changed."""
+    """Yield the breaking changes since the recorded release: path and change."""
     now = declared()
     for path in sorted(RECORDED.glob("*.pyi")):
         module = path.stem
         if module not in now:
-            yield module, "the module is gone"
+            yield module, "the module is removed"
             continue
         old = griffe.visit(module, filepath=path, code=path.read_text(encoding="utf-8"))
         new = griffe.visit(module, filepath=path, code=now[module])
@@ -76,12 +76,12 @@ def breakages() -> Iterator[tuple[str, str]]:
 
 
 def unwanted() -> list[str]:
-    """The breakages that no fragment names."""
-    told = "\n".join(path.read_text(encoding="utf-8") for path in sorted(CHANGES.glob("*.breaking*.md")))
+    """Return the breaking changes that are not in a fragment."""
+    fragments = "\n".join(path.read_text(encoding="utf-8") for path in sorted(CHANGES.glob("*.breaking*.md")))
     return [
-        f"{path}: {how}. If this is meant, say in changes/NAME.breaking.md what to do instead, naming `{path}`"
+        f"{path}: {how}. If this is intended, describe the replacement of `{path}` in changes/NAME.breaking.md"
         for path, how in breakages()
-        if f"`{path}`" not in told and not has_moved(path)
+        if f"`{path}`" not in fragments and not has_moved(path)
     ]
 
 
@@ -92,7 +92,7 @@ def has_moved(path: str) -> bool:
 
 
 def record() -> None:
-    """Write the folder of declarations anew."""
+    """Rewrite the folder of declarations."""
     RECORDED.mkdir(exist_ok=True)
     for old in RECORDED.glob("*.pyi"):
         old.unlink()
@@ -101,9 +101,9 @@ def record() -> None:
 
 
 def main() -> int:
-    """Print what is broken and unsaid; or record."""
+    """Print undocumented breaking changes, or record the declarations."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", action="store_true", help="take what there is now as the release")
+    parser.add_argument("--record", action="store_true", help="record the current names as the release")
     if parser.parse_args().record:
         record()
         return 0

@@ -19,7 +19,7 @@ _DEADLINE_SECONDS = 600.0
 
 
 def build(target: Path) -> list[Path]:
-    """Fill the folder, which is emptied of older builds first. Raises `SystemExit` where one fails."""
+    """Build into the folder, after removing older builds. Raises `SystemExit` if a build fails."""
     target.mkdir(parents=True, exist_ok=True)
     for old in (*target.glob("rlhf_*.whl"), *target.glob("rlhf_*.tar.gz")):
         old.unlink()
@@ -51,9 +51,9 @@ def _hatchling(folder: Path, kind: str, target: Path) -> None:
 
 
 def main() -> int:
-    """Build, and say what there is now."""
+    """Build, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "dist", help="where to; default: dist/")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "dist", help="target folder, by default dist/")
     target: Path = parser.parse_args().folder.resolve()
     print(f"{len(build(target))} files in {target}")
     return 0

@@ -17,12 +17,12 @@ _NAME = re.compile(r'^name = "([^"]+)"$', re.MULTILINE)
 
 
 def folders() -> list[Path]:
-    """Where a `pyproject.toml` of a distribution lies; the root is first."""
+    """Return the folders with the `pyproject.toml` of a distribution, the root first."""
     return [ROOT, *(path.parent for glob in GLOBS for path in sorted(ROOT.glob(glob)))]
 
 
 def name_of(folder: Path) -> str:
-    """The distribution's name. Raises `SystemExit` for a manifest without one."""
+    """Return the distribution's name. Raises `SystemExit` for a manifest without one."""
     found = _NAME.search((folder / "pyproject.toml").read_text(encoding="utf-8"))
     if found is None:
         raise SystemExit(f"{folder / 'pyproject.toml'}: [project] has no name")
@@ -30,7 +30,7 @@ def name_of(folder: Path) -> str:
 
 
 def version() -> str:
-    """What the file VERSION holds."""
+    """Return the contents of the file VERSION."""
     return VERSION_FILE.read_text(encoding="utf-8").strip()
 
 

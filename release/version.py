@@ -1,8 +1,8 @@
 """Give every distribution the version of the file VERSION: `python release/version.py [NEW] [--check]`.
 
-VERSION is the one place where the version is chosen. A manifest has to hold it too, since a source distribution of a
-plugin has to be built without the rest of this repository; this script writes it there, in `version = "…"` and in what
-a distribution requires of another of this repository (`rlhf-core==…`).
+The file VERSION determines the version. A manifest must contain it, too, since the source distribution of a plugin is
+built without the rest of this repository. This script writes it to `version = "…"` and to the requirements between
+distributions of this repository (`rlhf-core==…`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RELEASE = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?(?:\.dev\d+)?")
 
 
 def manifests(wanted: str) -> dict[Path, str]:
-    """Files that hold the version -> the text they should have: each distribution's manifest, and the citation."""
+    """Return the correct text of each file that contains the version: manifests and the citation."""
     names = "|".join(re.escape(name_of(folder)) for folder in folders())
     pin = re.compile(rf'"((?:{names})(?:\[[^\]]*\])?)==[^",;]+')
     found = {}
@@ -33,16 +33,18 @@ def manifests(wanted: str) -> dict[Path, str]:
 
 
 def stale() -> list[str]:
-    """Manifests whose version is not the one of VERSION, with what to run."""
+    """Return the manifests whose version differs from VERSION, with the command to run."""
     wrong = [path for path, text in manifests(version()).items() if path.read_text(encoding="utf-8") != text]
     return [f"{path.relative_to(ROOT)} is not at {version()}: run python release/version.py" for path in wrong]
 
 
 def main() -> int:
-    """Write the manifests, or with --check say which differ."""
+    """Write the manifests, or with --check report differences."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("new", nargs="?", help="the next version, such as 0.2.0; without it, the one of VERSION")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a manifest would change")
+    parser.add_argument("new", nargs="?", help="the next version, such as 0.2.0. Default: the one in VERSION")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, and exit with 1 if a manifest would change"
+    )
     asked = parser.parse_args()
     if asked.new is not None and not _RELEASE.fullmatch(asked.new):
         parser.error(f"{asked.new} is no version such as 0.2.0 or 0.2.0rc1")

@@ -1,7 +1,7 @@
 """The core of the rlhf framework: types, protocols, hooks, configuration and one training loop.
 
-Names are imported when they are first used (`__init__.pyi` lists them): `import rlhf_core` loads nothing else of core.
-What a plugin may import is in `docs/reference/plugin-api.md`; everything else is private and may move.
+Names are imported on first use (`__init__.pyi` lists them), so `import rlhf_core` loads no other module of core.
+`docs/reference/plugin-api.md` lists the names a plugin may import. All others are private and may change.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Converts samples to batches and back: collate, split, and plan micro-batches."""
+"""Conversion between samples and batches: collate, split, and plan micro-batches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,28 @@ from .types import BufferItem, Experience
 _FIELDS: Mapping[str, Column] = dict.fromkeys(
     ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns"), Column()
 )
-"""Optional fields of a row's tokens, alike in `BufferItem` and `Experience`."""
-_EVEN_ENOUGH = 1.02
-"""What the longest part may be of that of an even split, for neighbours to stay together."""
+"""Optional per-token fields that `BufferItem` and `Experience` share."""
+_MAX_IMBALANCE = 1.02
+"""Maximum ratio of the longest part to that of the greedy split at which adjacent rows are kept together."""
 _LARGE_MODEL_PARAMETERS = 50_000_000
 UnitT = TypeVar("UnitT")
 DataT = TypeVar("DataT")
 
 
 def default_micro_batch_tokens(device_type: str, num_parameters: int = 0) -> int:
-    """Most tokens of one pass through a model of `num_parameters` where the user has set no bound.
+    """Return the default maximum number of tokens of one forward pass.
 
-    On a CPU more are hardly faster, and cost memory: 192 rows nearly fill the products of a large model
-    (`benchmarks/memory.md`), while the calls of a small one need more. The GPU value fills a GPU.
+    On a CPU, more tokens cost memory and are hardly faster: matrix products of a large model reach nearly full speed
+    at 192 rows (`benchmarks/memory.md`), while a small model is limited by the overhead of calls and needs more. The
+    value for a GPU keeps it busy.
+
+    Args:
+        device_type: `cpu`, `cuda` or another torch device type.
+        num_parameters: Parameters of the model.
+
+    Example:
+        >>> [default_micro_batch_tokens("cpu", size) for size in (1_000_000, 500_000_000)]
+        [1024, 192]
     """
     if device_type != "cpu":
         return 16384
@@ -37,15 +46,33 @@ def default_micro_batch_tokens(device_type: str, num_parameters: int = 0) -> int
 
 
 def fills_host_memory(device_type: str, num_parameters: int) -> bool:
-    """Whether a model is so large that on this device its training should save host memory where that costs little."""
+    """Whether the model is large enough that training on this device should save host memory if that costs little."""
     return device_type == "cpu" and num_parameters >= _LARGE_MODEL_PARAMETERS
 
 
 def collate(items: Sequence[BufferItem]) -> Experience:
-    """Pad to the longest prompt and the longest response among `items` (at least one), on their device.
+    """Pad samples to their longest prompt and longest response, and stack them on their device.
 
-    Padding tokens are 0 and marked by the masks alone; other padding is 0, for `support_ids` -1. An optional field
-    must be set in all items or in none, like a column, except `support_ids`, whose absence means the whole vocabulary.
+    Padding is 0, but -1 in `support_ids` and `fill` in columns. Only the masks distinguish padding from real tokens.
+
+    Args:
+        items: At least one. An optional field or column must be set in all items or in none, except `support_ids`,
+            which a sample without truncated sampling lacks, and columns that are declared `optional`.
+
+    Returns:
+        A batch of B = `len(items)` rows in the same order. See `Experience` for shapes and dtypes.
+
+    Raises:
+        ValueError: `items` is empty, or items differ in their fields, reward names or column shapes.
+
+    Example:
+        >>> def item(prompt: list[int], response: list[int]) -> BufferItem:
+        ...     tokens, zeros = torch.tensor(response), torch.zeros(len(response))
+        ...     return BufferItem(sample_id=0, group_id=0, policy_version=0, prompt_ids=torch.tensor(prompt),
+        ...                       response_ids=tokens, action_mask=tokens > 0, action_log_probs=zeros)
+        >>> batch = collate([item([5, 6], [7]), item([8], [9, 2])])
+        >>> batch.sequences.tolist()  # prompts padded left, responses padded right
+        [[5, 6, 7, 0], [0, 8, 9, 2]]
     """
     if not items:
         raise ValueError("collate needs at least one item")
@@ -65,12 +92,12 @@ def collate(items: Sequence[BufferItem]) -> Experience:
 
     def optional(name: str) -> Tensor | None:
         rows = [getattr(item, name) for item in items]
-        return column(name, torch.float32) if _are_there(f"`{name}`", items, rows) else None
+        return column(name, torch.float32) if _all_have(f"`{name}`", items, rows) else None
 
     fields = {name: (kind, [getattr(item, name) for item in items]) for name, kind in _FIELDS.items()}
     kinds = {name: kind for item in items for name, kind in item.columns.kinds.items()}
     values = {
-        name: _stacked(f"column {name!r}", kind, items, [item.columns.get(name) for item in items], action_width)
+        name: _stack(f"column {name!r}", kind, items, [item.columns.get(name) for item in items], action_width)
         for name, kind in kinds.items()
     }
 
@@ -89,15 +116,20 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         scores=optional("score"),
         branches=column("branch") if any(item.branch for item in items) else None,
         columns=Columns(values, kinds),
-        **{name: _stacked(f"`{name}`", kind, items, rows, action_width) for name, (kind, rows) in fields.items()},
+        **{name: _stack(f"`{name}`", kind, items, rows, action_width) for name, (kind, rows) in fields.items()},
     )
 
 
 def split(experience: Experience, *, to_cpu: bool = True) -> list[BufferItem]:
-    """The samples of a batch as separate copies, unpadded and on the CPU: the inverse of `collate`.
+    """Split a batch into its samples, the inverse of `collate`.
 
-    Numbers have float32 precision; `support_ids` lose columns of padding only. Without `to_cpu` tensors stay on their
-    device.
+    Args:
+        experience: A batch of B rows.
+        to_cpu: Whether to copy the samples to the CPU. Otherwise they stay on the batch's device.
+
+    Returns:
+        B unpadded copies in order. Scalars such as rewards have float32 precision, and `support_ids` lack columns that
+        were padding only.
     """
     if to_cpu:
         experience = to_device(experience, torch.device("cpu"))
@@ -105,54 +137,77 @@ def split(experience: Experience, *, to_cpu: bool = True) -> list[BufferItem]:
 
 
 def to_device(batch: DataT, device: torch.device) -> DataT:
-    """The same batch or sample, a dataclass, with every tensor on `device`, also those of a batch inside it."""
-    # A non-blocking copy to the CPU could be read before it has arrived.
+    """Return a copy of a batch or sample with every tensor on a device. Copies to an accelerator are asynchronous.
+
+    Args:
+        batch: A dataclass. Tensors in nested dataclasses, mappings and columns are moved, too.
+        device: The target.
+    """
+    # A non-blocking copy to the CPU could be read before it is complete.
     return _map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
 
 def pin_memory(batch: DataT) -> DataT:
-    """The same batch with its CPU tensors in page-locked memory, so that copies to a GPU are asynchronous."""
+    """Return a copy of a batch with its CPU tensors in page-locked memory, so that copies to a GPU are asynchronous.
+
+    Args:
+        batch: A dataclass, as for `to_device`.
+    """
     return _map_tensors(batch, lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)
 
 
 def masked(item: BufferItem) -> BufferItem:
-    """The same sample with an empty action mask."""
+    """Return the sample with an empty action mask."""
     return replace(item, action_mask=torch.zeros_like(item.action_mask))
 
 
 def plan_micro_batches(
     units: Sequence[UnitT], max_tokens: int | None, price: Callable[[Sequence[UnitT]], int] | None = None
 ) -> list[list[int]]:
-    """Micro-batches of units, as lists of indices into `units`, each index once; by default units are lengths.
+    """Split units into micro-batches of similar lengths, to keep padding small.
 
-    The price of a micro-batch, in tokens, stays within `max_tokens`; a unit of a higher price runs alone. None puts all
-    into one. Sorted by price, highest first, so that padding is small and running out of memory shows at once.
+    Args:
+        units: Lengths in tokens, or any objects that `price` accepts.
+        max_tokens: Maximum price of a micro-batch. A unit with a higher price runs alone. None puts all units into one.
+        price: Units -> cost of one forward pass over them, in tokens. By default their number times the longest.
+
+    Returns:
+        Lists of indices into `units`, each index once. The highest prices come first, so that a lack of memory is
+        noticed at once.
+
+    Raises:
+        ValueError: `max_tokens` is below 1.
+
+    Example:
+        >>> plan_micro_batches([3, 10, 4, 9], max_tokens=20)
+        [[1, 3], [2, 0]]
     """
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
     price_of: Callable[[Sequence[Any]], int] = price or (lambda lengths: len(lengths) * max(lengths))
-    left = sorted(range(len(units)), key=lambda i: (-price_of(units[i : i + 1]), i))
+    rest = sorted(range(len(units)), key=lambda i: (-price_of(units[i : i + 1]), i))
 
     def is_too_large(size: int) -> bool:
-        return max_tokens is not None and price_of([units[index] for index in left[:size]]) > max_tokens
+        return max_tokens is not None and price_of([units[index] for index in rest[:size]]) > max_tokens
 
     batches: list[list[int]] = []
-    while left:
+    while rest:
         size = 1
-        while size < len(left) and not is_too_large(2 * size):
+        while size < len(rest) and not is_too_large(2 * size):
             size *= 2
-        # The price does not fall with the size, so the largest size that fits is found by bisection.
-        size += bisect(range(size + 1, min(2 * size, len(left) + 1)), False, key=is_too_large)
-        batches.append(left[:size])
-        left = left[size:]
+        # The price never decreases with the size, so bisection finds the largest size that fits.
+        size += bisect(range(size + 1, min(2 * size, len(rest) + 1)), False, key=is_too_large)
+        batches.append(rest[:size])
+        rest = rest[size:]
     return batches
 
 
 def balanced(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
-    """Indices into `lengths` (tokens) split into parts of about equal sums, each part in rising order.
+    """Split indices into `lengths` (tokens) into parts with about equal sums, each part in ascending order.
 
-    Neighbours stay together where that is nearly as even: they are answers to one prompt, and travel in one object.
-    Else the longest goes first, to the part with the least so far (Graham 1969); of equal parts, to the first.
+    Adjacent rows are kept together if that is nearly as even, since they are answers to one prompt and are sent as one
+    object. Otherwise each length, longest first, goes to the part with the smallest sum so far (Graham 1969), the first
+    of them if several are equal.
     """
     loads = [(0, part) for part in range(num_parts)]
     parts: list[list[int]] = [[] for _ in range(num_parts)]
@@ -160,15 +215,15 @@ def balanced(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
         load, part = heappop(loads)
         parts[part].append(index)
         heappush(loads, (load + lengths[index], part))
-    neighbours = _cut(lengths, num_parts)
-    most = max(sum(lengths[index] for index in part) for part in neighbours)
-    if all(neighbours) and most <= _EVEN_ENOUGH * max(load for load, _ in loads):
-        return neighbours
+    adjacent = _cut(lengths, num_parts)
+    longest = max(sum(lengths[index] for index in part) for part in adjacent)
+    if all(adjacent) and longest <= _MAX_IMBALANCE * max(load for load, _ in loads):
+        return adjacent
     return [sorted(part) for part in parts]
 
 
 def _cut(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
-    """Indices in order, cut where a part's share of the sum is reached: each goes where its middle lies."""
+    """Cut the indices, in order, into parts with about equal sums: the midpoint of each length determines its part."""
     total, before = max(1, sum(lengths)), 0
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     for index, length in enumerate(lengths):
@@ -194,8 +249,8 @@ def _item(experience: Experience, row: int) -> BufferItem:
             return values[row]
         return tokens(values) if kind.per == "token" else values[row].clone()
 
-    found = {name: getattr(experience, name) for name in _FIELDS}
-    per_token: dict[str, Any] = {name: tokens(values) for name, values in found.items() if values is not None}
+    fields = {name: getattr(experience, name) for name in _FIELDS}
+    per_token: dict[str, Any] = {name: tokens(values) for name, values in fields.items() if values is not None}
     return BufferItem(
         sample_id=int(experience.sample_ids[row]),
         group_id=int(experience.group_ids[row]),
@@ -222,18 +277,18 @@ def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype, fill: float = 0
     return padded
 
 
-def _are_there(what: str, items: Sequence[BufferItem], rows: Sequence[Any]) -> bool:
-    """Whether the items have the value. Raises `ValueError` where only some have."""
+def _all_have(label: str, items: Sequence[BufferItem], rows: Sequence[Any]) -> bool:
+    """Whether all items have a value. Raises `ValueError` if only some have."""
     missing = [item.sample_id for item, row in zip(items, rows, strict=True) if row is None]
     if missing and len(missing) < len(rows):
-        raise ValueError(f"{what} is there for some samples of a batch and missing for {missing[:8]}")
+        raise ValueError(f"{label} is set for some samples of a batch and missing for {missing[:8]}")
     return not missing
 
 
-def _stacked(what: str, kind: Column, items: Sequence[BufferItem], rows: Sequence[Any], width: int) -> Any:
-    """The values of the items as that of a batch; None if they have none."""
+def _stack(label: str, kind: Column, items: Sequence[BufferItem], rows: Sequence[Any], width: int) -> Any:
+    """Return the batch's value of a field or column from the items' values, or None if the items lack it."""
     is_filled = kind.optional and kind.per != "metrics" and any(row is not None for row in rows)
-    if not is_filled and not _are_there(what, items, rows):
+    if not is_filled and not _all_have(label, items, rows):
         return None
     if kind.per == "metrics":
         return tuple(rows)
@@ -244,7 +299,7 @@ def _stacked(what: str, kind: Column, items: Sequence[BufferItem], rows: Sequenc
     for item, row, shape in zip(items, filled, shapes, strict=True):
         if row.shape != shape:
             raise ValueError(
-                f"{what}, per {kind.per}, has the shape {list(row.shape)} for sample {item.sample_id} of "
+                f"{label}, per {kind.per}, has the shape {list(row.shape)} for sample {item.sample_id} of "
                 f"{item.num_response_tokens} response tokens, {list(filled[0].shape)} for sample {items[0].sample_id}"
             )
     return torch.stack(filled) if kind.per != "token" else _pad(filled, width, getattr(torch, kind.dtype), kind.fill)
@@ -294,5 +349,5 @@ def _map_tensors(batch: DataT, change: Callable[[Tensor], Tensor]) -> DataT:
             return replace(value, **{each.name: changed(getattr(value, each.name)) for each in fields(value)})
         return value
 
-    there: DataT = changed(batch)
-    return there
+    copy: DataT = changed(batch)
+    return copy

@@ -1,8 +1,8 @@
-"""The `Component` that a plugin's entry point names, and the contexts that core hands to its `build`.
+"""`Component`, the object a plugin's entry point refers to, and the contexts that core passes to its `build`.
 
-`build` names a callable `build(config, context)`; `config` is an instance of the component's own pydantic
-model, `context` the dataclass of its kind below. The module that `build` names is imported when a run starts,
-so it may import anything; the module that holds the `Component` should import pydantic and core only.
+`build` is the path of a callable `build(config, context)`: `config` is an instance of the component's own pydantic
+model, and `context` is the dataclass below for its kind. Its module is imported when a run starts, so it may import
+anything. The module that defines the `Component` should import only pydantic and core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .strategy import Strategy
 
 API_VERSION = 3
-"""Version of the plugin API: raised when a plugin made for an older core would break (docs/plugins.md, Upgrading)."""
+"""Version of the plugin API, increased when plugins for an older core would break (docs/plugins.md, Upgrading)."""
 
 Kind = Literal[
     "algorithms", "strategies", "rewards", "transports", "engines", "prompts", "environments", "hooks", "loggers",
@@ -35,95 +35,97 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One named thing a plugin brings."""
+    """A named object that a plugin provides, with its options and how to build it."""
 
     summary: str
     """One line for `rlhf plugins list`."""
     config: type[BaseModel]
-    """The options of its section in the run file; unknown keys are errors."""
+    """Model of the options in its section of the run file. Unknown keys are errors."""
     build: str = ""
-    """`module:attr` of a callable `build(config, context)`; a section has none."""
+    """`module:attr` of a callable `build(config, context)`. Empty for a section, which is not built."""
     requires: tuple[str, ...] = ()
-    """Modules it needs to run that its distribution does not insist on."""
+    """Modules it needs at run time that are not mandatory dependencies of its distribution."""
     install: str | None = None
-    """The exact command that installs what `requires` names, where a plain `pip install NAME` will not do."""
+    """Exact command that installs the modules in `requires`, if a plain `pip install NAME` does not."""
     api_version: int = API_VERSION
-    """Plugin API that it was written for."""
+    """Plugin API version it was written for."""
     isolate: bool = False
-    """For a reward or an environment: whether it is run in a process of its own where the run file does not say. True
-    for one that hands model output to code that cannot be stopped from inside: what a model wrote must not hang a
-    run."""
+    """For a reward or an environment: the default of the option `isolate`, which runs it in its own process. Set it if
+    model output is passed to code that cannot be stopped within its process, so that model output cannot hang a run.
+    """
     feeds: Literal["rollouts", "dataset"] = "rollouts"
-    """For an algorithm: whether it learns from sampled answers, or from the lines of a dataset (no rewards needed)."""
+    """For an algorithm: whether it learns from sampled answers or from the lines of a dataset (no rewards needed)."""
     learns_from_rewards: bool = True
-    """For an algorithm on rollouts: whether a run without any reward would teach nothing, and is an error."""
+    """For an algorithm on rollouts: whether it needs rewards, so that a run without any is an error."""
     credits_turns: bool = False
-    """For an algorithm: whether it gives an environment's rewards to the turns that earned them, not to the episode."""
+    """For an algorithm: whether it credits an environment's rewards to the turns that earned them, not the episode."""
     max_processes: int | None = None
-    """For a strategy: most processes that it trains across; None is any number."""
+    """For a strategy: maximum number of training processes. None means any number."""
     launch: str = "rlhf_strategies.run_processes:run_in_processes"
     """For a strategy: `module:function` that starts a run's processes on this machine, for `--num-processes`."""
     optimizers: tuple[str, ...] | None = None
-    """For a strategy: names of the optimizers that it can hold; None is any torch optimizer over its parameters."""
+    """For a strategy: names of the optimizers it supports. None means any torch optimizer over its parameters."""
     optimizer_bytes: float = 8.0
-    """For an optimizer: bytes of its state per trained parameter, for `rlhf plan`."""
+    """For an optimizer: bytes of optimizer state per trained parameter, for `rlhf plan`."""
     trains_16_bit: bool = False
-    """For an optimizer: whether 16-bit parameters keep its small steps, as with float32 master weights; else they are
-    refused."""
+    """For an optimizer: whether it trains 16-bit parameters without rounding small steps away, for example with float32
+    master weights. If False, 16-bit parameters are an error."""
     always_on: bool = False
-    """For a hook: whether it is on when it is installed, with the options of the section of its name, if any."""
+    """For a hook: whether it is active as soon as it is installed. A section of the same name may hold its options."""
     claims: Callable[[str, Mapping[str, Any]], bool] | None = None
-    """For a kind of model: whether it loads a `model.path`, given that and the folder's `config.json` ({} without)."""
+    """For a kind of model: function of a `model.path` and that folder's `config.json` ({} without one) that returns
+    whether this kind loads the model."""
     model_inputs: bool = False
     """For an engine: whether it passes `GenerationRequest.inputs` to the model."""
     in_flight: bool = False
-    """For an engine: whether it takes new weights between two decoding steps (`InFlightEngine`)."""
+    """For an engine: whether it accepts new weights between two decoding steps (`InFlightEngine`)."""
     stages: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """For an algorithm: stage of the quickstart after the warm start -> option for the path of the model it makes."""
+    """For an algorithm: quickstart stages after the warm start. Stage -> the algorithm option that takes the path of
+    the model made by the stage."""
     quickstart: str | None = None
-    """For an environment: `package:folder` of its `warm-start.yaml` and `run.yaml`, two run files with which
-    `rlhf train --environment NAME` needs none."""
+    """For an environment: `package:folder` with the run files `warm-start.yaml` and `run.yaml`, which
+    `rlhf train --environment NAME` uses if it is given no run file."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmContext:
-    """For `rlhf.algorithms`: build returns an `Algorithm`."""
+    """Context of `rlhf.algorithms`. `build` returns an `Algorithm`."""
 
     sampling: SamplingParams
-    """How the rollouts are sampled: log-probs are compared on this distribution."""
+    """Sampling parameters of the rollouts. Log-probs are compared on this distribution."""
     samples_per_prompt: int
-    """Answers to each prompt."""
+    """Answers per prompt."""
     tokenizer: PreTrainedTokenizerBase
-    """The policy's."""
+    """Tokenizer of the policy."""
     score: Callable[[Mapping[str, float]], float] = lambda rewards: math.fsum(rewards.values())
-    """Raw rewards of one sample, by name -> its score: weighted and clipped as in the run, not normalised."""
+    """Raw rewards of one sample, by name -> its score: weighted and clipped as in the run, but not normalized."""
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyContext:
-    """For `rlhf.strategies`: build returns a `Strategy`."""
+    """Context of `rlhf.strategies`. `build` returns a `Strategy`."""
 
     device: str
-    """`cpu` or `cuda:N`: this process's own."""
+    """Device of this process: `cpu` or `cuda:N`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerContext:
-    """For `rlhf.optimizers`: build returns a `torch.optim.Optimizer` without state, of one trained model."""
+    """Context of `rlhf.optimizers`. `build` returns a `torch.optim.Optimizer` without state, for one trained model."""
 
     parameters: Mapping[str, nn.Parameter]
-    """Name in the model -> parameter, all that are trained. A strategy may replace them before the first step."""
+    """Name in the model -> parameter, for all trained parameters. A strategy may replace them before the first step."""
     lr: float
     """Peak learning rate."""
     strategy: Strategy
-    """Prepares the optimizer afterwards; `make_optimizer` is its own AdamW."""
+    """Strategy that prepares the optimizer afterwards. Its `make_optimizer` builds its own AdamW."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleContext:
-    """For `rlhf.schedules`: build returns a function of an update's index that gives the factor of the peak rate.
+    """Context of `rlhf.schedules`. `build` returns a function from an update's index to a factor of the peak rate.
 
-    It is called for updates from `warmup_updates` on, in any order, and after a resume too.
+    The function is called for updates from `warmup_updates` on, in any order, also after a resume.
     """
 
     warmup_updates: int
@@ -134,62 +136,66 @@ class ScheduleContext:
 
 @dataclass(frozen=True, slots=True)
 class RewardContext:
-    """For `rlhf.rewards`: build returns a `Reward`."""
+    """Context of `rlhf.rewards`. `build` returns a `Reward`."""
 
     device: str
-    """`cpu` or `cuda:N`: the trainer's or maker's own, where it may put a model."""
+    """Device of the trainer or maker, on which the reward may load a model: `cpu` or `cuda:N`."""
     seed: int
-    """The run's seed."""
+    """Seed of the run."""
     model_path: str | None = None
-    """Where the policy was loaded from: a reward may ask whether its tokenizer is the policy's. None where a reward
-    is asked outside a run, with no policy there (`rlhf serve-reward`, the seed's classes)."""
+    """Path the policy was loaded from, so that a reward can check whether it uses the same tokenizer. None outside a
+    run (`rlhf serve-reward`, the seed's classes)."""
     folder: Path | None = None
-    """In a run folder, where a reward may keep files of its own; the makers of one machine share it. None without."""
+    """Folder in the run folder for files of the reward, shared by the makers on one machine. None if not available."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """For `rlhf.engines`: build returns a `RolloutEngine`."""
+    """Context of `rlhf.engines`. `build` returns a `RolloutEngine`."""
 
     model: nn.Module
-    """The policy: shared with the trainer (changed in place, then `weights_updated`) or the engine's own copy."""
+    """Policy model: shared with the trainer (changed in place, then `weights_updated`) or the engine's own copy."""
     tokenizer: PreTrainedTokenizerBase
-    """The policy's."""
+    """Tokenizer of the policy."""
     device: torch.device
-    """Where it generates: `cpu` or `cuda:N`."""
+    """Device on which the engine generates: `cpu` or `cuda:N`."""
     seed: int
-    """Run seed of the sampling noise."""
+    """Seed of the run, for sampling noise."""
     model_path: str | None = None
-    """Where the policy was loaded from, for engines that load their own."""
+    """Path the policy was loaded from, for engines that load their own copy."""
     compute_dtype: torch.dtype | None = None
-    """Type in which the trainer's forward multiplies float32 weights (`Place.compute_dtype`); None is float32."""
+    """Dtype in which the trainer's forward multiplies float32 weights (`Place.compute_dtype`). None means float32."""
     in_flight: bool = False
-    """Whether `generate_in_flight` is called, instead of `generate`."""
+    """Whether core calls `generate_in_flight` instead of `generate`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """For `rlhf.prompts` and `rlhf.environments`: build returns a `PromptSource`, or an environment for one episode."""
+    """Context of `rlhf.prompts` and `rlhf.environments`.
+
+    `build` returns a `PromptSource`, or an environment for one episode.
+    """
 
     seed: int
-    """The run's seed; an episode should depend on its task's `seed` and `sample_seed` instead."""
+    """Seed of the run. An episode should depend on its task's `seed` and `sample_seed` instead."""
     base_folder: Path = field(default_factory=Path.cwd)
-    """Relative paths in the options start here."""
+    """Folder that relative paths in the options start from."""
     has_chat_template: bool = False
-    """For a source: whether the model's tokenizer has one, so that it may give chat messages."""
+    """For a source: whether the model's tokenizer has a chat template, so that the source may return chat messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class HookContext:
-    """For `rlhf.hooks`: build returns an object with `rlhf_…` hooks, in each process where hooks are called.
+    """Context of `rlhf.hooks` and `rlhf.loggers`.
 
-    It may also have `state_dict()`, of JSON values, and `load_state_dict(state)`: checkpoints keep the state of the
-    object on rank 0 of the trainer, and a resume gives it back before the first episode.
+    For `rlhf.hooks`, `build` returns an object with `rlhf_…` hooks, in each process that calls hooks. The object may
+    also have `state_dict()`, which returns JSON values, and `load_state_dict(state)`. Checkpoints store the state of
+    the object on rank 0 of the trainer, and a resume restores it before the first episode.
 
-    For `rlhf.loggers`: build returns a `Logger`, in the process that was started.
+    For `rlhf.loggers`, `build` returns a `Logger`, in the process that the user started.
     """
 
     run_folder: Path
-    """The run folder, which exists; relative paths in the options start here, and its name is the run's."""
+    """The existing run folder. Relative paths in the options start from it, and its name is the name of the run."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """The resolved run file, without its secrets."""
+    """The resolved run file, without secrets."""

@@ -1,4 +1,4 @@
-"""The whole episode as seen by a rank that holds some of its rows: one number per row, and sums over all ranks."""
+"""View of a whole episode for a rank that holds some of its rows: one number per row, and sums over all ranks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ if TYPE_CHECKING:
 
 
 def single_rank(tensor: Tensor, op: Literal["sum", "max"] = "sum", /) -> Tensor:
-    """`Place.all_reduce` of one rank."""
+    """`Place.all_reduce` for a single rank: return the tensor unchanged."""
     return tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeView:
-    """The episode that a rank's R rows are part of: numbers of all its B rows, and sums over those of all ranks.
+    """The episode that a rank's R rows belong to: per-row numbers of all B rows, and reductions over all ranks.
 
-    All rows are in the order of sample and branch; their numbers are the same on every rank.
+    The B rows are sorted by sample and branch. Their numbers are the same on every rank.
+
+    Example:
+        >>> import torch
+        >>> ids, scores = torch.tensor([0, 1]), torch.tensor([1.0, 0.5])
+        >>> view = EpisodeView(sample_ids=ids, group_ids=ids, scores=scores, lengths=ids, rows=torch.tensor([1]))
+        >>> view.local(scores)  # this rank holds row 1 of 2
+        tensor([0.5000])
+        >>> view.gather(torch.tensor([7.0]))  # sums over ranks, here only this one
+        tensor([0., 7.], dtype=torch.float64)
     """
 
     sample_ids: Tensor
@@ -29,31 +38,31 @@ class EpisodeView:
     group_ids: Tensor
     """[B] int64."""
     scores: Tensor
-    """[B] float32, the combined reward of the row's sample; for estimators by name less the penalty of long answers."""
+    """[B] float32, the combined reward of the row's sample. For named estimators, minus the penalty of long answers."""
     lengths: Tensor
-    """[B] int64, sampled tokens that count in the loss."""
+    """[B] int64, number of sampled tokens that count in the loss."""
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
-    """name -> [B] float32, raw. Set for estimators by name: also what the algorithm takes off the scores (under
-    `LENGTH_PENALTY` and `KL_PENALTY` of `rlhf_objective`), so that the weighted sum is `totals` where scores are
-    neither clipped nor normalised."""
+    """name -> [B] float32, raw. For named estimators also the penalties that the algorithm adds to the scores (under
+    `LENGTH_PENALTY` and `KL_PENALTY` of `rlhf_objective`), so that the weighted sum equals `totals` if scores are
+    neither clipped nor normalized."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """name -> factor of that reward in the score; 1 for a name that is absent."""
+    """name -> factor of that reward in the score. 1 for a name that is absent."""
     greedy_scores: Tensor | None = None
-    """[B] float32, the combined reward of the greedy answer to the row's prompt; None where none was made."""
+    """[B] float32, the combined reward of the greedy answer to the row's prompt. None if greedy answers are off."""
     branches: Tensor | None = None
-    """[B] int64; None where every episode is one row."""
+    """[B] int64. None if every episode is one row."""
     kl: Tensor | None = None
-    """[B] float64 nats, the sum over the row's tokens; set by the algorithm where it has a reference."""
+    """[B] float64 nats, summed over the row's tokens. Set by the algorithm if it has a reference."""
     totals: Tensor | None = None
-    """[B] float32, the score less the penalised KL of all rows of the sample; set for estimators by name."""
+    """[B] float32, the score minus the KL penalty of all rows of the sample. Set for named estimators."""
     rows: Tensor | None = None
-    """[R] int64, the place of each row here among all, -1 for a masked filler; None where all rows are here."""
+    """[R] int64, index of each local row among all rows, -1 for a masked filler. None if this rank holds all rows."""
     all_reduce: Callable[..., Tensor] = single_rank
-    """`Place.all_reduce`: sums, or with "max" maxima, over all ranks. Collective."""
+    """`Place.all_reduce`: sums (or, with "max", maxima) over all ranks. Collective."""
 
     @classmethod
     def of(cls, rows: Experience) -> EpisodeView:
-        """The episode that `rows` are part of, or these rows as all there are; needs `scores`."""
+        """Return the view stored in `rows`, or a view of these rows as the whole episode, which needs `scores`."""
         if rows.view is not None:
             return rows.view
         assert rows.scores is not None
@@ -68,26 +77,26 @@ class EpisodeView:
 
     @property
     def row_sample_ids(self) -> Tensor | None:
-        """[B] int64 `sample_ids`; None where every row is a separate sample."""
+        """[B] int64 `sample_ids`, or None if every row is a separate sample."""
         return None if self.branches is None else self.sample_ids
 
     @property
     def num_samples(self) -> int:
-        """Rows, or fewer where an episode has several."""
+        """Number of samples: B, or fewer if some samples have several rows."""
         return int(self.sample_ids.numel() if self.branches is None else self.sample_ids.unique().numel())
 
     def local(self, values: Tensor) -> Tensor:
-        """[B] values of all rows -> [R] those of the rows here, 0 for a filler."""
+        """[B] values of all rows -> [R] values of the local rows, 0 for a filler."""
         import torch
 
         return values if self.rows is None else torch.cat([values, values.new_zeros(1)])[self.rows]
 
     def gather(self, values: Tensor) -> Tensor:
-        """[R] values of the rows here -> [B] float64 values of all rows. Collective."""
+        """[R] values of the local rows -> [B] float64 values of all rows. Collective."""
         import torch
 
         if self.rows is None:
             return self.all_reduce(values.double())
         placed = torch.zeros(self.sample_ids.numel() + 1, dtype=torch.float64, device=values.device)
-        placed[self.rows] = values.double()  # a filler's value falls behind the end
+        placed[self.rows] = values.double()  # a filler's index, -1, is the extra last element
         return self.all_reduce(placed[:-1])

@@ -1,7 +1,7 @@
-"""Errors a user can act on.
+"""Errors that users can act on.
 
-Every `RlhfError` says where it happened, what is wrong, who (plugin and version, where one is involved)
-and what to type next. The command prints it without a traceback; a bug keeps its traceback.
+Every `RlhfError` names the place, the problem, the plugin with its version (if one is involved) and what to do next.
+The command prints it without a traceback. Bugs keep their traceback.
 """
 
 from __future__ import annotations
@@ -10,7 +10,18 @@ import errno
 
 
 class RlhfError(Exception):
-    """Base of all errors meant for the user. `exit_code` is the command's exit code."""
+    """Base of all errors for users. `exit_code` is the command's exit code.
+
+    Args:
+        message: the problem.
+        where: place of the problem: a file, option or plugin.
+        hint: what to do next, such as a command to run.
+
+    Example:
+        >>> print(ConfigError("is required", where="model.path", hint="add --model PATH"))
+        model.path: is required
+          -> add --model PATH
+    """
 
     exit_code = 1
 
@@ -21,18 +32,18 @@ class RlhfError(Exception):
         super().__init__(self.render())
 
     def render(self) -> str:
-        """The message as shown: `where: what` and, on a separate line, the hint."""
+        """Return the text shown to the user: `where: message` and, on a separate line, the hint."""
         text = f"{self.where}: {self.message}" if self.where else self.message
         return f"{text}\n  -> {self.hint}" if self.hint else text
 
     def raised_by(self, who: str) -> None:
-        """Add the plugin that raised it to the message, once; `where` is unchanged."""
+        """Add the plugin `who` that raised the error to the message, once. `where` is unchanged."""
         if who not in self.render():
             self.message = f"{self.message} ({who})"
             self.args = (self.render(),)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process borders (Ray, torch elastic); the default would lose the keywords.
+        # Errors are pickled between processes (Ray, torch elastic). The default would drop the keyword arguments.
         return (_rebuild, (type(self), self.message, self.where, self.hint))
 
 
@@ -41,76 +52,84 @@ def _rebuild(cls: type[RlhfError], message: str, where: str | None, hint: str | 
 
 
 def full_disk(error: BaseException) -> RlhfError | None:
-    """The error to report if `error` is the system's error for a full disk or quota; otherwise None."""
+    """Return the error to report if `error` is the system's error for a full disk or quota, otherwise None."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     return RlhfError(
         "the disk is full",
         where=None if error.filename is None else str(error.filename),
-        hint="free some space; --resume auto goes on from the newest checkpoint, which is whole",
+        hint="free some space, then --resume auto continues from the newest checkpoint, which is complete",
     )
 
 
 def first_line(error: BaseException) -> str:
-    """First line of another library's error message, to quote; the error's type where it is empty."""
+    """Return the first line of another library's error message, or the error's type if the message is empty.
+
+    Args:
+        error: the error to quote.
+
+    Example:
+        >>> first_line(ValueError("bad shape\\n(long details)")), first_line(KeyboardInterrupt())
+        ('bad shape', 'KeyboardInterrupt')
+    """
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class UserInputError(RlhfError):
-    """The user's input is wrong; found before anything ran."""
+    """The user's input is wrong. Raised before anything runs."""
 
     exit_code = 2
 
 
 class ConfigError(UserInputError):
-    """A run file, flag or option is wrong; may report several problems together."""
+    """A run file, flag or option is wrong. One error may list several problems."""
 
 
 class PluginError(UserInputError):
-    """A plugin is missing, broken, clashing or made for another core."""
+    """A plugin is missing, broken, provided twice or made for another core."""
 
 
 class DataError(UserInputError):
-    """A prompt or data file is wrong; names the file and line."""
+    """A prompt or data file is wrong. Names the file and line."""
 
 
 class RewardError(RlhfError):
-    """A reward failed or returned an invalid score; names plugin, sample and value."""
+    """A reward failed or returned an invalid score. Names plugin, sample and value."""
 
 
 class EpisodeError(RlhfError):
-    """An environment failed; names it, what it was doing, and the sample."""
+    """An environment failed. Names it, the failed step, and the sample."""
 
 
 class EngineLostError(RlhfError):
-    """The process that an engine generates in is gone. A transport may start a new maker in place of this one."""
+    """An engine lost the process that generates for it. A transport may start a new maker as a replacement."""
 
 
 class SyncError(RlhfError):
-    """A weight transfer was refused: wrong keys, shapes, checksum, version or a deadline passed."""
+    """A weight transfer was rejected: wrong keys, shapes, checksum or version, or its deadline passed."""
 
 
 class DeadlineError(RlhfError):
-    """A wait passed its deadline; says what was waited for."""
+    """A wait passed its deadline. Names the event that was waited for."""
 
 
 class LostRankError(DeadlineError):
     """Other processes of the group did not respond within the deadline."""
 
     ranks: tuple[int, ...] = ()
-    """The lost ranks; empty where they cannot be determined."""
+    """The lost ranks. Empty if they cannot be determined."""
 
 
 class DivergenceError(RlhfError):
-    """Loss or gradient is not finite; names the key to lower."""
+    """Loss or gradient is not finite. Names the key to lower."""
 
 
 class GuardStop(RlhfError):
-    """A guard ended the run; says which and why."""
+    """A guard ended the run. Names the guard and the reason."""
 
 
 class OutOfMemoryError(RlhfError):
-    """The device ran out of memory; names the key to lower."""
+    """The device ran out of memory. Names the key to lower."""
 
 
 class CheckpointError(RlhfError):
@@ -118,7 +137,7 @@ class CheckpointError(RlhfError):
 
 
 class HookError(RlhfError):
-    """A hook raised; names plugin, distribution and hook."""
+    """A hook raised. Names plugin, distribution and hook."""
 
 
 class InterruptedRun(RlhfError):

@@ -1,11 +1,12 @@
 """The events of a run that a hook plugin can listen to.
 
-A hook plugin is any object or module with methods named as below; mark them with `hookimpl` or just use the
-names, and take only the arguments you need, by name. What opens always closes: every `_start` is followed by its
-`_end`, and an `_end` without a start is called too, with `error` set to what went wrong before (None: nothing did).
+A hook plugin is any object or module with methods named as below. Mark them with `hookimpl` or just use the names, and
+declare only the arguments you need, by name. Every `_start` is followed by its `_end`, whose `error` is the failure or
+None. Events without a `_start`, such as `update`, also fire their `_end` after a failure. A plugin may get an `_end`
+without its `_start`, if the `_start` of another plugin failed.
 
-Set-up hooks run in the process that was started, trainer hooks on rank 0 of the trainer, maker hooks where
-answers are made; with the transport `local` that is one process. Order within a run:
+Setup hooks run in the process that the user started, trainer hooks on rank 0 of the trainer, and maker hooks in the
+processes that generate answers. With the transport `local` these are one process. Order within a run:
 
     transform_config, run_start
       fit_start
@@ -18,8 +19,8 @@ answers are made; with the transport `local` that is one process. Order within a
       fit_end
     run_end
 
-`batch` is one training batch; `update` is the optimizer step inside it, or inside the last of the batches that
-are accumulated into one step.
+`batch` is one training batch. `update` is the optimizer step in that batch, or in the last of several batches that are
+accumulated into one step.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from .types import RolloutGroup
 
 PROJECT = "rlhf"
 PREFIX = "rlhf_"
-"""Begins the name of every hook."""
+"""Prefix of every hook's name."""
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-"""Marks a hook, as pluggy's markers do: `@hookimpl(tryfirst=True)`."""
+"""Decorator that marks a hook, as pluggy's markers do: `@hookimpl(tryfirst=True)`."""
 
 Metrics = Mapping[str, Any]
-"""Key -> value, as `metrics.jsonl` has them."""
+"""Key -> value, as in `metrics.jsonl`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,95 +51,94 @@ class FitInfo:
     """Facts about a fit, for progress, logging and performance figures."""
 
     algorithm: str
-    """Its name."""
+    """Name of the algorithm."""
     num_episodes: int
-    """Episodes of the whole run, those before a resume included."""
+    """Episodes of the whole run, including those before a resume."""
     first_episode: int = 0
-    """First episode of this fit: above 0 after a resume."""
+    """First episode of this fit, above 0 after a resume."""
     samples_per_episode: int | None = None
-    """Answers, or dataset lines; None where not known."""
+    """Answers or dataset lines. None if not known."""
     updates_per_episode: int | None = None
-    """Optimizer steps; None where not known."""
+    """Optimizer steps. None if not known."""
     num_parameters: Mapping[str, int] = field(default_factory=dict)
-    """Role (`policy`, `critic`, `reference`) -> parameters of the model."""
+    """Role (`policy`, `critic`, `reference`) -> number of parameters of its model."""
     world_size: int = 1
-    """Processes that train."""
+    """Number of training processes."""
     device: str = "cpu"
     """Device of the trainer."""
     gradient_checkpointing: bool = False
-    """Whether activations are computed again in the backward pass."""
+    """Whether activations are recomputed in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Where a decision is asked for."""
+    """A point of the run at which hook plugins may decide how it continues."""
 
     at: Literal["update", "failed-update", "episode", "paused"]
-    """After an update; in place of one that was not made; after an episode, evaluation included; while a run is
-    paused, again and again."""
+    """`update`: after an update. `failed-update`: in place of an update that was not made. `episode`: after an episode
+    and its evaluation. `paused`: repeatedly while a run is paused."""
     step: int
-    """Updates of the run so far; of a failed update, the one it would have been."""
+    """Updates of the run so far. For a failed update, the number it would have had."""
     episode: int
-    """From 0."""
+    """Index of the episode, from 0."""
     metrics: Metrics
-    """Values of the episode and the update so far; after an episode those of its last line, `eval/*` among them."""
+    """Values of the episode and the update so far. After an episode, those of its last line, including `eval/*`."""
     error: BaseException | None = None
-    """Why the update was not made (a `DivergenceError`)."""
+    """Reason the update was not made (a `DivergenceError`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What a hook plugin decides about the run. All processes do it at the same moment."""
+    """A hook plugin's decision about the run. All processes execute it at the same moment."""
 
     kind: Literal["skip", "finish", "rollback", "stop", "interrupt", "pause", "resume", "checkpoint", "set"]
-    """skip: leave out the rest of the episode's updates, or a failed one; finish: end the run as done, with its model,
-    once the episode is over; rollback: go back to the last good checkpoint; stop: end the run as failed (`GuardStop`);
-    interrupt: end it after the episode with a checkpoint, as Ctrl-C does; pause: wait, until a signal, `resume` or
-    `interrupt`; checkpoint: write one at the end of the episode; set: change an option."""
+    """`skip`: leave out the rest of the episode's updates, or a failed update. `finish`: end the run as done, with its
+    model, after the episode. `rollback`: return to the last good checkpoint. `stop`: end the run as failed
+    (`GuardStop`). `interrupt`: end it after the episode with a checkpoint, as Ctrl-C does. `pause`: wait for a signal,
+    `resume` or `interrupt`. `checkpoint`: write one at the end of the episode. `set`: change an option."""
     by: str
-    """Name of who asks: a guard's; a hook plugin's is its own, by which the run file names it."""
+    """Name of the requester: a guard, or the hook plugin as the run file names it."""
     reason: str
-    """Why, with the numbers."""
+    """Reason for the decision, with the numbers."""
     hint: str | None = None
-    """The change that an error should propose."""
+    """Change that an error should suggest."""
     key: str | None = None
     """For `set`: `optimizer.lr` or `optimizer.critic_lr` (peak learning rates), or `algorithm.kl_coef`."""
     value: float | None = None
     """For `set`: the new value."""
     lr_factor: float = 0.5
-    """For `rollback`: every learning rate is multiplied by it."""
+    """For `rollback`: factor on every learning rate."""
     max_times: int = 3
-    """For `rollback`: after so many of a run, it ends it as failed."""
+    """For `rollback`: maximum number of rollbacks of a run. A further one ends the run as failed."""
     answer: Callable[[str, bool], None] | None = field(default=None, compare=False)
-    """Rank 0 calls it with what came of interrupt, pause, resume, checkpoint or set, and whether it was refused. An
-    action without it is noted in the manifest, as event `decision`; `interrupt` always is."""
+    """Function of the result as text and of whether the action was rejected, called on rank 0 for `interrupt`, `pause`,
+    `resume`, `checkpoint` and `set`. An action without it is recorded in the manifest as the event `decision`.
+    `interrupt` is always recorded."""
 
     def __post_init__(self) -> None:
         if self.kind == "set" and (self.key is None or self.value is None or not 0 <= self.value < math.inf):
-            raise ValueError(
-                f"an Action of kind set needs a key, and a value of 0 or more; got {self.key}={self.value}"
-            )
+            raise ValueError(f"an Action of kind set needs a key and a value of 0 or more, got {self.key}={self.value}")
 
 
 class SetupHooks:
-    """Hooks in the process that was started."""
+    """Hooks in the process that the user started."""
 
     @hookspec
     def rlhf_transform_config(self, config: dict[str, Any]) -> Mapping[str, Any] | None:
-        """Change the run file before it is checked. Return a changed copy, or None to leave it.
+        """Change the run file before it is checked. Return a changed copy, or None to leave it unchanged.
 
-        `config` includes the changes of earlier plugins; order and wrappers as in `docs/hooks.md`.
+        `config` includes the changes of earlier plugins. `docs/hooks.md` explains the order and wrappers.
         """
 
     @hookspec
     def rlhf_run_start(self, run_folder: Path, config: Metrics) -> None:
-        """The run folder exists; no model is loaded yet. `config` is the resolved run file."""
+        """The run folder exists, and no model is loaded yet. `config` is the resolved run file."""
 
     @hookspec
     def rlhf_run_end(
         self, run_folder: Path, config: Metrics, summary: Metrics | None, error: BaseException | None
     ) -> None:
-        """The run is over. `summary` is the content of `summary.json`, None when it ended before there was one."""
+        """The run is over. `summary` is the content of `summary.json`, or None if the run ended before writing it."""
 
 
 class TrainerHooks:
@@ -146,7 +146,7 @@ class TrainerHooks:
 
     @hookspec
     def rlhf_fit_start(self, info: FitInfo) -> None:
-        """Models are loaded and ready; the first episode comes next."""
+        """Models are loaded and prepared. The first episode comes next."""
 
     @hookspec
     def rlhf_fit_end(self, info: FitInfo, error: BaseException | None) -> None:
@@ -154,23 +154,23 @@ class TrainerHooks:
 
     @hookspec
     def rlhf_episode_start(self, episode: int) -> None:
-        """`episode` counts from 0 over the whole run."""
+        """An episode starts. `episode` counts from 0 over the whole run."""
 
     @hookspec
     def rlhf_episode_end(self, episode: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        """`metrics`: values of the episode and its times, as on its last line; None when it failed."""
+        """An episode is over. `metrics`: its values and times, as in its last line, or None if it failed."""
 
     @hookspec
     def rlhf_epoch_start(self, episode: int, epoch: int) -> None:
-        """One pass over the samples of the episode."""
+        """A pass over the samples of the episode starts."""
 
     @hookspec
     def rlhf_epoch_end(self, episode: int, epoch: int, error: BaseException | None) -> None:
-        """Every batch of the pass was trained on, or the pass failed with `error`."""
+        """The pass has trained on every batch, or failed with `error`."""
 
     @hookspec
     def rlhf_batch_start(self, episode: int, epoch: int, batch: int, experience: Any) -> None:
-        """`experience`: the items of the training batch here, in the seed's classes an `Experience`; `batch` from 0."""
+        """`experience`: this rank's part of the batch, in the seed's classes an `Experience`. `batch` counts from 0."""
 
     @hookspec
     def rlhf_batch_end(
@@ -182,21 +182,22 @@ class TrainerHooks:
         metrics: Metrics | None,
         error: BaseException | None,
     ) -> None:
-        """`metrics`: metrics of the update on this batch; None where it failed."""
+        """`metrics`: metrics of the update on this batch, or None if it failed."""
 
     @hookspec
     def rlhf_update_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        """The optimizer step that writes line `step` (from 1) of `metrics.jsonl`.
+        """An optimizer step, which writes line `step` (from 1) of `metrics.jsonl`, is done or has failed.
 
-        `metrics`: values known at once (losses, gradient norm); the whole line comes with `rlhf_metrics`.
+        `metrics`: values known immediately (losses, gradient norm). `rlhf_metrics` gets the complete line later.
         """
 
     @hookspec
     def rlhf_decide(self, moment: Moment) -> Action | Sequence[Action] | None:
-        """Decide about the run at a moment; called where the loop runs, None means that it goes on.
+        """Decide how the run continues at a moment. Called in the process of the training loop. None changes nothing.
 
-        Of several skip, finish, rollback and stop, the gravest counts (stop, rollback, finish, skip); all the others
-        are done, in order, before it. Take only the moments that you know: there may be more.
+        Of several skip, finish, rollback and stop actions, only the most severe one is executed (stop, then rollback,
+        finish, skip). All others are executed before it, in order. Handle only the moments you know, as later versions
+        may add more.
         """
 
     @hookspec
@@ -205,27 +206,27 @@ class TrainerHooks:
 
     @hookspec
     def rlhf_sync_end(self, version: int, error: BaseException | None) -> None:
-        """All receivers have `version`, or, with `error`, keep the previous one."""
+        """All receivers have `version`. With `error`, they keep the previous one."""
 
     @hookspec
     def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        """Held-out prompts were answered; `step` 0 is before the first update. `metrics`: the `eval/*` values."""
+        """Held-out prompts were answered. `step`: 0 before the first update. `metrics`: the `eval/*` values."""
 
     @hookspec
     def rlhf_metrics(self, line: Metrics) -> None:
-        """A line of `metrics.jsonl`, complete, once it has been written."""
+        """A complete line of `metrics.jsonl` has been written."""
 
 
 class MakerHooks:
-    """Hooks where answers are generated."""
+    """Hooks in the processes that generate answers."""
 
     @hookspec
     def rlhf_maker_loop_start(self, maker: int) -> None:
-        """A maker starts asking for prompts; `maker` counts from 0."""
+        """A maker starts requesting prompts. `maker` counts from 0."""
 
     @hookspec
     def rlhf_maker_loop_end(self, maker: int, error: BaseException | None) -> None:
-        """The maker has no more prompts to ask for, or it failed with `error`."""
+        """The maker has requested its last prompts, or failed with `error`."""
 
     @hookspec
     def rlhf_make_experience_start(self, num_prompts: int, num_samples: int) -> None:
@@ -239,7 +240,7 @@ class MakerHooks:
         groups: Sequence[RolloutGroup] | None,
         error: BaseException | None,
     ) -> None:
-        """`groups`: the new groups, one per prompt with all its samples; None where making them failed."""
+        """`groups`: the new groups, one per prompt with all its samples, or None if making them failed."""
 
     @hookspec
     def rlhf_reward_end(self, num_samples: int, error: BaseException | None) -> None:
@@ -247,11 +248,11 @@ class MakerHooks:
 
     @hookspec
     def rlhf_send_start(self, num_groups: int) -> None:
-        """Finished groups go to the trainers' buffers (detached transports)."""
+        """Finished groups are sent to the trainers' buffers (detached transports)."""
 
     @hookspec
     def rlhf_send_end(self, num_groups: int, error: BaseException | None) -> None:
-        """The buffers accepted the groups, or, with `error`, did not."""
+        """The buffers accepted the groups. With `error`, they did not."""
 
 
 Part = Literal["setup", "trainer", "maker"]

@@ -1,4 +1,4 @@
-"""The abstract `Place`: where models run forward, and with which other processes. A `Strategy` also trains them."""
+"""The abstract `Place`: the device and processes on which models run forward. A `Strategy` also trains them."""
 
 from __future__ import annotations
 
@@ -20,65 +20,79 @@ ReduceOp = Literal["sum", "max", "min"]
 
 
 class Place(ABC):
-    """Device, precision and processes of models that run forward; what engines, passes and evaluations need.
+    """Device, precision and processes of models that run forward, for engines, passes and evaluations.
 
-    **Lockstep**: every rank makes the same number of forward and gather calls on a model that is sharded.
+    Each process has one place. Makers, passes and evaluations read its properties and call its collectives, always on
+    every rank and in the same order.
+
+    **Lockstep**: every rank makes the same number of forward and gather calls on a sharded model.
+
+    Example:
+        model = place.prepare_inference(model)
+        mine = prompts[place.rank :: place.world_size]
+        with place.autocast():
+            scores = score(model, mine)
+        total = place.all_reduce(scores.sum())
+        place.run_on_main(lambda: write(path, total))
     """
 
     passes: str = "rlhf_core.models.forward_passes:ForwardPasses"
-    """`module:attribute` of the `ForwardPasses` by which models run forward; padded rows by default."""
+    """`module:attribute` of the `ForwardPasses` that run models forward. By default, rows are padded."""
 
     @property
     @abstractmethod
     def rank(self) -> int:
-        """Which share of the rows is this process's: processes that compute the same rows together are one rank."""
+        """Index of this process's share of the rows. Processes that compute the same rows together share a rank."""
 
     @property
     @abstractmethod
     def world_size(self) -> int:
-        """Number of ranks, by which rows are shared; reductions and gathers are over them."""
+        """Number of ranks that share the rows. Reductions and gathers are over ranks."""
 
     @property
     def num_processes(self) -> int:
-        """More than `world_size` where several processes compute the same rows together (tensor parallelism)."""
+        """Number of processes. More than `world_size` if several compute the same rows (tensor parallelism)."""
         return self.world_size
 
     def agreed(self, value: ValueT) -> ValueT:
-        """The value (picklable) of the first of the processes that are one rank with this one; collective.
+        """Return the value of the first process of this rank, on all processes of the rank. Collective.
 
-        Asked before a forward pass of rows that these processes have each made by themselves.
+        Called before a forward pass of rows that each of these processes has made separately.
+
+        Args:
+            value: This process's value (picklable).
         """
         return value
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """The device this process computes on."""
+        """Device that this process computes on."""
 
     @property
     def is_main(self) -> bool:
-        """True in the one process that writes files."""
+        """Whether this is the process that writes files (rank 0)."""
         return self.rank == 0
 
     @property
     @abstractmethod
     def shards_parameters(self) -> bool:
-        """True where a prepared model is not whole in this process, so an engine needs its own copy."""
+        """Whether a process holds only a part of a prepared model, so that an engine needs its own copy."""
 
     @property
     @abstractmethod
     def parameter_dtype(self) -> torch.dtype:
-        """Type of the trained parameters."""
+        """Dtype of the trained parameters."""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Context of every training forward (mixed precision); nothing by default."""
+        """Return the context of every training forward (mixed precision). By default it does nothing."""
         return nullcontext()
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
-        """Type of matrix products in a training forward where weights are float32; None is float32 too.
+        """Dtype of matrix products in a training forward with float32 weights. None means float32.
 
-        By default the type of `autocast`; a strategy that casts the weights itself overrides it.
+        The dtype of `autocast` by default. A strategy that casts the weights itself overrides it.
         """
         import torch
 
@@ -87,27 +101,48 @@ class Place(ABC):
             return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def model_init_context(self) -> AbstractContextManager[Any]:
-        """Context in which models are built (lazy or meta initialisation)."""
+        """Return the context in which models are built (lazy or meta initialization)."""
         return nullcontext()
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
-        """Place a frozen model (reference) that is only run forward."""
+        """Place a frozen model (a reference) that is only run forward.
+
+        Args:
+            model: The loaded model, on the CPU or as `model_init_context` built it.
+        """
         return model.to(self.device).eval().requires_grad_(False)
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """The tensor reduced over ranks, as a new tensor of the same dtype; every rank calls it."""
+        """Return the tensor reduced over ranks, as a new tensor of the same dtype. Called on every rank.
+
+        Args:
+            tensor: This rank's tensor, of the same shape and dtype on every rank.
+            op: Reduction over ranks.
+        """
 
     @abstractmethod
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value (picklable), in rank order; every rank calls it."""
+        """Return the values of all ranks, in rank order. Called on every rank.
+
+        Args:
+            value: This rank's value (picklable).
+        """
 
     def broadcast_object(self, value: Any) -> Any:
-        """Rank 0's value."""
+        """Return rank 0's value. Called on every rank.
+
+        Args:
+            value: This rank's value (picklable). Only rank 0's is used.
+        """
         return self.all_gather_objects(value)[0]
 
     def run_on_main(self, action: Callable[[], object]) -> None:
-        """Run on rank 0 while the others wait; its error is raised everywhere."""
+        """Run `action` on rank 0 while the other ranks wait. Called on every rank, and raises its error on all of them.
+
+        Args:
+            action: Called on rank 0 without arguments. Its result is ignored.
+        """
         error: BaseException | None = None
         if self.is_main:
             try:
@@ -120,16 +155,21 @@ class Place(ABC):
 
     @abstractmethod
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The model inside the wrapper."""
+        """Return the model inside the wrapper.
+
+        Args:
+            model: A prepared model.
+        """
 
 
 class LocalPlace(Place):
-    """One process by itself, which holds whole models; for makers, evaluations and tests.
+    """A single process that holds whole models, for makers, evaluations and tests.
 
     Example:
+        >>> import torch
         >>> place = LocalPlace(torch.device("cpu"), torch.float32)
-        >>> place.all_gather_objects("mine")
-        ['mine']
+        >>> place.all_gather_objects("mine"), place.all_reduce(torch.tensor(2.0))
+        (['mine'], tensor(2.))
     """
 
     rank = 0
@@ -139,12 +179,19 @@ class LocalPlace(Place):
     def __init__(
         self, device: torch.device, parameter_dtype: torch.dtype, compute_dtype: torch.dtype | None = None
     ) -> None:
+        """Create the place of this process.
+
+        Args:
+            device: Device that models run on.
+            parameter_dtype: Dtype of the parameters.
+            compute_dtype: Dtype of `autocast`. None disables it.
+        """
         self._device = device
-        self._types = parameter_dtype, compute_dtype
+        self._dtypes = parameter_dtype, compute_dtype
 
     @classmethod
     def like(cls, place: Place) -> LocalPlace:
-        """Device, precision and passes of another place, whose weights may be cast or sharded, for whole models."""
+        """Return a place for whole models with the device, precision and passes of another place."""
         local = cls(place.device, place.parameter_dtype, place.compute_dtype)
         local.passes = place.passes
         return local
@@ -155,11 +202,11 @@ class LocalPlace(Place):
 
     @property
     def parameter_dtype(self) -> torch.dtype:
-        return self._types[0]
+        return self._dtypes[0]
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
-        return self._types[1]
+        return self._dtypes[1]
 
     def autocast(self) -> AbstractContextManager[Any]:
         import torch
@@ -177,9 +224,17 @@ class LocalPlace(Place):
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N` as a device of this process, alone or under a launcher.
+    """Return the device of this process, alone or under a launcher.
 
-    Raises `UserInputError` where there is no such GPU.
+    Args:
+        name: `cpu`, `cuda:N`, `cuda` (the GPU of the launcher's local rank), or `auto` (`cuda` if available).
+
+    Raises:
+        UserInputError: The GPU does not exist.
+
+    Example:
+        >>> resolve_device("cpu")
+        device(type='cpu')
     """
     import torch
 
@@ -189,11 +244,11 @@ def resolve_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UserInputError(f"there is no GPU for device {name!r}", where="model.device", hint="use `auto` or `cpu`")
+        raise UserInputError(f"no GPU is available for {name!r}", where="model.device", hint="use `auto` or `cpu`")
     index = int(name.partition(":")[2]) if ":" in name else local_rank
     if index >= torch.cuda.device_count():
         raise UserInputError(
-            f"process {local_rank} of this machine wants GPU {index}, but there are {torch.cuda.device_count()}",
+            f"process {local_rank} of this machine needs GPU {index}, but it has {torch.cuda.device_count()}",
             where="model.device",
             hint="start no more processes than GPUs (`--num-processes`), or use `--set model.device=cpu`",
         )

@@ -1,8 +1,8 @@
 """Protocols between the parts of a run.
 
-Structural types: a class conforms by having the methods, without a base class. Annotate the result of `build` with
-its protocol, so that a type checker compares the two. `Strategy` and `Algorithm`, which provide behaviour to
-subclasses, are abstract classes instead.
+These are structural types: a class conforms by having the methods, without a base class. Annotate the result of `build`
+with its protocol, so that a type checker compares the two. `Strategy` and `Algorithm` provide behavior to subclasses
+and are therefore abstract classes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,21 @@ Score: TypeAlias = "float | Mapping[int, float]"
 
 
 class Reward(Protocol):
-    """Scores answers: one finite number each, in order. A plain function is one; it may be async.
+    """A callable, plain or async, that returns one finite number per answer, in order.
 
-    Its keyword-only parameters are its options. For an episode of several turns it may give, in place of a number, a
-    mapping of its policy turns, counted from 0, to numbers, whose sum is the score.
+    Core calls it in each process that samples answers, with batches of finished answers, on a separate thread while
+    later answers are generated. Calls may be concurrent. Keyword-only parameters of a function are its options. For an
+    episode of several turns it may return, instead of a number, a mapping from the index of a policy turn (from 0) to a
+    number. The score is then their sum.
+
+    Example:
+        for batch in batches_of(finished_rollouts):  # on each sampling rank
+            scores = reward(batch)  # or `await reward(batch)`, within timeout_seconds
+            check_scores(scores, len(batch))  # one finite number per rollout, else on_failure applies
+            send(batch, scores)
+
+        def brevity(rollouts: Sequence[Rollout], *, scale: float = 0.01) -> list[float]:
+            return [-scale * len(rollout.completion) for rollout in rollouts]
     """
 
     def __call__(self, rollouts: Sequence[Rollout], /) -> Sequence[Score] | Awaitable[Sequence[Score]]: ...
@@ -28,11 +39,19 @@ class Reward(Protocol):
 
 @runtime_checkable
 class PromptSource(Protocol):
-    """A finite, indexable set of records (one mapping a line), always in the same order.
+    """A finite, indexable set of records (mappings), always in the same order.
 
-    A record has `prompt` (text, or a list of chat messages), optionally `answer`, and any other keys,
-    which reach the reward as metadata. Offline algorithms read `completion`, or `chosen` and `rejected`.
-    Shuffling, repetition and holding out are core's, unless the source has a method `make_stream` for them.
+    A record has `prompt` (text, or a list of chat messages), optionally `answer`, and any other keys, which rewards
+    receive as metadata. Offline algorithms read `completion`, or `chosen` and `rejected`. Core shuffles, repeats and
+    holds out records, unless the source has a method `make_stream`. Each process that reads prompts builds the source,
+    reads all records once to check them, and then reads single records by index.
+
+    Example:
+        source = build(config, context)  # in each process that reads prompts. A list of dicts is a source.
+        digest = check_all(source[index] for index in range(len(source)))
+        for position in positions_of_this_process:
+            record = source[order.index(position)]
+            prompt = encoder.prompt(record, position, name)
     """
 
     def __len__(self) -> int: ...
@@ -41,25 +60,51 @@ class PromptSource(Protocol):
 
 
 class Sampler(Protocol):
-    """Decides which records are drawn, from the success of those drawn before (`Section.sampler`)."""
+    """Chooses the records to train on, from the success of earlier ones (`Section.sampler`).
+
+    The owner of the prompts calls its methods: with the transport `local` every rank, with the same arguments, and over
+    Ray the coordinator's process. Over Ray, `judge` is called on another instance, in the process that made the group.
+
+    Example:
+        while episode_is_incomplete:  # one wave: all positions of an episode, or replacements for refused groups
+            records = sampler.draw(num_missing, episode)
+            groups = sample_answers(records)
+            outcomes = {group.position: sampler.judge(group) for group in groups}
+            for record, success in in_position_order(records, outcomes):  # without those that are None
+                sampler.learn(record, success)
+        metrics = sampler.take_metrics()
+    """
 
     def judge(self, group: RolloutGroup) -> float | None:
-        """Return the success of a finished group; None if `learn` should not receive it.
+        """Return the success of a finished group, or None if `learn` should not receive it.
 
-        Called where the answers are made, over Ray on another instance: it must not depend on `learn` or a state.
+        The result must depend on the group only, not on state or earlier calls of `learn`.
+
+        Args:
+            group: All samples of one prompt. May be empty.
         """
         ...
 
     def draw(self, count: int, episode: int) -> list[int]:
-        """The records of the next `count` positions, for an episode."""
+        """Return the records (indices in the source) of the next `count` positions.
+
+        Args:
+            count: Number of records to draw.
+            episode: Index of the episode that they are for, from 0.
+        """
         ...
 
     def learn(self, record: int, success: float) -> None:
-        """Take in the success of a record's group."""
+        """Update the sampler with the success of a record's group. Called for a whole wave, in position order.
+
+        Args:
+            record: Index in the source.
+            success: The result of `judge`.
+        """
         ...
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics since the last call."""
+        """Return the metrics since the last call. Called once per episode."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -71,8 +116,17 @@ class Sampler(Protocol):
 class RolloutEngine(Protocol):
     """Generates text from the policy.
 
-    What its config class declares as `request_options` and `columns` (`EngineConfig`), core sets as attributes of the
-    engine. It refuses a request with an option that is not among them, and a completion with another column.
+    Each process that samples answers builds one engine over the module that holds the policy's weights. Core sets the
+    `request_options` and `columns` of its config class (`EngineConfig`) as attributes of the engine. Core refuses
+    requests with other options and completions with other columns.
+
+    Example:
+        engine = build(config, context)  # on each sampling rank
+        for version in range(num_episodes):
+            engine.weights_updated(version)  # the module's weights changed in place
+            for completion in engine.generate(requests, sampling):
+                use(completion)
+        engine.close()
     """
 
     @property
@@ -81,94 +135,139 @@ class RolloutEngine(Protocol):
 
     @property
     def context_tokens(self) -> int | None:
-        """Longest sequence, prompt and response together; None where there is no bound."""
+        """Maximum number of prompt and response tokens together. None if unlimited."""
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
+        """Ids of the tokens that end an answer."""
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
-        """Yield one completion per request, in any order, each as soon as it is done.
+        """Yield one completion per request as soon as it is finished, in any order.
 
-        The answer to a request depends on its prompt, the weights, `sampling` and its `sample_id`, `branch` and
-        `offset` only, never on what else is in the batch.
+        The answer to a request must depend only on its prompt, the weights, `sampling`, and its `sample_id`, `branch`
+        and `offset`, never on the other requests of the batch.
+
+        Args:
+            requests: Each pair of `sample_id` and `branch` occurs once.
+            sampling: Parameters that all requests share.
         """
 
     def weights_updated(self, version: int) -> None:
-        """Called after the module that the engine was built over changed in place: by training, or by weights that
-        arrived. Drop everything derived from it.
+        """Discard everything derived from the module's weights, which changed in place.
+
+        Called after training changed them, or after new weights were received.
+
+        Args:
+            version: The new policy version.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release all resources. Called once, at the end."""
 
 
 SamplingRequest = tuple[GenerationRequest, SamplingParams]
-"""A request, and how to sample for it."""
+"""A request and its sampling parameters."""
 
 
 @runtime_checkable
 class InFlightEngine(RolloutEngine, Protocol):
-    """An engine that takes requests and new weights between two decoding steps. Its component says `in_flight`.
+    """An engine that accepts requests and new weights between two decoding steps. Its component sets `in_flight`.
 
-    It may have `cancel(sample_id, branch=0)`, called in `between`: that open request yields no completion.
+    Core calls `generate_in_flight` instead of `generate`, on each sampling rank, if `EngineContext.in_flight` is set.
+    An engine may also have `cancel(sample_id, branch=0)`, called inside `between`. The canceled request then yields no
+    completion.
+
+    Example:
+        def between() -> list[SamplingRequest]:
+            if (version := receive_weights()) is not None:
+                engine.weights_updated(version)
+            return take_new_requests()
+
+        for completion in engine.generate_in_flight(between):
+            use(completion)
     """
 
     def generate_in_flight(self, between: Callable[[], Sequence[SamplingRequest]]) -> Iterator[Completion]:
-        """Answer what `between` returns, each as soon as it is done, until all is answered and it returns nothing.
+        """Yield each completion as soon as it is finished, until no request is open and `between` returns none.
 
-        `between` is called before every decoding step, while nothing is computed. It may change the weights and call
-        `weights_updated`: answers under way then go on from their own keys and values, no other state
-        of the old weights is used, and `Completion.policy_versions` says which weights sampled each token. No two open
-        requests have one `sample_id` and `branch`.
+        After a weight update, open answers continue from their existing keys and values. No other state of the old
+        weights is used, and `Completion.policy_versions` records the weights that sampled each token.
+
+        Args:
+            between: Called before every decoding step, while nothing is computed. Returns new requests, and may change
+                the weights and call `weights_updated`. Open requests differ in `sample_id` or `branch`.
         """
 
 
 class EpisodeData(Protocol):
-    """The tokens and texts of an episode's samples, wherever they are."""
+    """The tokens and texts of an episode's samples, in this or another process."""
 
     def load(self, rows: Sequence[int], texts: Sequence[int]) -> tuple[list[BufferItem], list[Rollout]]:
-        """Return the items and rollouts of these `CollectedEpisode.rows`, in this order. Each rank requests its own.
+        """Return the items of `rows` and the rollouts of `texts`, in this order. Collective over trainer ranks.
 
-        Collective over trainer ranks. Raises `SamplesLost` on all of them when some cannot be had any more: the
-        channel makes those again, and its `episode` gives the whole episode once more.
+        Args:
+            rows: Indices in `CollectedEpisode.rows`, different on each rank.
+            texts: Indices in the same rows, of the rollouts that this rank needs.
+
+        Raises:
+            SamplesLost: On all ranks, if some samples are lost. The channel samples those again, and its `episode` then
+                returns the whole episode.
         """
 
 
 class ExperienceChannel(Protocol):
-    """Gives a trainer the samples of an episode, and evaluations, wherever they are made. Collective over ranks."""
+    """Provides a trainer with the samples of episodes and with evaluations. All methods are collective over ranks."""
 
     def episode(self, index: int) -> CollectedEpisode:
-        """The episode once all its samples are made, the same on every trainer rank."""
+        """Return the episode once all its samples are complete. The same on every trainer rank."""
 
     def published(self, version: int) -> None:
-        """Called when a policy version is published: prompts that waited for it may start."""
+        """Note that a policy version is published, so that prompts waiting for it may start."""
 
     def evaluate(self) -> Mapping[str, float]:
         """Score the newest published policy on held-out prompts."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Prompt cursor, ledger and finished, untrained groups: plain values and tensors (see `tensor_files`)."""
+        """Prompt cursor, ledger and finished, untrained groups, as plain values and tensors (see `tensor_files`)."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, also in the middle of a run on a rollback: later groups are discarded."""
+        """Restore a state, also in the middle of a run (a rollback). Later groups are discarded."""
 
     def states(self) -> list[dict[str, Any]]:
-        """One entry for each process that makes samples: `rewards` and `players`. Empty if none keeps any state."""
+        """One entry per process that makes samples: `rewards` and `players`. Empty if they keep no state."""
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Give rewards and players back what they kept."""
+        """Restore the states of rewards and players."""
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """Takes the numbers of a run somewhere: to a tracking server, a database, a file.
+    """Sends the metrics of a run to a tracking server, a database or a file.
 
-    It opens what it needs at the first `log`, since a run may make no update. `log` may be called again after
-    `finish`, with updates that were logged before: after a resume or a rollback they are made anew.
+    Core calls it only in the process that the user started (rank 0). It opens its resources at the first `log`, since a
+    run may make no update. `log` may be called again after `finish`, and for a `step` that was logged before: a resume
+    or a rollback repeats updates.
+
+    Example:
+        logger = build(config, context)  # in the process that the user started (rank 0)
+        try:
+            for step, metrics in enumerate(updates, start=1):
+                logger.log(step, metrics)
+        finally:
+            logger.finish(failed)
     """
 
     def log(self, step: int, values: Mapping[str, float], /) -> None:
-        """The finite numbers of one line of `metrics.jsonl`, by their names there; `step` counts updates from 1."""
+        """Log one line of `metrics.jsonl`.
+
+        Args:
+            step: Number of the update, from 1.
+            values: Metric name -> finite number.
+        """
 
     def finish(self, failed: bool, /) -> None:
-        """Write what is queued and close; `failed`: the training ended with an error."""
+        """Write queued values and close.
+
+        Args:
+            failed: Whether the training ended with an error.
+        """

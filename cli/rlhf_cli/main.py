@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from rlhf_core.distributed.interrupts import signals_to
+from rlhf_core.distributed.interrupts import handle_signals
 from rlhf_core.errors import InterruptedRun, RlhfError, full_disk
 
 from .lazy import LazyCommand, LazyGroup
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command without ending the process. Print errors on stderr, and return the exit code."""
-    with signals_to(signal.default_int_handler):
+    with handle_signals(signal.default_int_handler):
         return _run(argv)
 
 

@@ -112,7 +112,7 @@ class RunArguments:
     def trust(self, *, everything: bool = False) -> FileTrust:
         """Return which code files and programs of the run are trusted (SECURITY.md). everything: `--trust`."""
         from rlhf_core.config.load import parse_override
-        from rlhf_core.entry.allowed_code import allowed_before
+        from rlhf_core.entry.allowed_code import load_allowed_code
         from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, referenced_files
 
         if everything:
@@ -128,7 +128,7 @@ class RunArguments:
         files |= {Path(model).resolve() for model in models if isinstance(model, str)}
         if self.run_file is not None:
             return FileTrust(folder=Path(self.run_file).parent, files=files)
-        return FileTrust(files=files if self.resumed is None else files | allowed_before(self.resumed))
+        return FileTrust(files=files if self.resumed is None else files | load_allowed_code(self.resumed))
 
     def _base(self) -> str | dict[str, Any]:
         if self.origin is None and self.run_file is None and self.resumed is not None:

@@ -1,6 +1,6 @@
-"""`DetachedPPOTrainer` and `ExperienceMakerHolder`: two makers feed two trainers, which train one policy by DDP.
+"""`DetachedPPOTrainer` and `ExperienceMakerHolder`: two makers feed two trainers, which train one policy with DDP.
 
-The models are tiny and made here. Under a minute, on a CPU. Writes the trained actor to `./actor_checkpoint`.
+The tiny models are created here. Takes less than a minute on a CPU. Writes the trained actor to `./actor_checkpoint`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRAINERS = ["trainer_0", "trainer_1"]
 
 
 def my_actor() -> LlamaForCausalLM:
-    """The same one each time: all trainers and makers start from one policy."""
+    """Create the actor, always the same, so that all trainers and makers start from one policy."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=16, eos_token_id=EOS, pad_token_id=0, **sizes))
@@ -34,7 +34,7 @@ def my_critic() -> Critic:
 
 
 def my_reward_model() -> Any:
-    """Any sequence classifier, or, as here, a function of the answers: the share of token 5."""
+    """Score answers by the share of token 5. Any sequence classifier works, too."""
     return lambda rollouts: [each.completion_ids.count(5) / len(each.completion_ids) for each in rollouts]
 
 
@@ -45,14 +45,14 @@ def my_dataloader() -> list[dict[str, torch.Tensor]]:
 
 
 def free_port() -> int:
-    """Where the trainers meet."""
+    """Return the address for the trainers' process group."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def start_maker(name: str) -> Any:
-    """Sends its samples to both trainers in turn."""
+    """Create a maker that sends its samples to both trainers in turn."""
     return ExperienceMakerHolder.options(name=name, num_gpus=1).remote(
         detached_trainer_name_list=TRAINERS,
         strategy_fn=lambda: strategy_by_name("single", device="cpu"),
@@ -65,7 +65,7 @@ def start_maker(name: str) -> Any:
 
 
 def start_trainer(rank: int, port: int) -> Any:
-    """One rank of the process group that `env_info` describes."""
+    """Create one rank of the process group that `env_info` describes."""
     group = {"rank": rank, "local_rank": rank, "world_size": len(TRAINERS), "master_port": port}
     return DetachedPPOTrainer.options(name=TRAINERS[rank], num_gpus=1).remote(
         experience_maker_holder_name_list=MAKERS,
@@ -83,7 +83,7 @@ def start_trainer(rank: int, port: int) -> Any:
 
 def main() -> None:
     """Sync, train, save."""
-    # In name only, whatever this machine has: an actor with num_gpus=1 also takes a CPU, and `device` is what counts.
+    # A nominal GPU: an actor with num_gpus=1 also runs on a CPU, since `device` decides.
     with local_ray(num_cpus=4, num_gpus=4):
         port = free_port()
         makers = [start_maker(name) for name in MAKERS]

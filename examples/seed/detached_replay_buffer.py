@@ -1,4 +1,4 @@
-"""`DetachedReplayBuffer`: workers in other processes fill it, this one takes batches out. Seconds, on a CPU."""
+"""`DetachedReplayBuffer`: workers in other processes fill it, and this one reads batches. Takes seconds on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_ray import DetachedReplayBuffer, local_ray
 
 
 def my_experience(first: int, num_samples: int) -> Experience:
-    """As a maker makes it: here of made-up tokens."""
+    """Create an experience like a maker, with made-up tokens."""
     return collate(
         [
             BufferItem(
@@ -31,12 +31,12 @@ def my_experience(first: int, num_samples: int) -> Experience:
 
 @ray.remote(num_cpus=0)
 def maker(buffer: DetachedReplayBuffer, first: int) -> None:
-    """Remotely called, as by ExperienceMakerHolder."""
+    """Called remotely, like by ExperienceMakerHolder."""
     buffer.append(my_experience(first, num_samples=6))
 
 
 def main() -> None:
-    """Fill a buffer, and empty it."""
+    """Fill a buffer and empty it."""
     with local_ray():
         # Create a buffer that batches experiences into groups of 8
         buffer = DetachedReplayBuffer(sample_batch_size=8, limit=16)

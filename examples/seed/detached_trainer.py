@@ -1,6 +1,6 @@
-"""`DetachedTrainer`, subclassed: learns which token to sample from what a maker in another process sends it.
+"""`DetachedTrainer`, subclassed: learns which token to sample from the samples of a maker in another process.
 
-The policy is one row of logits, and the maker a few lines, to show what goes back and forth. Seconds, on a CPU.
+The policy is one row of logits and the maker a few lines, to show the data that is exchanged. Takes seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MyTrainer(DetachedTrainer):
 
 @ray.remote(max_concurrency=2)
 class MyMaker:
-    """Samples one token after an empty prompt; the best of them is rewarded."""
+    """Samples one token after an empty prompt. The best token gets a reward."""
 
     def __init__(self) -> None:
         self.logits = torch.zeros(NUM_TOKENS)
@@ -74,7 +74,7 @@ class MyMaker:
 
 
 def main() -> None:
-    """Train on what the maker sends."""
+    """Train on the maker's samples."""
     with local_ray():
         maker = MyMaker.options(name="maker_0", num_cpus=0).remote()
         trainer = MyTrainer.options(name="trainer_0", num_cpus=0).remote(

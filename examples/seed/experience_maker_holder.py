@@ -1,6 +1,6 @@
-"""`ExperienceMakerHolder`: answers, scores and sends what a data loader's prompts ask; a trainer prints what arrives.
+"""`ExperienceMakerHolder`: answers prompts of a data loader, scores and sends the samples, and a trainer prints them.
 
-The models are tiny and made here. Seconds, on a CPU.
+The tiny models are created here. Takes seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EOS = 2
 
 
 def my_actor() -> LlamaForCausalLM:
-    """The same one each time: the initial model is the actor as it starts."""
+    """Create the actor, always the same, since the initial model is the actor at the start."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=16, eos_token_id=EOS, pad_token_id=0, **sizes))
@@ -32,7 +32,7 @@ def my_critic() -> Critic:
 
 
 def my_reward_model() -> Any:
-    """Any sequence classifier, or, as here, a function of the answers: the share of token 5."""
+    """Score answers by the share of token 5. Any sequence classifier works, too."""
     return lambda rollouts: [each.completion_ids.count(5) / len(each.completion_ids) for each in rollouts]
 
 
@@ -43,7 +43,7 @@ def my_dataloader() -> list[dict[str, torch.Tensor]]:
 
 @ray.remote(concurrency_groups={"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1})
 class Printer(DetachedTrainer):
-    """Stands in for a `DetachedPPOTrainer`: nothing is trained here."""
+    """Replaces a `DetachedPPOTrainer`, without training."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -55,7 +55,7 @@ class Printer(DetachedTrainer):
         return {"reward": reward}
 
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
-        """There are no new weights."""
+        """Send no weights, since nothing is trained."""
 
     def get_lines(self) -> list[str]:
         return self.lines
@@ -63,7 +63,7 @@ class Printer(DetachedTrainer):
 
 def main() -> None:
     """Make five passes over the prompts."""
-    with local_ray(num_gpus=1):  # in name only: `device` below is what counts
+    with local_ray(num_gpus=1):  # nominal: `device` below decides
         trainer = Printer.options(name="trainer_0", num_cpus=0).remote(["maker_0"], train_batch_size=4)
         maker = ExperienceMakerHolder.options(name="maker_0", num_gpus=1).remote(
             detached_trainer_name_list=["trainer_0"],

@@ -1,4 +1,4 @@
-"""`PPOTrainer` as on ColossalChat's page: the call and `fit` are the page's, the models are tiny and made here.
+"""`PPOTrainer` as in ColossalChat's documentation, with the same call and `fit`, and tiny models created here.
 
 Runs on a CPU in seconds and writes ./checkpoints and ./logs: `python ppo_trainer.py`.
 """
@@ -18,7 +18,7 @@ from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 
 def fraction_of_sevens(rollouts: Sequence[Rollout]) -> list[float]:
-    """The reward: how much of an answer is the digit 7."""
+    """The reward: the share of the digit 7 in an answer."""
     return [rollout.completion.count("7") / max(1, len(rollout.completion_ids)) for rollout in rollouts]
 
 
@@ -27,7 +27,7 @@ actor = tiny_model(tokenizer, hidden_size=32, num_layers=1, num_heads=2, seed=0)
 critic, ref_model = Critic.from_pretrained(actor), copy.deepcopy(actor)
 reward_model = fraction_of_sevens
 
-# With colossalai.booster.Booster: make the optimizer and the schedule, then booster.boost(model, optimizer, …).
+# With colossalai.booster.Booster: create the optimizer and the schedule, then booster.boost(model, optimizer, …).
 booster = strategy_by_name("single", device="cpu")
 booster.setup()
 actor_booster = critic_booster = booster
@@ -59,7 +59,7 @@ trainer = PPOTrainer(
     accumulation_steps=8,
     save_dir="./checkpoints",
     coordinator=coordinator,
-    save_interval=10,  # the page's example saves nothing
+    save_interval=10,  # the original example does not save
     max_new_tokens=4,
 )
 

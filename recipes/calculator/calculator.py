@@ -1,6 +1,6 @@
-"""An environment with a tool: the policy may have two numbers calculated, and then says the result.
+"""An environment with a tool: the policy may call a calculator, and then replies with the result.
 
-The calculator reads whole numbers and an operation by one bounded pattern; nothing that a model writes is run.
+One bounded pattern parses whole numbers and an operation. Text of a model is never executed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ EXAMPLE = (
 
 
 class Calculator:
-    """Sums, differences and products of numbers of two digits: 1 for an answer that ends with the right number."""
+    """Sums, differences and products of two-digit numbers. An answer that ends with the right number scores 1."""
 
     def reset(self, task: Any) -> list[dict[str, str]]:
-        """A problem of the task's seed, behind an example of a call."""
+        """Return a problem that depends on the task's seed, after an example of a call."""
         draw = random.Random(task.seed)
         first, second = draw.randint(11, 99), draw.randint(11, 99)
         word = draw.choice(list(OPERATIONS))
@@ -35,7 +35,7 @@ class Calculator:
         return [*EXAMPLE, {"role": "user", "content": f"What is {first} {word} {second}?"}]
 
     def step(self, reply: Any) -> tuple[str | None, float, bool]:
-        """The first call of a reply is answered by the calculator; a reply without one is the answer."""
+        """Answer the first call of a reply. A reply without a call is the answer."""
         call = CALL.search(reply.text)
         if call is not None:
             result = CALCULATE[call[2]](int(call[1]), int(call[3]))

@@ -1,8 +1,8 @@
-"""A student: a model's folder with some of its layers left out.
+"""Creates a student: a model folder without some of its layers.
 
     .venv/bin/python recipes/distill-layers/make_student.py
 
-The first and last layers stay: they turn tokens into what the others work on, and back.
+The first and last layers stay, since they convert from and to tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ STUDENT = HERE / "student"
 
 
 def kept_layers(layers: int, every: int, ends: int) -> list[int]:
-    """Indices of the layers that stay, where one in `every` goes between the first and the last `ends`."""
+    """Return the indices of layers that remain without every `every`-th one between the first and last `ends`."""
     return [i for i in range(layers) if not (ends <= i < layers - ends and (i - ends) % every == every // 2)]
 
 
 def write_student(model: Path, folder: Path, every: int, ends: int) -> tuple[int, int]:
-    """Write the smaller model with the tokenizer of the larger; returns the layers of both."""
+    """Write the smaller model with the tokenizer of the larger one. Return the numbers of layers of both."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -42,12 +42,12 @@ def write_student(model: Path, folder: Path, every: int, ends: int) -> tuple[int
 
 
 def main() -> None:
-    """Read the arguments and write the folder; exit code 2 where there is no model to take."""
-    parser = argparse.ArgumentParser(description="Write a model's folder with some of its layers left out.")
-    parser.add_argument("model", nargs="?", type=Path, default=MODEL, metavar="DIR", help="the whole model's folder")
-    parser.add_argument("--to", type=Path, default=STUDENT, metavar="DIR", help=f"where to; by default {STUDENT}")
-    parser.add_argument("--every", type=int, default=3, help="one layer in so many goes")
-    parser.add_argument("--ends", type=int, default=3, help="first and last layers that stay")
+    """Write the folder. Exit code 2 if the source model does not exist."""
+    parser = argparse.ArgumentParser(description="Write a model folder without some of its layers.")
+    parser.add_argument("model", nargs="?", type=Path, default=MODEL, metavar="DIR", help="folder of the whole model")
+    parser.add_argument("--to", type=Path, default=STUDENT, metavar="DIR", help=f"target folder, by default {STUDENT}")
+    parser.add_argument("--every", type=int, default=3, help="remove every n-th layer")
+    parser.add_argument("--ends", type=int, default=3, help="number of first and of last layers that stay")
     given = parser.parse_args()
     if given.every < 2 or given.ends < 0:
         parser.error("--every is 2 or more, --ends 0 or more")

@@ -1,4 +1,4 @@
-"""A control: what GRPO learns when rewards say nothing about the answers that they are given for.
+"""A control: GRPO with rewards that are unrelated to their answers.
 
 rlhf train recipes/grpo-sums/run.yaml --set algorithm.advantage=recipes/grpo-sums/shuffled.py:shuffled
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_objective import needs
 
-if TYPE_CHECKING:  # a check of a run file reads the options alone
+if TYPE_CHECKING:  # checking a run file only reads the options
     from torch import Tensor
 
     from rlhf_core.episode_view import EpisodeView
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a check of a run file reads the options alone
 
 @needs("scalars", compares_answers=True)
 def shuffled(episode: EpisodeView, *, shuffle_seed: int = 0) -> Tensor:
-    """Advantages of GRPO, of rewards that have changed places with others of their episode."""
+    """Return GRPO's advantages of the rewards, shuffled within their episode."""
     from rlhf_objective import group_normalised
 
     assert episode.totals is not None

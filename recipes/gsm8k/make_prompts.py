@@ -1,7 +1,7 @@
-"""GSM8K as prompts: problems as chat messages, with the number behind `####` as the answer.
+"""GSM8K as prompts: problems as chat messages, with the number after `####` as the answer.
 
-.venv/bin/python recipes/gsm8k/make_prompts.py            # from a model hub; needs the package datasets
-.venv/bin/python recipes/gsm8k/make_prompts.py --from DIR   # train.jsonl and test.jsonl, as the data set has them
+.venv/bin/python recipes/gsm8k/make_prompts.py            # from a model hub, with the package datasets
+.venv/bin/python recipes/gsm8k/make_prompts.py --from DIR   # train.jsonl and test.jsonl of the dataset
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ ASK = "Think step by step, and put the final number within \\boxed{}."
 
 
 def record(problem: Mapping[str, str]) -> dict[str, Any]:
-    """A line for the prompt source `jsonl`. Raises `ValueError` where a solution has no number."""
+    """Return a line for the prompt source `jsonl`. Raises `ValueError` for a solution without a number."""
     _, marked, number = problem["answer"].rpartition("####")
     if not marked or not number.strip():
-        raise ValueError(f"no number behind #### in the answer to {problem['question'][:60]!r}")
+        raise ValueError(f"no number after #### in the answer to {problem['question'][:60]!r}")
     return {
         "prompt": [{"role": "user", "content": f"{problem['question'].strip()}\n{ASK}"}],
         "answer": number.strip().replace(",", ""),
@@ -29,7 +29,7 @@ def record(problem: Mapping[str, str]) -> dict[str, Any]:
 
 
 def problems(folder: Path | None, split: str) -> Iterable[Mapping[str, str]]:
-    """Those of a folder of JSON lines, or of the hub's data set."""
+    """Return the problems of a folder of JSON Lines files, or of the hub's dataset."""
     if folder is not None:
         return [json.loads(line) for line in (folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
     from datasets import load_dataset
@@ -42,7 +42,7 @@ def main() -> None:
     """Write train.jsonl and test.jsonl."""
     parser = argparse.ArgumentParser(description="GSM8K as prompts of a run.")
     parser.add_argument("--from", dest="folder", type=Path, metavar="DIR", help="a folder with both splits")
-    parser.add_argument("--to", type=Path, default=HERE, metavar="DIR", help="where to")
+    parser.add_argument("--to", type=Path, default=HERE, metavar="DIR", help="target folder")
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):

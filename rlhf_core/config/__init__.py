@@ -1,4 +1,4 @@
-"""The run file: its sections, reading and resolving it, and the problems it can have."""
+"""The run file: its sections, how it is read and resolved, and its problems."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Reading a run file and laying flags and `--set` over it; nothing is checked against a schema yet."""
+"""Reads a run file and applies flags and `--set` to it. Nothing is checked against a schema yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..util.redact import learn
 from ..util.yaml12 import parse_yaml
 
 Override = str | tuple[str, Any]
-"""`"a.b=value"` with the value in YAML, or the path and the value itself."""
+"""`"a.b=value"` with the value as YAML, or the path and the value itself."""
 
 PLUGIN_SECTIONS: Mapping[str, str] = {
     "algorithm": "algorithms",
@@ -23,19 +23,19 @@ PLUGIN_SECTIONS: Mapping[str, str] = {
     "prompts": "prompts",
     "optimizer": "optimizers",
 }
-"""Sections that name one plugin -> its kind; `rewards`, `eval.prompts` and `eval.sets` do, too."""
+"""Sections that select one plugin -> its kind. `rewards`, `eval.prompts` and `eval.sets` also select plugins."""
 
 OWN_REWARD = "environment"
 """Name of the reward that a section's player gives its rows (`Section.reward_weight`)."""
 
 
 class LoadedRun(dict[str, Any]):
-    """A run as one mapping, with the `--set` options that changed it: errors name them, text options read them."""
+    """A run as one mapping, with the `--set` overrides that changed it, for error messages and text options."""
 
     def __init__(self, run: Mapping[str, Any], overrides: Mapping[str, str]) -> None:
         super().__init__(run)
         self.overrides = overrides
-        """Key -> its value as it was typed."""
+        """Key -> its value as typed."""
 
 
 _MAX_BYTES = 16 << 20
@@ -43,7 +43,11 @@ _LARGEST_INT = 2**256
 
 
 def read_run_file(path: str | Path) -> dict[str, Any]:
-    """The mapping in a run file. Raises `ConfigError`: no such file, not UTF-8, not YAML, not a mapping."""
+    """Return the mapping in a run file.
+
+    Raises:
+        ConfigError: the file is missing, is not UTF-8 or YAML, or does not contain a mapping.
+    """
     path = Path(path)
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -61,16 +65,21 @@ def read_run_file(path: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(
-            f"a run file is a mapping of sections, this is a {type(loaded).__name__}",
+            f"a run file must be a mapping of sections, this is a {type(loaded).__name__}",
             where=str(path),
-            hint="begin with `model: {path: …}`; `rlhf config schema` lists the sections",
+            hint="begin with `model: {path: …}`, and list the sections with `rlhf config schema`",
         )
     learn(loaded)
     return loaded
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`"a.b=value"` -> `("a.b", value)`, the value read as YAML. Raises `ConfigError`."""
+    """Split `"a.b=value"` into `("a.b", value)`, with the value parsed as YAML. Raises `ConfigError`.
+
+    Example:
+        >>> parse_override("optimizer.lr=1e-6")
+        ('optimizer.lr', 1e-06)
+    """
     path, equals, value = text.partition("=")
     path = path.strip()
     learn(value, path)
@@ -78,16 +87,23 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f'"{text}" is not key.path=value', where="--set", hint="--set optimizer.lr=1e-6")
     if not value.strip():
         hint = f"--set {path}=null for the default, --set '{path}=\"\"' for an empty text"
-        raise ConfigError("has no value", where=f"--set {path}", hint=hint)
+        raise ConfigError("needs a value", where=f"--set {path}", hint=hint)
     parsed = parse_yaml(value, f"--set {path}")
     learn(parsed, path)
     return path, parsed
 
 
 def parse_reward(text: str) -> dict[str, Any]:
-    """An entry of `rewards` from `NAME[:weight]` or `FILE.py:FUNCTION[:weight]`.
+    """Return an entry of `rewards` for `NAME[:weight]` or `FILE.py:FUNCTION[:weight]`.
 
-    Raises `ConfigError` on a weight that is not a finite number.
+    Raises:
+        ConfigError: the weight is not a finite number.
+
+    Example:
+        >>> parse_reward("exact-match:0.5")
+        {'name': 'exact-match', 'weight': 0.5}
+        >>> parse_reward("mine.py:brevity")
+        {'name': 'mine.py:brevity', 'weight': 1.0}
     """
     name, colon, weight = text.rpartition(":")
     is_function = name.endswith(".py") and weight.isidentifier()
@@ -99,7 +115,7 @@ def parse_reward(text: str) -> dict[str, Any]:
         number = math.nan
     if not name.strip() or not math.isfinite(number):
         raise ConfigError(
-            f'"{text}" is no reward: "{weight}" is no weight',
+            f'"{text}" is not a reward: "{weight}" is not a weight',
             where="--reward",
             hint="--reward NAME[:weight] or --reward FILE.py:FUNCTION[:weight]",
         )
@@ -107,11 +123,11 @@ def parse_reward(text: str) -> dict[str, Any]:
 
 
 def plain(value: Any, where: str = "") -> Any:
-    """`value` with mappings as dicts, sequences as lists and paths as text. Raises `ConfigError` on others."""
+    """Return `value` with mappings as dicts, sequences as lists and paths as text. Raises `ConfigError` for others."""
     if isinstance(value, str):
         _check_text(value, where)
     if isinstance(value, int) and abs(value) > _LARGEST_INT:
-        raise ConfigError("is a number of too many digits", where=where or "run")
+        raise ConfigError("is a number with too many digits", where=where or "run")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, PurePath):
@@ -128,8 +144,8 @@ def plain(value: Any, where: str = "") -> Any:
     if callable(value):
         name = getattr(value, "__name__", "NAME")
         hint = f"write it into a file and name it: FILE.py:{name}"
-        hint += f"; or, for a reward: train(run, rewards=[{name}])" if where.startswith("rewards") else ""
-    raise ConfigError(f"a {type(value).__name__} cannot stand in a run file", where=where or "run", hint=hint)
+        hint += f", or, for a reward: train(run, rewards=[{name}])" if where.startswith("rewards") else ""
+    raise ConfigError(f"a run file cannot contain a {type(value).__name__}", where=where or "run", hint=hint)
 
 
 def _check_text(text: str, where: str) -> None:
@@ -137,7 +153,7 @@ def _check_text(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"holds half of a character (a lone surrogate, at {error.start})", where=where or "run"
+            f"contains half of a character (a lone surrogate, at {error.start})", where=where or "run"
         ) from None
 
 
@@ -171,16 +187,23 @@ def _expand_rewards(section: dict[str, Any]) -> None:
 
 
 def apply_override(run: dict[str, Any], path: str, value: Any) -> None:
-    """Set `run["a"]["b"]` for `a.b`, creating missing mappings; a number indexes a list.
+    """Set `run["a"]["b"]` for `a.b`, creating missing mappings. A number is an index of a list.
 
-    Raises `ConfigError` where the path goes through a scalar, or to a missing list item.
+    Raises:
+        ConfigError: the path goes through a scalar, or to a missing list item.
+
+    Example:
+        >>> run = {"rewards": [{"name": "exact-match"}]}
+        >>> apply_override(run, "rewards.0.weight", 0.5)
+        >>> run
+        {'rewards': [{'name': 'exact-match', 'weight': 0.5}]}
     """
     keys = path.split(".")
     place: Any = run
     for depth, key in enumerate(keys):
         if not isinstance(place, dict | list):
-            here = ".".join(keys[:depth])
-            raise ConfigError(f"{here} is {place!r}, which has no parts", where=f"--set {path}")
+            parent = ".".join(keys[:depth])
+            raise ConfigError(f"{parent} is {place!r}, which does not contain keys", where=f"--set {path}")
         at: Any = _index(place, key, path) if isinstance(place, list) else key
         if depth == len(keys) - 1:
             place[at] = plain(value, path)
@@ -194,11 +217,11 @@ def _index(items: list[Any], key: str, path: str) -> int:
     if key.isascii() and key.isdigit() and int(key) < len(items):
         return int(key)
     numbers = f"0 to {len(items) - 1}" if items else "none, it is empty"
-    raise ConfigError(f'"{key}" is no item of the list (items: {numbers})', where=f"--set {path}")
+    raise ConfigError(f'"{key}" is not an item of the list (items: {numbers})', where=f"--set {path}")
 
 
 def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[Override] = ()) -> LoadedRun:
-    """A run as one mapping: the file or mapping, then `overrides` in order; later ones win.
+    """Return a run as one mapping: the file or mapping, then `overrides` in order. Later ones win.
 
     Short forms are expanded. `resolve` checks the result. Raises `ConfigError`.
     """

@@ -26,27 +26,32 @@ _UNCALLED = "default_factory_not_called"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a run file."""
+    """A problem of a run file.
+
+    Example:
+        >>> Problem("train.episodes", "should be at least 1").render()
+        'train.episodes: should be at least 1'
+    """
 
     path: str
-    """Dotted place in the run file; from `Section.check`, in the section."""
+    """Dotted place in the run file. From `Section.check`: relative to the section."""
     message: str
     hint: str | None = None
-    """None: the schema tells more; empty: there is none."""
+    """None: point to the schema. Empty: no hint."""
 
     def render(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
 class Problems:
-    """Collects problems, so that a user sees all of them at once."""
+    """Collects problems, so that the user sees all of them at once."""
 
     def __init__(self, overrides: Mapping[str, str] | None = None) -> None:
-        """`overrides`: key -> value as typed, of what `--set` changed in the run."""
+        """`overrides`: key -> value as typed, for the options that `--set` changed."""
         self._found: list[Problem] = []
         self._overrides = overrides or {}
         self.removed: list[str] = []
-        """Dotted options that are set and that only earlier versions have (`Section.removed`)."""
+        """Dotted names of options in the run file that only earlier versions have (`Section.removed`)."""
 
     def __len__(self) -> int:
         return len(self._found)
@@ -55,13 +60,13 @@ class Problems:
         return iter(self._found)
 
     def add(self, path: str, message: str, hint: str | None = None) -> None:
-        """Add a problem; duplicates are ignored."""
+        """Add a problem, unless it was added already."""
         problem = Problem(path, message, hint)
         if problem not in self._found:
             self._found.append(problem)
 
     def add_error(self, path: str, error: RlhfError) -> None:
-        """Add an error raised elsewhere as the problem at `path`, with its own hint or none."""
+        """Add an error raised elsewhere as a problem at `path`, with its own hint or none."""
         message = f"{error.where}: {error.message}" if error.where else error.message
         self.add(path, message, error.hint or "")
 
@@ -73,10 +78,16 @@ class Problems:
         also_known: Sequence[str] = (),
         context: Any = None,
     ) -> ModelT | None:
-        """Validate `data` strictly as `model`; None, with problems added, where it is invalid.
+        """Validate `data` strictly as `model`. Add problems and return None if it is invalid.
 
-        `also_known`: further valid keys at this place, for suggestions. An option that is text takes any scalar of
-        `--set` as it was typed. `context`: of the validators, whose errors may have a `hint` in their context.
+        A text option accepts any scalar of `--set` as it was typed.
+
+        Args:
+            model: the class to return.
+            data: JSON values.
+            path: dotted place of `data` in the run file.
+            also_known: further valid keys at this place, for suggestions.
+            context: passed to the validators, whose errors may carry a `hint` in their own context.
         """
         try:
             extra: Literal["allow", "forbid"] = "allow" if issubclass(model, UnreadOptions) else "forbid"
@@ -86,25 +97,25 @@ class Problems:
         if (retyped := self._retyped(details, data, path)) is not None:
             return self.validate(model, retyped, path, also_known, context)
         messages: dict[str, list[str]] = {}
-        given: dict[str, str] = {}
+        shown_values: dict[str, str] = {}
         hints = {place: f"pip install {home}" for place, home in KNOWN["sections"].items()}  # those not installed
         for detail in details:
             place = _place(detail, data)
             dotted = ".".join(part for part in (path, *map(str, place)) if part)
-            if (instead := _removed(model, detail)) is not None:
+            if (replacement := _replacement(model, detail)) is not None:
                 self.removed.append(dotted)
-            told = _message(model, detail, also_known) if instead is None else f"is an option no more: {instead}"
-            messages.setdefault(dotted, []).append(told)
+            message = _message(model, detail, also_known) if replacement is None else f"was removed: {replacement}"
+            messages.setdefault(dotted, []).append(message)
             is_shown = detail["type"] != "extra_forbidden" and not names_secret(dotted)  # a key may be misspelled
-            given[dotted] = _given(detail["input"]) if is_shown else ""
+            shown_values[dotted] = _shown_value(detail["input"]) if is_shown else ""
             if (hint := detail.get("ctx", {}).get("hint")) is not None:
                 hints[dotted] = hint
         for dotted, texts in messages.items():
-            self.add(dotted, " or ".join(dict.fromkeys(texts)) + given[dotted], hints.get(dotted))
+            self.add(dotted, " or ".join(dict.fromkeys(texts)) + shown_values[dotted], hints.get(dotted))
         return None
 
     def _retyped(self, details: Sequence[Any], data: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-        """`data` with the text that was typed in place of each number or truth value where text is wanted."""
+        """Return `data` with the typed text for each number or boolean in a text option, None if nothing changes."""
         retyped = deepcopy(dict(data))
         for detail in details:
             dotted = ".".join(map(str, _place(detail, data)))
@@ -115,7 +126,7 @@ class Problems:
         return retyped if retyped != data else None
 
     def _source(self, path: str, where: str) -> str:
-        """What to blame for a problem at `path`: the `--set` that gave it, or the run file `where`."""
+        """Return the source of a problem at `path`: the `--set` that caused it, or the run file `where`."""
         inside = [key for key in self._overrides if f"{path}.".startswith(f"{key}.")]
         below = [key for key in self._overrides if path and key.startswith(f"{path}.")]
         return f"--set {inside[-1]}" if inside else f"{where} with --set {below[-1]}" if below else where
@@ -128,8 +139,8 @@ class Problems:
         sources = [self._source(problem.path, where) for problem in self._found]
         if len(self._found) == 1:
             only, source = self._found[0], sources[0]
-            told = only.message if source == f"--set {only.path}" else only.render()
-            raise ConfigError(told, where=source, hint=hint if only.hint is None else only.hint)
+            message = only.message if source == f"--set {only.path}" else only.render()
+            raise ConfigError(message, where=source, hint=hint if only.hint is None else only.hint)
         lines = [
             f"\n  - {problem.render()}"
             + (f" ({source.removeprefix(f'{where} ')})" if source != where else "")
@@ -140,7 +151,7 @@ class Problems:
 
 
 def _place(detail: Any, data: Any) -> list[int | str]:
-    """The part of pydantic's `loc` that exists in the file: the rest names members of unions, or a missing key."""
+    """Return the part of pydantic's `loc` that exists in the file. The rest names union members or a missing key."""
     place: list[int | str] = []
     for part in detail["loc"]:
         exists = part in data if isinstance(data, Mapping) else isinstance(data, list) and part in range(len(data))
@@ -151,15 +162,16 @@ def _place(detail: Any, data: Any) -> list[int | str]:
     return place
 
 
-def _given(value: Any) -> str:
-    """` (given 3)` for a value that can be shown on a line."""
+def _shown_value(value: Any) -> str:
+    """Return ` (given 3)` for a value that fits on a line, or nothing."""
     if isinstance(value, Mapping):
         return ""
-    shown = redact_text(json.dumps(value, ensure_ascii=False))
-    return f" (given {shown if len(shown) <= 60 else shown[:57] + '...'})"
+    text = redact_text(json.dumps(value, ensure_ascii=False))
+    return f" (given {text if len(text) <= 60 else text[:57] + '...'})"
 
 
 def _message(model: type[BaseModel], detail: Any, also_known: Sequence[str]) -> str:
+    """Return the text on one error of pydantic."""
     kind, loc = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
         known = list(dict.fromkeys([*(also_known if len(loc) == 1 else ()), *_fields_at(model, loc[:-1])]))
@@ -171,34 +183,35 @@ def _message(model: type[BaseModel], detail: Any, also_known: Sequence[str]) -> 
     return text.replace("Input should be", "should be", 1)
 
 
-def _removed(model: type[BaseModel], detail: Any) -> str | None:
-    """What replaces the unknown key, if earlier versions had it."""
+def _replacement(model: type[BaseModel], detail: Any) -> str | None:
+    """Return the text on an unknown key that earlier versions had (`Section.removed`), else None."""
     if detail["type"] != "extra_forbidden":
         return None
     *place, key = detail["loc"]
-    found = (getattr(each, "removed", {}).get(key) for each in _models_at(model, place))
-    return next((each for each in found if each is not None), None)
+    texts = (getattr(each, "removed", {}).get(key) for each in _models_at(model, place))
+    return next((text for text in texts if text is not None), None)
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
-    """Names of the keys known at a place inside `model`."""
+    """Return the names of the keys known at a place inside `model`."""
     return [field.alias or name for each in _models_at(model, loc) for name, field in each.model_fields.items()]
 
 
 def _models_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[type[BaseModel]]:
-    here: list[type[BaseModel]] = [model]
+    """Return the models whose fields are the keys at a place inside `model`."""
+    models: list[type[BaseModel]] = [model]
     for part in loc:
         if isinstance(part, int):
             continue
-        fields = [each.model_fields[part] for each in here if part in each.model_fields]
+        fields = [each.model_fields[part] for each in models if part in each.model_fields]
         if fields:
-            here = [found for each in fields for found in models_in(each.annotation)]
-    return here
+            models = [inner for each in fields for inner in models_in(each.annotation)]
+    return models
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models that a type is made of."""
+    """Return the models that a type consists of."""
     if get_origin(annotation) in (Union, UnionType, list, tuple, dict, Annotated):
-        return [found for each in get_args(annotation) for found in models_in(each)]
+        return [inner for each in get_args(annotation) for inner in models_in(each)]
     is_model = get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return [annotation] if is_model else []

@@ -1,4 +1,4 @@
-"""A run with nothing left open, as transports and plugins get it, and the plugins that it names."""
+"""The resolved run, as transports and plugins get it, and its plugins."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
 class ReadsInvalid(BaseException):
-    """A check reads a section that has problems of its own. No `Exception`, so that no check catches it."""
+    """Raised if a check reads an invalid section. Not an `Exception`, so that a check does not catch it by accident."""
 
 
 class _Invalid:
-    """Stands for a section that has problems while the other sections are checked; nothing of it can be read."""
+    """Placeholder for an invalid section while the other sections are checked. Reading any of it raises."""
 
     def __getattr__(self, name: str) -> Any:
         raise ReadsInvalid
@@ -48,36 +48,36 @@ class Configured(SelectedPlugin):
     """A selected plugin with its checked options."""
 
     config: BaseModel = field(kw_only=True)
-    """Its own options, with those of core or of a section that stand beside them."""
+    """Its own options, with those that core or a section adds to them."""
     place: str = field(default="", kw_only=True)
-    """Where the run file names it, such as `rewards.0`."""
+    """Place in the run file, such as `rewards.0`."""
     section: SelectedPlugin | None = field(default=None, kw_only=True)
-    """The section of a plugin that selects it (`Section.selects`)."""
+    """The plugin's section that selects it (`Section.selects`)."""
 
     @classmethod
     def of(cls, selected: SelectedPlugin, config: BaseModel, place: str = "") -> Self:
-        """The plugin with these options."""
+        """Return the selected plugin with these options."""
         return cls(**vars(selected), config=config, place=place)
 
     def typed(self, model: type[OptionsT]) -> OptionsT:
-        """Its options, as those of the class that all plugins of its kind have."""
+        """Return its options, typed as the class that all plugins of its kind share."""
         assert isinstance(self.config, model)
         return self.config
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        """Those that its config class declares, or, for a class without a component, that class."""
+        """Columns that its config class declares or, for a class without a component, that class."""
         return columns_of(self.function or self.component.config)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Its section of the run file."""
+        """Return its section of the run file."""
         options = options_of(self.config)
         return options if self.kind == "sections" else {"name": self.name, **options}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRun:
-    """A run with nothing left open: the core sections typed, every plugin selected and configured."""
+    """A checked run: the core sections typed, every plugin selected and configured."""
 
     run: RunConfig
     algorithm: Configured
@@ -87,7 +87,7 @@ class ResolvedRun:
     prompts: Configured
     optimizer: Configured
     schedule: Configured
-    """Of the learning rate: `optimizer.schedule`."""
+    """Schedule of the learning rate: `optimizer.schedule`."""
     rewards: tuple[Configured, ...]
     eval_prompts: Mapping[str | None, Configured] = field(default_factory=dict)
     """Set of `eval.sets`, or None for the section `eval` itself -> its source, if that is not `prompts`."""
@@ -96,23 +96,23 @@ class ResolvedRun:
     hooks: tuple[Configured, ...] = ()
     """Hook plugins with options that the run lists."""
     loggers: tuple[Configured, ...] = ()
-    """Where the metrics go, beside `metrics.jsonl`."""
+    """Further destinations of the metrics, besides `metrics.jsonl`."""
     sections: Mapping[str, Configured] = field(default_factory=dict)
-    """Dotted name -> each active section that a plugin brings, or the plugin that it selects."""
+    """Dotted name -> each active section of a plugin, or the plugin that it selects."""
     trust: FileTrust = field(default=EVERY_FILE, compare=False)
-    """Which files and programs that the run names may be run."""
+    """Which files and programs that the run names may be executed."""
     adapted: Sequence[Change] = field(default_factory=list, compare=False)
-    """The options that sections changed to fit this run."""
+    """Options that sections changed to fit this run."""
 
     def section(self, name: str) -> Any:
-        """The options of a section that a plugin brings, a `Section`; None if the run does not have it."""
-        found = self.sections.get(name)
-        return None if found is None else found.config
+        """Return the options of a plugin's section, a `Section`, or None if the run does not have it."""
+        section = self.sections.get(name)
+        return None if section is None else section.config
 
     def map_plugins(self, change: Callable[[Configured], Configured]) -> Self:
-        """The run with each plugin that it names, and each section of a plugin, changed.
+        """Return the run with `change` applied to each plugin that it names and each section of a plugin.
 
-        Plugins that are named by options of other plugins are not among them.
+        Plugins that are named by options of other plugins are not included.
         """
 
         def changed(part: Any) -> Any:
@@ -126,15 +126,15 @@ class ResolvedRun:
 
     @property
     def plugins(self) -> Sequence[Configured]:
-        """Those of `map_plugins`."""
-        found: list[Configured] = []
+        """All plugins that `map_plugins` changes."""
+        plugins: list[Configured] = []
 
         def note(plugin: Configured) -> Configured:
-            found.append(plugin)
+            plugins.append(plugin)
             return plugin
 
         self.map_plugins(note)
-        return found
+        return plugins
 
     @property
     def selected(self) -> Sequence[SelectedPlugin]:
@@ -143,9 +143,9 @@ class ResolvedRun:
 
     @property
     def player_sections(self) -> Iterator[tuple[str, Section, str]]:
-        """Name, options and owner of the sections that may bring a player, by name, innermost first.
+        """Name, options and owner of the sections that may provide a player, innermost first, else by name.
 
-        One whose player gives a reward plays by itself, so it is the innermost.
+        A section whose player gives a reward plays by itself, so it is the innermost.
         """
         for name in sorted(self.sections, key=lambda each: (self._weight_of(each) is None, each)):
             yield name, self.section(name), self.sections[name].label
@@ -155,54 +155,54 @@ class ResolvedRun:
 
     @property
     def row_columns(self) -> Iterator[tuple[str, Mapping[str, Column]]]:
-        """Owner and columns of what adds columns to the rows of answers: sections, and the plugins they select."""
-        for brought in self.sections.values():
-            yield brought.label, brought.columns
-            if brought.section is not None:
-                yield brought.section.label, columns_of(brought.section.component.config)
+        """Owner and columns of everything that adds columns to rows of answers: sections and plugins they select."""
+        for section in self.sections.values():
+            yield section.label, section.columns
+            if section.section is not None:
+                yield section.section.label, columns_of(section.section.component.config)
 
     @property
     def reward_weights(self) -> dict[str, float]:
-        """Name of each reward -> its weight in the combined score; that of a section's player comes first."""
-        own = [weight for name in self.sections if (weight := self._weight_of(name)) is not None]
-        return ({OWN_REWARD: own[0]} if own else {}) | weights_of(self.rewards)
+        """Name of each reward -> its weight in the combined score. The reward of a section's player comes first."""
+        player_weights = [weight for name in self.sections if (weight := self._weight_of(name)) is not None]
+        return ({OWN_REWARD: player_weights[0]} if player_weights else {}) | weights_of(self.rewards)
 
     @property
     def sampling(self) -> SamplingParams:
-        """How rollouts are sampled."""
+        """Sampling parameters of rollouts."""
         return self.engine.typed(EngineConfig).sampling()
 
     @property
     def own_processes(self) -> OwnProcesses | None:
-        """Those that the transport starts itself."""
+        """Processes that the transport starts itself, None if it does not start any."""
         return self.transport.typed(TransportConfig).own_processes()
 
     @property
     def rolls_out(self) -> bool:
-        """Whether answers are sampled to learn from."""
+        """Whether the run samples answers to learn from."""
         return self.algorithm.component.feeds == "rollouts"
 
     @property
     def evaluation_sets(self) -> tuple[tuple[str | None, EvalSetOptions], ...]:
-        """Name and options of each set that is answered and judged, in order; the section `eval` has no name."""
-        own = self.run.eval
-        if own is None:
+        """Name and options of each set that is answered and judged, in order. The section `eval` has the name None."""
+        options = self.run.eval
+        if options is None:
             return ()
-        answers_own = own.num_prompts > 0 and bool(self.reward_weights)
-        return (*([(None, own)] if answers_own else ()), *own.sets.items())
+        answers_own = options.num_prompts > 0 and bool(self.reward_weights)
+        return (*([(None, options)] if answers_own else ()), *options.sets.items())
 
     @property
     def measures_eval_records(self) -> bool:
-        """Whether `eval.prompts` holds records of a dataset that are measured, not prompts that are answered."""
+        """Whether `eval.prompts` contains dataset records to measure, not prompts to answer."""
         return None in self.eval_prompts and not self.rolls_out and not self.reward_weights
 
     @property
     def generates(self) -> bool:
-        """Whether an engine is needed at all."""
+        """Whether the run needs an engine."""
         return self.rolls_out or bool(self.evaluation_sets)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The whole run as JSON values; `resolve` of it gives the same run again."""
+        """Return the whole run as JSON values. `resolve` of the result returns an equal run."""
         core = self.run.model_dump(mode="json")
         if core["eval"] is not None:
             sets = {None: core["eval"], **core["eval"]["sets"]}
@@ -218,13 +218,13 @@ class ResolvedRun:
         rewards = [reward.to_mapping() for reward in self.rewards]
         full = {**core, **own, "rewards": rewards}
         ordered = {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
-        for name, brought in self.sections.items():
-            _put(ordered, name, brought.to_mapping())
+        for name, section in self.sections.items():
+            _put(ordered, name, section.to_mapping())
         return ordered
 
 
 def weights_of(rewards: Iterable[Configured]) -> dict[str, float]:
-    """Label of each reward -> its weight."""
+    """Return label -> weight of each reward."""
     entries = [each.typed(RewardEntry) for each in rewards]
     return {str(entry.label): entry.weight for entry in entries}
 
@@ -240,5 +240,5 @@ def _put(run: dict[str, Any], name: str, options: Mapping[str, Any]) -> None:
 
 
 def _listed(plugins: Sequence[Configured]) -> dict[str, Any]:
-    """Their part of the section: `Selector.listed` of it gives them again."""
+    """Return their part of the section, from which `Selector.listed` selects them again."""
     return {each.name: options_of(each.config) or True for each in plugins}

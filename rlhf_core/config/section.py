@@ -1,4 +1,4 @@
-"""What sections of a run file are made of, core's and plugins': their bases, and options of some kinds."""
+"""Base classes and option types that core and plugins use to define sections of a run file."""
 
 from __future__ import annotations
 
@@ -25,35 +25,42 @@ class Section(BaseModel):
     """Base of every section: unknown keys, NaN and infinity are errors. Instances are frozen.
 
     Core calls `check` on every section of a run, then, if there are no problems, `adapt` on every section. Both receive
-    the same run: no section sees what another one's `adapt` changed.
+    the same run: no section sees changes that another one's `adapt` makes.
 
-    A plugin adds its own section to run files through the entry-point group `rlhf.sections` (docs/sections.md). It may
-    bring a player (docs/players.md), whose rows have the columns that the class variable `columns` declares, and a
-    sampler.
+    A plugin adds its own section to run files through the entry-point group `rlhf.sections` (docs/sections.md). The
+    section may provide a player (docs/players.md), whose rows have the columns that the class variable `columns`
+    declares, and a sampler.
+
+    Example:
+        class BudgetConfig(Section):
+            max_tokens: Count = 1000
+
+            def check(self, run: ResolvedRun) -> Iterable[Problem]:
+                if self.max_tokens < run.sampling.max_new_tokens:
+                    yield Problem("max_tokens", "is below engine.max_new_tokens")
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     active_when_absent: ClassVar[bool] = False
-    """For a section of a plugin: whether a run file without the section has it with its defaults."""
+    """For a section of a plugin: whether a run file without the section gets it with its defaults."""
     selects: ClassVar[str | None] = None
-    """For a section of a plugin: a kind of plugin, such as "environments". The section's `name` then chooses one, whose
-    options stand beside the section's own: the section's entry in `ResolvedRun.sections` is that plugin, with both.
+    """For a section of a plugin: a kind of plugin, such as "environments". The section's `name` then selects one. Its
+    options are part of the section, and the section's entry in `ResolvedRun.sections` is that plugin, with both.
     """
     needs_no_prompts: ClassVar[bool] = False
-    """For a section of a plugin: whether a run with it may leave out `prompts`; its tasks are then empty prompts."""
+    """For a section of a plugin: whether a run with it may omit `prompts`. Its tasks are then empty prompts."""
     removed: ClassVar[Mapping[str, str]] = {}
-    """Option that earlier versions had -> what to use instead. A run file that sets it is refused with this text. A
-    resume of an older run drops it, and shows that.
+    """Option of earlier versions -> what to use instead. A run file that sets the option is rejected with this text. A
+    resume of an older run drops the option and logs that.
     """
     adapt_reasons: ClassVar[Mapping[str, str]] = {}
-    """Option -> why `adapt` changes it. The key "" stands for all other options."""
+    """Option -> why `adapt` changes it. The key "" applies to all other options."""
 
     def check(self, run: ResolvedRun) -> Iterable[Problem]:
-        """Yield the problems that this section has in this run, with paths relative to the section.
+        """Yield the problems of this section in this run, with paths relative to the section.
 
-        They are reported together with all others. If another part of the run has a problem of its own, reading that
-        part ends the check.
+        They are reported together with all others. Reading an invalid part of the run ends the check.
         """
         return ()
 
@@ -65,7 +72,7 @@ class Section(BaseModel):
         return self
 
     def player(self, context: PlayerContext) -> Player | None:
-        """Return how the policy answers prompts, usually a wrapper of `context.default`; None changes nothing.
+        """Return how the policy answers prompts, usually a wrapper of `context.default`. None changes nothing.
 
         Called for the sections of plugins, in each process that samples answers.
         """
@@ -74,25 +81,25 @@ class Section(BaseModel):
     def reward_weight(self) -> float | None:
         """Return the weight of the reward `environment`, which the section's player gives its rows (`Played.reward`).
 
-        None: its player gives none. At most one section of a run may have a weight.
+        None if its player does not give one. At most one section of a run may have a weight.
         """
         return None
 
     def with_plugin(self, plugin: SelectedPlugin) -> Self:
-        """Return the options as the plugin that they are of needs them. Raises `PluginError` if it cannot be used.
+        """Return the options adapted to the plugin they belong to. Raises `PluginError` if it cannot be used.
 
-        Of a section that `selects` a plugin, the options stand beside those of that plugin.
+        For a section that `selects` a plugin, that is the selected plugin.
         """
         return self
 
     def check_inputs(self, inputs: RunInputs) -> None:
-        """Raise `ConfigError` for a tokenizer or prompts that the section cannot use; no weights are loaded yet."""
+        """Raise `ConfigError` for a tokenizer or prompts that the section cannot use. No weights are loaded yet."""
 
     def rehearse(self, inputs: RunInputs) -> None:
-        """Try the section out for `--dry-run`, without weights: one sample with a made-up answer, say."""
+        """Try the section out for `--dry-run`, without weights, for example on one sample with a made-up answer."""
 
     def sampler(self, records: PromptStream) -> Sampler | None:
-        """Return what draws the training `records`; None changes nothing. At most one section of a run may bring one.
+        """Return the sampler of the training `records`. None changes nothing. At most one section may return one.
 
         Called for the sections of plugins, in the process that owns the prompts and in each one that samples answers.
         """
@@ -103,12 +110,12 @@ class Section(BaseModel):
         return ()
 
     def with_selections(self, selected: Sequence[Mapping[str, Any]]) -> Self:
-        """Return the section with what was found for each selection: all options, and a name with an absolute path."""
+        """Return the section with each selection's plugin as found: all options, and a name with an absolute path."""
         return self
 
 
 def options_of(config: BaseModel) -> dict[str, Any]:
-    """The options as JSON values, secrets as they were given; the config can be rebuilt from them."""
+    """Return the options as JSON values, secrets included. The config can be rebuilt from them."""
     dumped: dict[str, Any] = config.model_dump(mode="json")
     for name in dumped:
         value = getattr(config, name)
@@ -127,7 +134,7 @@ def _may_start(command: list[str], info: ValidationInfo) -> list[str]:
 
 
 Command = Annotated[list[Annotated[str, Field(pattern=r"^[^\x00]+$")]], Field(min_length=1), AfterValidator(_may_start)]
-"""The type of an option that is a program and its arguments, to start without a shell.
+"""Type of an option that is a program and its arguments, started without a shell.
 
-Core refuses a run that may not start it, before anything is built.
+Core rejects a run that may not start the program, before anything is built.
 """

@@ -38,7 +38,7 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
     "transport": "local",
     "optimizer": "adamw",
 }
-"""The default plugin of each section; `prompts` has none."""
+"""Default plugin of each section. `prompts` does not have one."""
 
 CORE_OPTIONS: Mapping[str, type[Section]] = {
     "engines": EngineConfig,
@@ -48,50 +48,50 @@ CORE_OPTIONS: Mapping[str, type[Section]] = {
     "strategies": StrategyConfig,
     "transports": TransportConfig,
 }
-"""Kind -> options of core that stand beside those of each of its plugins."""
+"""Kind -> options of core that are part of the section of each of its plugins."""
 
 
 def shared_options(kind: str) -> type[Section] | None:
-    """The options of core, or of the section that `selects` the kind, that stand in a plugin's section with its own."""
+    """Return the options that core, or the section that `selects` the kind, adds to a plugin's own section."""
     selecting = (model for model in section_models().values() if model.selects == kind)
     return CORE_OPTIONS.get(kind) or next(selecting, None)
 
 
 def section_models() -> dict[str, type[Section]]:
-    """Dotted name -> options of each installed section; broken ones are left out."""
-    found: dict[str, type[Section]] = {}
+    """Return the options of each installed section by dotted name. Broken sections are left out."""
+    models: dict[str, type[Section]] = {}
     for ref in discover("sections").values():
-        with suppress(PluginError):  # reported to whoever uses the section
-            found[ref.name] = section_model(ref)
-    return found
+        with suppress(PluginError):  # reported when the section is used
+            models[ref.name] = section_model(ref)
+    return models
 
 
 def section_model(ref: PluginRef) -> type[Section]:
-    """Options of an installed section. Raises `PluginError` if it is broken."""
+    """Return the options of an installed section. Raises `PluginError` if it is broken."""
     selected = load_ref(ref)
     check_options(selected)
     return cast("type[Section]", selected.component.config)
 
 
 OTHER_SECTIONS = frozenset({*PLUGIN_SECTIONS, "rewards"})
-"""Sections that core reads beside those of `RunConfig`."""
+"""Sections that core reads in addition to those of `RunConfig`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Selects plugins, and adds what is wrong with them to `problems`."""
+    """Selects plugins, and adds their problems to `problems`."""
 
     problems: Problems
     trust: FileTrust = EVERY_FILE
-    """Which files of code and programs that the run names are run."""
+    """Which files of code and programs that the run names may be executed."""
 
     def plugin(
         self, kind: str, path: str, data: Any, *, name_path: str | None = None, section: SelectedPlugin | None = None
     ) -> Configured | None:
-        """The plugin that a section names, with its own options and those that stand beside them.
+        """Return the plugin that a section names, with its own options and those that core or `section` adds.
 
-        name_path: where its name stands. section: the section of a plugin that selects it, and whose options stand
-        beside its own; None: core's options of its kind do.
+        name_path: place of its name. section: the plugin's section that selects it, and whose options are added to its
+        own. If None, core's options of its kind are added.
         """
         problems = self.problems
         if not isinstance(data, dict):
@@ -99,33 +99,33 @@ class Selector:
             return None
         name = data.get("name", DEFAULT_PLUGINS.get(path))
         if not isinstance(name, str):
-            told = "is required: the name of a plugin" if name is None else f"is no name: {name!r}"
-            problems.add(f"{path}.name", told)
+            message = "is required: the name of a plugin" if name is None else f"is not a name: {name!r}"
+            problems.add(f"{path}.name", message)
             return None
         name_path = name_path or f"{path}.name"
-        beside = CORE_OPTIONS.get(kind) if section is None else cast("type[Section]", section.component.config)
+        shared = CORE_OPTIONS.get(kind) if section is None else cast("type[Section]", section.component.config)
         try:
             selected = load(kind, name, trust=self.trust)
-            check_options(selected, beside)
+            check_options(selected, shared)
         except PluginError as error:
             problems.add_error(name_path, error)
             return None
         options = {key: value for key, value in data.items() if key != "name"}
-        found = self.options(selected, options, path, beside, ["name", *section_names(path)], name_path)
-        return found if found is None else replace(found, section=section)
+        configured = self.options(selected, options, path, shared, ["name", *section_names(path)], name_path)
+        return configured if configured is None else replace(configured, section=section)
 
     def options(
         self,
         selected: SelectedPlugin,
-        given: Mapping[str, Any],
+        data: Mapping[str, Any],
         path: str,
-        beside: type[Section] | None = None,
+        shared: type[Section] | None = None,
         also_known: Sequence[str] = (),
         name_path: str | None = None,
     ) -> Configured | None:
-        """A plugin with its own options and those `beside` them, checked; `also_known`: other keys of its section."""
-        self._check_files(given, path)
-        config = self.problems.validate(mixed(selected.component.config, beside), given, path, also_known, context=self)
+        """Check a plugin's own options and the `shared` ones. `also_known`: other keys of its section."""
+        self._check_files(data, path)
+        config = self.problems.validate(mixed(selected.component.config, shared), data, path, also_known, context=self)
         if config is None:
             return None
         if isinstance(config, Section):
@@ -135,41 +135,41 @@ class Selector:
                 self.problems.add_error(name_path or path, error)
                 return None
             if selections := tuple(config.selections()):
-                found = [self.plugin(of, f"{path}.{at}", section) for of, at, section in selections]
-                checked = [each.to_mapping() for each in found if each is not None]
-                config = config.with_selections(checked) if len(checked) == len(found) else config
+                plugins = [self.plugin(of, f"{path}.{at}", section) for of, at, section in selections]
+                checked = [each.to_mapping() for each in plugins if each is not None]
+                config = config.with_selections(checked) if len(checked) == len(plugins) else config
         return Configured.of(selected, config, path)
 
-    def listed(self, kind: str, section: str, given: Any, core: type[BaseModel]) -> tuple[Configured, ...]:
-        """The plugins that a section lists: `NAME: {option: value}`, or true (or nothing) for one with its defaults.
+    def listed(self, kind: str, section: str, values: Any, core: type[BaseModel]) -> tuple[Configured, ...]:
+        """Return the plugins that a section lists: `NAME: {option: value}`, or true (or empty) for the defaults.
 
-        NAME: false leaves one out. `core`: the keys of the section that are no plugin's name.
+        NAME: false leaves one out. `core`: the section's keys that are not names of plugins.
         """
-        if not isinstance(given, Mapping):
-            return ()  # said where core's own keys of the section are checked
+        if not isinstance(values, Mapping):
+            return ()  # reported by the check of core's own keys of the section
         reserved = tuple(core.model_fields)
-        found: list[Configured] = []
-        for name, options in given.items():
+        plugins: list[Configured] = []
+        for name, options in values.items():
             if name in reserved or options is False:
                 continue
             path = f"{section}.{name}"
-            near = suggestion(name, reserved)
-            own = {} if options is None or options is True else options
-            if not isinstance(own, Mapping):
-                self.problems.add(path, f"should be a mapping of options, true or false (given {options!r}){near}")
+            suggested = suggestion(name, reserved)
+            settings = {} if options is None or options is True else options
+            if not isinstance(settings, Mapping):
+                self.problems.add(path, f"should be a mapping of options, true or false (given {options!r}){suggested}")
                 continue
-            configured = self.plugin(kind, path, {**own, "name": name}, name_path=path)
+            configured = self.plugin(kind, path, {**settings, "name": name}, name_path=path)
             if configured is None:
-                if near:
-                    self.problems.add(path, f"is no key of {section}{near}")
-            elif any(each.name == configured.name for each in found):
+                if suggested:
+                    self.problems.add(path, f"is not a key of {section}{suggested}")
+            elif any(each.name == configured.name for each in plugins):
                 self.problems.add(path, f"{configured.name} is listed twice")
             else:
-                found.append(configured)
-        return tuple(found)
+                plugins.append(configured)
+        return tuple(plugins)
 
     def _function(self, function: Callable[..., Any], path: str) -> Configured | None:
-        """A reward given as an object of this process."""
+        """Return a reward that was passed as an object of this process."""
         name = getattr(function, "__name__", type(function).__name__)
         module = getattr(function, "__module__", type(function).__module__)
         try:
@@ -180,8 +180,8 @@ class Selector:
         selected = SelectedPlugin("rewards", f"{module}:{name}", component, module, "function", function)
         return self.options(selected, {}, path, RewardEntry)
 
-    def rewards(self, entries: Any, path: str, *, plays: bool) -> tuple[Configured, ...]:
-        """plays: whether there is an environment, whose reward has a name of its own."""
+    def rewards(self, entries: Any, path: str, *, has_player: bool) -> tuple[Configured, ...]:
+        """Return the rewards of a list. has_player: whether an environment provides a reward with a reserved name."""
         if not isinstance(entries, list | tuple):
             self.problems.add(path, "should be a list of rewards")
             return ()
@@ -193,18 +193,18 @@ class Selector:
                 continue
             label = str(reward.typed(RewardEntry).label)
             if label in rewards:
-                self.problems.add(where, f'a second reward "{label}": give it a `label` of its own')
+                self.problems.add(where, f'a second reward "{label}": give it its own `label`')
             elif label in METRICS_OF_SCORE:
-                told = f'"{label}" is a metric of the weighted score: give the reward another `label`'
-                self.problems.add(f"{where}.label", told)
-            elif plays and label == OWN_REWARD:
-                self.problems.add(where, "is called as the environment's own reward: give it a `label` of its own")
+                message = f'"{label}" is a metric of the weighted score: give the reward another `label`'
+                self.problems.add(f"{where}.label", message)
+            elif has_player and label == OWN_REWARD:
+                self.problems.add(where, "has the name of the environment's own reward: give it another `label`")
             else:
                 rewards[label] = reward
         return tuple(rewards.values())
 
     def section(self, ref: PluginRef, value: Any) -> Configured | None:
-        """A section that a plugin brings; one that `selects` is the plugin that it names, with its own options, too."""
+        """Return a plugin's section, or the plugin that it selects, with the options of both."""
         try:
             check_clash(ref)
             selected = load_ref(ref)
@@ -233,28 +233,28 @@ class Selector:
         try:
             self.trust.check_command(command)
         except PluginError as error:
-            raise PydanticCustomError("untrusted", "{told}", {"told": error.message, "hint": error.hint}) from error
+            raise PydanticCustomError("untrusted", "{text}", {"text": error.message, "hint": error.hint}) from error
 
 
 def section_names(parent: str = "") -> list[str]:
-    """Installed sections in the section `parent` (by default those of the top level), without its name."""
+    """Return the names of installed sections in the section `parent` (by default at the top level)."""
     parts = (ref.name.rpartition(".") for ref in discover("sections").values())
     return [last for place, _, last in parts if place == parent]
 
 
-def check_options(selected: SelectedPlugin, beside: type[Section] | None = None) -> None:
-    """Raise `PluginError` where options lack the base of their kind, or have names of those `beside` them."""
+def check_options(selected: SelectedPlugin, shared: type[Section] | None = None) -> None:
+    """Raise `PluginError` if options lack the base of their kind, or have names of the `shared` options."""
     model = selected.component.config
     if selected.kind == "sections" and selected.name in {*RunConfig.model_fields, *OTHER_SECTIONS}:
         raise PluginError("is a section of rlhf-core itself", where=selected.label, hint="its authors must rename it")
     if selected.kind == "sections":
         if not issubclass(model, Section):
             hint = "the plugin's authors must derive its config from it"
-            raise PluginError("its options are no rlhf_core.Section", where=selected.label, hint=hint)
+            raise PluginError("its config is not a rlhf_core.Section", where=selected.label, hint=hint)
         return
-    reserved = {"name"} if beside is None or issubclass(model, beside) else {"name", *beside.model_fields}
+    reserved = {"name"} if shared is None or issubclass(model, shared) else {"name", *shared.model_fields}
     if taken := sorted(reserved & model.model_fields.keys()):
-        subclass = "" if beside is None else f", or make its config a subclass of {beside.__module__}.{beside.__name__}"
+        subclass = "" if shared is None else f", or make its config a subclass of {shared.__module__}.{shared.__name__}"
         raise PluginError(
             f"its options {', '.join(taken)} have names that core reads itself",
             where=selected.label,
@@ -263,11 +263,11 @@ def check_options(selected: SelectedPlugin, beside: type[Section] | None = None)
 
 
 @lru_cache
-def mixed(model: type[BaseModel], beside: type[Section] | None) -> type[BaseModel]:
-    """Options of a plugin, with those `beside` them."""
-    if beside is None or issubclass(model, beside):
+def mixed(model: type[BaseModel], shared: type[Section] | None) -> type[BaseModel]:
+    """Return the options of a plugin together with the `shared` ones."""
+    if shared is None or issubclass(model, shared):
         return model
-    if issubclass(beside, model):
-        return beside
-    extra = model.model_config.get("extra", "forbid")  # that of `beside` would win
-    return type(model.__name__, (model, beside), {"__module__": model.__module__, "model_config": {"extra": extra}})
+    if issubclass(shared, model):
+        return shared
+    extra = model.model_config.get("extra", "forbid")  # otherwise that of `shared` would win
+    return type(model.__name__, (model, shared), {"__module__": model.__module__, "model_config": {"extra": extra}})

@@ -1,4 +1,4 @@
-"""Processes that train together: launch environment, and signals."""
+"""Processes that train together: launch environment and signals."""
 
 import lazy_loader
 

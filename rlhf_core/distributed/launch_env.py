@@ -1,4 +1,4 @@
-"""Reads this process's rank and world size from its launcher's environment, as torchrun sets it."""
+"""Reads this process's rank and world size from its launcher's environment, as set by torchrun."""
 
 from __future__ import annotations
 
@@ -11,21 +11,35 @@ from ..errors import UserInputError
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnv:
-    """This process's place among those started together; by default it is alone."""
+    """This process's rank among the processes started together. By default it is the only one."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Rank among the processes of this machine; selects the GPU."""
+    """Rank among the processes of this machine, which selects the GPU."""
     master_addr: str | None = None
     master_port: int | None = None
-    """Where the processes meet; None for a single one."""
+    """Address and port at which the processes meet. None for a single process."""
 
 
 def read_launch_env(environ: Mapping[str, str] | None = None) -> LaunchEnv:
     """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 
-    Raises `UserInputError` when only some of them are set or one is not a number.
+    Args:
+        environ: environment variables, by default those of this process.
+
+    Returns:
+        The launch environment. Without RANK and WORLD_SIZE, that of a single process.
+
+    Raises:
+        UserInputError: only some of the variables are set, or one is not a number.
+
+    Example:
+        >>> read_launch_env({}).world_size
+        1
+        >>> variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+        >>> read_launch_env({**variables, "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}).rank
+        1
     """
     environ = os.environ if environ is None else environ
     if not {"RANK", "WORLD_SIZE"} & environ.keys():

@@ -1,1 +1,1 @@
-"""Entry points for commands and users: train."""
+"""Entry points for commands and users: `train`."""

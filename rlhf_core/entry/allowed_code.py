@@ -1,7 +1,7 @@
-"""Which code a run was allowed to run, so that a resume of it runs the same without being told again.
+"""Records which code a run was allowed to execute, so that a resume may execute the same code without `--trust`.
 
-A run folder may have come from a stranger, so its word is not believed: what was allowed is noted in this user's own
-data folder, under the run folder's place and inode. A folder that was moved or made by someone else needs `--trust`.
+The run folder itself may come from a stranger and cannot vouch for its code. The record is therefore in this user's own
+data folder, under the run folder's path and inode. A folder that was moved or made by someone else needs `--trust`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..util.files import is_own_file
 from ..util.jsonl import write_json
 
 
-def note_allowed(folder: Path, files: Iterable[Path]) -> None:
-    """Note the files that a run in `folder` runs."""
+def record_allowed_code(folder: Path, files: Iterable[Path]) -> None:
+    """Record the code files that the run in `folder` executes."""
     note = _note(folder)
     names = sorted(map(str, files))
-    with suppress(OSError):  # a convenience: without it, a resume asks for --trust
+    with suppress(OSError):  # only a convenience: without it, a resume needs --trust
         if names:
             note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_json(note, {"inode": folder.stat().st_ino, "files": names})
@@ -29,8 +29,8 @@ def note_allowed(folder: Path, files: Iterable[Path]) -> None:
             note.unlink(missing_ok=True)
 
 
-def allowed_before(folder: Path) -> frozenset[Path]:
-    """The files that the run in `folder` was allowed to run."""
+def load_allowed_code(folder: Path) -> frozenset[Path]:
+    """Return the code files that the run in `folder` was allowed to execute."""
     note = _note(folder)
     try:
         known = json.loads(note.read_text(encoding="utf-8")) if is_own_file(note) else {}

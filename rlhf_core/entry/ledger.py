@@ -1,11 +1,12 @@
-"""`RunLedger`: the states of a run, as its folder's `summary.json` records them.
+"""`RunLedger`: the states of a run, as recorded in `summary.json` of its folder.
 
     new -> running -> done, interrupted, failed, or rolled-back-and-failed
-       \\-> refused: the folder is as it was before
+       \\-> rejected: the folder is as it was before
 
 A resumed run starts from any of the final states, or from `running` if its process was killed. The process that holds
-the folder's lock owns the run: it takes the ledger, and moves the run out of `running` however the block ends. The
-process that trains (the owner, or rank 0 of the processes that it launches) records the end first, with the scores.
+the folder's lock owns the run: it takes the ledger, and moves the run out of `running` when its block exits for any
+reason. The process that trains (the owner, or rank 0 of the processes that it launches) records the end first, with the
+scores.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..distributed.interrupts import held_signals
+from ..distributed.interrupts import delay_signals
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
@@ -35,7 +36,7 @@ class RunLedger:
     """Moves the run of a folder from state to state. A hook plugin of the process that trains."""
 
     def __init__(self, folder: RunFolder, *, is_running: bool = True) -> None:
-        """For a run that another process has begun; `take` is for its owner."""
+        """Open the ledger of a run that another process has started. Its owner uses `take`."""
         self.folder = folder
         self._is_running = is_running
         self._watch = FileWatch(folder)
@@ -46,17 +47,17 @@ class RunLedger:
     def take(cls, path: Path, resume: str | None) -> Iterator[RunLedger]:
         """Context in which the run folder `path` belongs to this process.
 
-        A `UserInputError` before the first update of a new run puts the folder back as it was, so that the same
-        `--output` works once the input is corrected. After that, and in a resumed run, wrong input is a failure of a
-        started run: a plain `RlhfError`. A KeyboardInterrupt gets `run_is_done`: whether the run was done before it.
+        A `UserInputError` before the first update of a new run restores the folder, so that the same `--output` works
+        once the input is corrected. After that, and in a resumed run, wrong input fails a started run and becomes a
+        plain `RlhfError`. A KeyboardInterrupt gets the attribute `run_is_done`: whether the run was done before it.
 
         Raises:
-            UserInputError: another process owns the folder, or it is not what a new run or a resume needs.
+            UserInputError: another process owns the folder, or it does not suit a new run or a resume.
         """
         if resume is not None and not RunFolder(path).has_begun:
-            find_checkpoint(resume, path)  # raises the error that fits, where there is no checkpoint either
+            find_checkpoint(resume, path)  # raises the more specific error if there is no checkpoint either
             raise UserInputError(
-                "this folder holds no run", where=str(path), hint="give the folder that --output named"
+                "this folder does not contain a run", where=str(path), hint="pass the folder given as --output"
             )
         with RunFolder.take(path, is_new=resume is None) as folder:
             ledger = cls(folder, is_running=False)
@@ -76,7 +77,7 @@ class RunLedger:
                 raise
 
     def start(self, earlier: RunState | None = None) -> None:
-        """Move to `running`. `earlier`: the state of the checkpoint from which a resume continues."""
+        """Move to `running`. `earlier`: state of the checkpoint from which a resume continues."""
         self._is_running = True
         self._started = time.perf_counter()
         self.folder.write_summary(
@@ -96,34 +97,35 @@ class RunLedger:
             self.folder.write_summary({**summary, "eval_before": metrics.get("eval/score")})
 
     def end(self, error: BaseException | None, result: FitResult | None = None) -> dict[str, Any] | None:
-        """Record how the run ended (error None: it is done), unless that is recorded, and return the summary.
+        """Record how the run ended, unless that is recorded already, and return the summary.
 
-        result: of a run that trained to its end. Returns None if the folder has vanished, or cannot be written to:
-        the run's own error is the one to raise.
+        error: None if the run is done. result: result of a run that trained to its end. Returns None if the folder
+        has vanished or cannot be written to, so that the run's own error is raised.
         """
         if not self._watch.has_folder:
             return None
         try:
-            with held_signals():
+            with delay_signals():
                 return self._write_end(error, result)
         except (OSError, RlhfError) as problem:
             if error is None:
                 raise
-            logger.error("%s does not say how the run ended: %s", self.folder.summary, problem)
+            logger.error("%s does not record how the run ended: %s", self.folder.summary, problem)
             return None
 
     def _write_end(self, error: BaseException | None, result: FitResult | None) -> dict[str, Any]:
+        """Write the final status with scores, model and wall time, unless the same status is recorded already."""
         folder = self.folder
         recorded = folder.read_json(folder.summary)
-        before, status = recorded.get("status", "running"), _status(folder, error)
-        if before == status or (isinstance(error, KeyboardInterrupt) and before == "done"):
+        old_status, status = recorded.get("status", "running"), _status(folder, error)
+        if old_status == status or (isinstance(error, KeyboardInterrupt) and old_status == "done"):
             return recorded
-        summary: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _place_of_model(folder, error)}
+        summary: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _model_location(folder, error)}
         if result is None:
             result = FitResult(recorded.get("eval_before"), recorded.get("eval_after"), step=0)
         if result.finished is not None:
             summary["finished"] = {"guard": result.finished.by, "reason": result.finished.reason}
-        seconds = time.perf_counter() - self._started if before == "running" else 0.0
+        seconds = time.perf_counter() - self._started if old_status == "running" else 0.0
         summary |= {"status": status, "eval_before": result.eval_before, "eval_after": result.eval_after}
         summary["wall_s"] = recorded.get("wall_s", 0.0) + seconds
         folder.write_summary(summary)
@@ -138,8 +140,8 @@ def _status(folder: RunFolder, error: BaseException | None) -> RunStatus:
     return "rolled-back-and-failed" if folder.events(ROLLBACK) else "failed"
 
 
-def _place_of_model(folder: RunFolder, error: BaseException | None) -> str | None:
-    """Folder of the trained policy, or the command that makes it; None if there is neither."""
+def _model_location(folder: RunFolder, error: BaseException | None) -> str | None:
+    """Return the folder of the trained policy, or the command that exports it, or None if there is neither."""
     if error is None or isinstance(error, (InterruptedRun, OnlyModelError)):
         return folder.model.name if folder.model.is_dir() else None
     has_checkpoint = bool(CheckpointStore(folder.checkpoints).steps())

@@ -1,4 +1,4 @@
-"""Going on with a run: with which config, from which checkpoint, and what cannot be another one."""
+"""Resumes a run: its config, its checkpoint, and the options that must not change."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from ..util.redact import redact_mapping
 from ..wiring.inputs import RunInputs
 
 _FIXED = ("model.path", "model.lora", "algorithm.name", "optimizer.name", "prompts")
-"""Options, with all below them, that a checkpoint holds for: others would make another run of it."""
+"""Options, with all below them, that a checkpoint depends on. Changing them would make it another run."""
 
 
-def begun_run(resume: str | None, output: Path | None) -> Path | None:
-    """The folder of the run that `--resume` goes on with; None for `auto` in a folder where the run starts.
+def find_resumed_run(resume: str | None, output: Path | None) -> Path | None:
+    """Return the folder of the run that `--resume` continues, or None for a new run (`auto` may start one in `output`).
 
-    Raises `UserInputError`: `auto` finds none, `output` is another, or a plugin of the run is not installed.
+    Raises:
+        UserInputError: `auto` finds no run, `output` is another folder, or a plugin of the run is not installed.
     """
     if resume is None:
         return None
     if resume != "auto":
         path = Path(resume)
-        own = path.parent.parent if path.parent.name == "checkpoints" else path
-        if output is not None and RunFolder(own).holds_run and own.resolve() != output.resolve():
+        folder = path.parent.parent if path.parent.name == "checkpoints" else path
+        if output is not None and RunFolder(folder).holds_run and folder.resolve() != output.resolve():
             raise UserInputError(
-                f"a resume of {resume} goes on in {own}, not in {output}",
+                f"a resume of {resume} continues in {folder}, not in {output}",
                 where="--resume",
-                hint=f"--output {own}; a new run like it begins with --from {own}, one of its policy with --model",
+                hint=f"--output {folder}, or start a new run with its config (--from {folder}) or policy (--model)",
             )
-        found = own if output is None else output
+        found = folder if output is None else output
     elif output is not None:
         if not RunFolder(output).has_begun:
             return None
@@ -47,15 +48,22 @@ def begun_run(resume: str | None, output: Path | None) -> Path | None:
     elif (newest := find_newest()) is not None:
         found = newest
     else:
-        raise UserInputError("there is no run in runs/ to continue", where="--resume auto", hint="give --output DIR")
+        raise UserInputError("found no run to continue in runs/", where="--resume auto", hint="add --output DIR")
     check_owners(RunFolder(found))
     return found
 
 
 def load_run_config(path: Path) -> dict[str, Any]:
-    """The `config.yaml` of the run folder `path`, to go on with. Raises `UserInputError` where there is none.
+    """Read the `config.yaml` of a run to continue, with model paths inside the folder updated if the folder moved.
 
-    A model of a run inside of it, such as the quickstart's warm start, has moved with the folder.
+    Args:
+        path: the run folder.
+
+    Returns:
+        The resolved run file, without options that were removed since.
+
+    Raises:
+        UserInputError: the folder does not contain a config, or a plugin of the run is not installed.
     """
     folder = RunFolder(path)
     config = without_removed(folder.read_config())
@@ -63,18 +71,18 @@ def load_run_config(path: Path) -> dict[str, Any]:
     if not config:
         has_begun = folder.has_begun
         raise UserInputError(
-            "the run ended before it wrote its config.yaml" if has_begun else "there is no run to continue",
+            "the run ended before it wrote its config.yaml" if has_begun else "found no run to continue",
             where=str(path),
-            hint="give the run file, too: rlhf train RUN.yaml --output DIR --resume auto",
+            hint="also pass the run file: rlhf train RUN.yaml --output DIR --resume auto",
         )
-    made = {model.parts[-2:]: str(model) for model in path.glob("*/model") if model.is_dir()}
+    models = {model.parts[-2:]: str(model) for model in path.glob("*/model") if model.is_dir()}
 
-    def moved(value: Any) -> Any:
+    def relocate(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: moved(each) for key, each in value.items()}
-        return made.get(Path(value).parts[-2:], value) if isinstance(value, str) else value
+            return {key: relocate(each) for key, each in value.items()}
+        return models.get(Path(value).parts[-2:], value) if isinstance(value, str) else value
 
-    return {key: moved(each) for key, each in config.items()}
+    return {key: relocate(each) for key, each in config.items()}
 
 
 def check_owners(folder: RunFolder) -> None:
@@ -82,44 +90,45 @@ def check_owners(folder: RunFolder) -> None:
     for kind, owners in folder.read_json(folder.manifest).get("owners", {}).items():
         for name, owner in owners.items():
             if fold(name) not in discover(kind):
-                home = KNOWN.get(kind, {}).get(name, owner.partition(" ")[0])  # it may have moved since
-                same = owner.startswith(f"{home} ")
+                distribution = KNOWN.get(kind, {}).get(name, owner.partition(" ")[0])  # it may have moved since
+                same = owner.startswith(f"{distribution} ")
                 raise UserInputError(
                     f"the run has the {SINGULAR[kind]} {name} of {owner}, which is not installed",
                     where=str(folder.path),
-                    hint=f"pip install {owner.replace(' ', '==') if same else home}",
+                    hint=f"pip install {owner.replace(' ', '==') if same else distribution}",
                 )
 
 
 def find_checkpoint(resume: str, output: Path, *, restart: bool = False) -> Path | None:
-    """The checkpoint that `--resume` means: the newest whole one of the run, or the named folder.
+    """Return the checkpoint that `--resume` refers to: the newest complete one of the run, or the named folder.
 
-    None: under `auto`, the run ended before it wrote one, and starts again; one with updates only with `restart`.
+    Returns None for `auto` if the run ended before it wrote one, and starts again. A run that has made updates starts
+    again only with `restart`.
 
     Raises:
-        UserInputError: there is no run, or no whole checkpoint, or the run's checkpoints are lost.
+        UserInputError: there is no run or complete checkpoint, or the run's checkpoints are lost.
     """
     folder = output if resume == "auto" else Path(resume)
-    if (found := find_complete_checkpoint(folder)) is not None:
-        return found
+    if (checkpoint := find_complete_checkpoint(folder)) is not None:
+        return checkpoint
     store = CheckpointStore(folder / "checkpoints")
-    what = "there is no checkpoint to continue from"
+    problem = "found no checkpoint to continue from"
     elsewhere = f"start a new run like it: rlhf train --from {folder} --output DIR"
     if resume != "auto" or store.steps():
         has_config = RunFolder(folder).config.exists()
-        raise UserInputError(what, where=str(folder), hint=elsewhere if has_config else "start without --resume")
+        raise UserInputError(problem, where=str(folder), hint=elsewhere if has_config else "start without --resume")
     if lost := store.named():
         names = ", ".join(f"checkpoints/{name}" for name in lost)
         raise UserInputError(
-            f"{what}: {names} is missing, which the run had written",
+            f"{problem}: {names} is missing, which the run had written",
             where=str(folder),
             hint=f"put it back (was the disk purged?), or {elsewhere}",
         )
     if has_updates(RunFolder(folder)) and not restart:
         raise UserInputError(
-            f"{what}: metrics.jsonl has the updates of a run, and checkpoints/ has no step-* folder",
+            f"{problem}: metrics.jsonl has the updates of a run, but checkpoints/ lacks a step-* folder",
             where=str(folder),
-            hint=f"--resume auto --restart begins again here and discards these updates; or {elsewhere}",
+            hint=f"--resume auto --restart begins again here and discards these updates, or {elsewhere}",
         )
     return None
 
@@ -131,19 +140,19 @@ def has_updates(folder: RunFolder) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """How a resume goes on."""
+    """How a resume continues a run."""
 
     checkpoint: Path | None
-    """None where the run ended before it wrote one, and starts again."""
+    """None if the run ended before it wrote one, and starts again."""
     changes: Sequence[Change]
     """Options that the resume changes."""
 
 
 def plan_resume(resume: str, folder: RunFolder, inputs: RunInputs, *, restart: bool) -> Resumed:
-    """What a resume of the run in `folder` goes on from, and what it changes. Arguments as of `find_checkpoint`.
+    """Return checkpoint and changed options of a resume of the run in `folder`. Arguments as for `find_checkpoint`.
 
     Raises:
-        UserInputError: model, algorithm, optimizer or prompts are others than the checkpoint's; or see there.
+        UserInputError: model, algorithm, optimizer or prompts differ from the checkpoint's, or see `find_checkpoint`.
     """
     checkpoint = find_checkpoint(resume, folder.path, restart=restart)
     is_again = checkpoint is None  # it may change everything
@@ -161,24 +170,24 @@ def plan_resume(resume: str, folder: RunFolder, inputs: RunInputs, *, restart: b
         problems = [f"{each.key}: {each.before!r} -> {each.after!r}" for each in changes if _is_fixed(each.key)]
         digest = manifest.get("data_digest")
         if not problems and digest and str(digest).removeprefix("sha256:") != inputs.prompts.digest:
-            problems = ["prompts: its records are not those that the run was trained on"]
+            problems = ["prompts: the records differ from those that the run was trained on"]
         if problems:
             raise UserInputError(
-                "a resume goes on with the model, algorithm, optimizer and prompts of the run:\n" + "\n".join(problems),
+                "a resume keeps the model, algorithm, optimizer and prompts of the run:\n" + "\n".join(problems),
                 where=str(folder.path),
-                hint="leave them as they were, or start anew with another --output",
+                hint="restore these options, or start a new run with another --output",
             )
     return Resumed(checkpoint, changes)
 
 
 def _is_fixed(key: str) -> bool:
     if key == "prompts.path":
-        return False  # the digest says whether it is other data
+        return False  # the digest shows whether the data differ
     return any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED)
 
 
 def _is_same_model(change: Change, folder: RunFolder, working_folder: Path, *, is_again: bool) -> bool:
-    """Whether another path is the same folder, or a model made in the run folder, before that was moved or after."""
+    """Whether both paths are the same folder, or a model made in the run folder before and after it was moved."""
     before, after = str(change.before), os.path.realpath(str(change.after))
     if Path(after).parent.parent == folder.path.resolve():
         return is_again or Path(before).parts[-2:] == Path(after).parts[-2:]

@@ -1,4 +1,4 @@
-"""`train`: from a run file, path or mapping, to a run folder. The command and Python share this path."""
+"""`train`: runs a run file or mapping into a run folder. The command and Python callers share this function."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from ..util.jsonl import read_lines
 from ..util.redact import redact_mapping
 from ..wiring.inputs import RunInputs
 from .ledger import RunLedger
-from .resume import begun_run, find_checkpoint, plan_resume
-from .run_record import begin_record, refuse_output, tell_resume
+from .resume import find_checkpoint, find_resumed_run, plan_resume
+from .run_record import begin_record, check_output, log_resume
 
 logger = logging.getLogger("rlhf")
 
 _MEASURED = 1000
-"""Prompts of each source whose length a check looks at."""
+"""Prompts of each source whose length a check measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TrainResult:
     summary: dict[str, Any]
     """Content of `summary.json`."""
     metrics: list[dict[str, Any]]
-    """The lines of `metrics.jsonl`."""
+    """Lines of `metrics.jsonl`."""
 
 
 def train(
@@ -70,39 +70,42 @@ def train(
     trust: FileTrust | bool = False,
     on_check: Callable[[RunInputs], None] | None = None,
 ) -> TrainResult | None:
-    """Train as a run file (path) or mapping says.
+    """Train a run and write its run folder.
 
     Args:
-        output: the run folder; default `runs/<algorithm>-<time>`.
+        run: run file (path) or mapping.
+        output: the run folder, by default `runs/<algorithm>-<time>`.
         resume: `auto` (which starts a run in a folder without one), or a run or checkpoint folder to continue from.
-        restart: with `auto`, discard the updates of a run without a checkpoint and begin it again; else it is refused.
+        restart: with `auto`, discard the updates of a run without a checkpoint and start again, instead of failing.
         num_processes: training processes on this machine (transport `local`).
-        dry_run: check everything, load no weights, write nothing; returns None. Of an environment one turn is played,
-            with a made-up answer.
-        overrides: `"key.path=value"` as `--set` takes them.
-        hooks: objects with `rlhf_…` hooks, or `module:attr` of what makes one, beside the installed hook plugins.
-        rewards: functions of this process that score answers, as those of a reward file do: `rewards=[brevity]` in a
-            notebook. They are added to the run's `rewards`, and take the place of the default. One process only.
-        origin: folder of a run that `run` comes from; what differs from it is said in log and manifest.
-        trust: which files of code that `run` names are run. False: those in and below a run file's folder and those
-            in `overrides`; all of a mapping, which is the caller's own. True: all.
-        on_check: called, with `dry_run`, with what was built to check the run.
+        dry_run: check everything without loading weights or writing. An environment plays a turn with a fake answer.
+        overrides: `"key.path=value"`, as for `--set`.
+        hooks: objects with `rlhf_…` hooks, or `module:attr` of a factory, besides the installed hook plugins.
+        rewards: functions of this process that score answers, as in a reward file: `rewards=[brevity]` in a
+            notebook. Added to the run's `rewards`, without the default reward. Only for one process.
+        origin: folder of a run that `run` comes from. Log and manifest list the differences.
+        trust: which code files named by `run` may be executed. False: of a run file, those in and below its folder
+            and those in `overrides`. Of a mapping, all. True: all.
+        on_check: with `dry_run`, called with the inputs that were built for the check.
+
+    Returns:
+        The finished run, or None after `dry_run`.
 
     Raises:
-        UserInputError: the input is wrong; nothing was written.
-        RlhfError: the run failed; its folder says how.
-        InterruptedRun: Ctrl-C; a checkpoint was written.
+        UserInputError: the input is wrong. Nothing was written.
+        RlhfError: the run failed. Its folder records how.
+        InterruptedRun: Ctrl-C. A checkpoint was written.
     """
     path = None if output is None else Path(output)
-    if (begun := begun_run(resume, path)) is None:
+    if (existing := find_resumed_run(resume, path)) is None:
         resume = None
         if dry_run and path is not None:
-            refuse_output(path)
+            check_output(path)
     prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run, rewards=rewards)
     environment = prepared.environment
     if dry_run:
-        if begun is not None and resume is not None:
-            tell_resume(prepared.resolved, plan_resume(resume, RunFolder(begun), prepared.inputs, restart=restart))
+        if existing is not None and resume is not None:
+            log_resume(prepared.resolved, plan_resume(resume, RunFolder(existing), prepared.inputs, restart=restart))
         if environment.rank == 0:
             for section in prepared.resolved.sections.values():
                 section.typed(Section).rehearse(prepared.inputs)
@@ -111,26 +114,26 @@ def train(
         return None
     if environment.world_size > 1 and output is None:
         raise UserInputError(
-            "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
+            "the processes of a launcher need the same run folder", where="--output", hint="add --output DIR"
         )
-    chosen = begun or path or default_path(prepared.resolved.algorithm.name, datetime.now())
+    folder = existing or path or default_path(prepared.resolved.algorithm.name, datetime.now())
     if environment.rank != 0:
-        checkpoint = None if resume is None else find_checkpoint(resume, chosen, restart=restart)
-        run_rank(prepared, RunLedger(RunFolder(chosen)), checkpoint)
-        return read_result(chosen)
-    with RunLedger.take(chosen, resume) as ledger:
+        checkpoint = None if resume is None else find_checkpoint(resume, folder, restart=restart)
+        run_rank(prepared, RunLedger(RunFolder(folder)), checkpoint)
+        return read_result(folder)
+    with RunLedger.take(folder, resume) as ledger:
         return train_in(ledger, prepared, resume, restart, origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """A run that was checked, before it has a folder."""
+    """A checked run, before it has a folder."""
 
     resolved: ResolvedRun
     inputs: RunInputs
     relay: HookRelay
     hooks: Sequence[object | str]
-    """Those given beside the installed ones; `relay` has them."""
+    """Hooks passed by the caller, which `relay` includes."""
     num_processes: int
     environment: LaunchEnv
 
@@ -144,7 +147,7 @@ def prepare(
     is_check: bool = False,
     rewards: Sequence[Callable[..., Any]] = (),
 ) -> PreparedRun:
-    """Resolve a run, check what can be checked before weights are loaded. Arguments as of `train` and `check_run`."""
+    """Resolve a run and check it as far as possible without weights. Arguments as for `train` and `check_run`."""
     set_up_host_memory()
     relay = HookRelay()
     for hook in hooks:
@@ -152,16 +155,16 @@ def prepare(
     resolved = _resolved(run, overrides, relay, _trusted(run, overrides, trust), rewards)
     if rewards and (num_processes > 1 or resolved.transport.name != "local"):
         raise UserInputError(
-            f"the reward {resolved.rewards[-1].name} cannot travel to another process",
+            f"the reward {resolved.rewards[-1].name} cannot be sent to another process",
             where="rewards",
             hint="write it into a file and name it in the run's rewards: FILE.py:FUNCTION",
         )
     environment = read_launch_env()
     if "RANK" not in os.environ and (tasks := os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
         raise UserInputError(
-            f"srun started {tasks} processes, each of which would be a run by itself",
+            f"srun started {tasks} processes, each of which would be a separate run",
             where="SLURM_STEP_NUM_TASKS",
-            hint="have srun start one torchrun on each machine, or unset this variable if separate runs are meant",
+            hint="have srun start one torchrun per machine, or unset this variable to start separate runs",
         )
     if environment.world_size > 1:
         check_processes(resolved, environment.world_size, "WORLD_SIZE")
@@ -193,7 +196,7 @@ def train_in(
     ledger.start(None if checkpoint is None else read_run_state(checkpoint))
     with folder.logging():
         if resumed is not None:
-            tell_resume(resolved, resumed)
+            log_resume(resolved, resumed)
         num_processes = max(prepared.num_processes, prepared.environment.world_size)
         begin_record(folder, prepared.inputs, num_processes, resumed=resumed, origin=origin)
         CheckpointStore(folder.checkpoints).discard_partial()
@@ -205,33 +208,35 @@ def train_in(
 
 
 def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -> None:
+    """Start the processes of the run on this machine and wait for them."""
     if unnamed := [hook for hook in prepared.hooks if not isinstance(hook, str)]:
         raise UserInputError(
-            f"the hook {type(unnamed[0]).__name__} cannot travel to another process",
+            f"the hook {type(unnamed[0]).__name__} cannot be sent to another process",
             where="num_processes",
-            hint='give hooks as "module:attr", or install them as a hook plugin',
+            hint='pass hooks as "module:attr", or install them as a hook plugin',
         )
     named = [hook for hook in prepared.hooks if isinstance(hook, str)]
     _launcher(prepared.resolved)(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
 
 
 def _launcher(resolved: ResolvedRun) -> Callable[..., None]:
-    """What starts the processes of a run. Raises `PluginError` where its distribution is not installed."""
-    named = resolved.strategy.component.launch
+    """Return the function that starts the processes of a run. Raises `PluginError` if it is not installed."""
+    target = resolved.strategy.component.launch
     try:
-        return cast(Callable[..., None], resolve_name(named))
+        return cast(Callable[..., None], resolve_name(target))
     except (ImportError, AttributeError, ValueError) as error:
-        hint = f"pip install {named.partition('.')[0].replace('_', '-')}, or start the processes with torchrun"
-        raise PluginError(f"{named} starts its processes: {error}", where=resolved.strategy.label, hint=hint) from error
+        hint = f"pip install {target.partition('.')[0].replace('_', '-')}, or start the processes with torchrun"
+        raise PluginError(f"cannot import {target}: {error}", where=resolved.strategy.label, hint=hint) from error
 
 
 def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], trust: FileTrust | bool) -> FileTrust:
+    """Return the trust in files that `train` documents."""
     if isinstance(trust, FileTrust):
         return trust
     if trust or isinstance(run, Mapping):
         return EVERY_FILE
-    given = [parse_override(each)[1] if isinstance(each, str) else each[1] for each in overrides]
-    return FileTrust(folder=Path(run).parent, files=referenced_files(given))
+    values = [parse_override(each)[1] if isinstance(each, str) else each[1] for each in overrides]
+    return FileTrust(folder=Path(run).parent, files=referenced_files(values))
 
 
 def _resolved(
@@ -241,19 +246,20 @@ def _resolved(
     trust: FileTrust,
     rewards: Sequence[Callable[..., Any]],
 ) -> ResolvedRun:
+    """Load the run, let hook plugins change it, and resolve it."""
     mapping = load_run(run, overrides)
     hooks = mapping.get("hooks")
-    disabled = hooks.get("disable") if isinstance(hooks, dict) else None  # what is wrong with them is said below
+    disabled = hooks.get("disable") if isinstance(hooks, dict) else None  # `resolve` reports invalid ones
     load_hook_plugins(relay, [each for each in disabled if isinstance(each, str)] if isinstance(disabled, list) else [])
-    # A section that a hook removed is null, so that an unknown one is refused, as `config check` refuses it.
+    # A section that a hook removed is null, so that an unknown one is rejected, as by `config check`.
     mapping = LoadedRun({**dict.fromkeys(mapping), **relay.transform_config(mapping)}, mapping.overrides)
     return resolve(mapping, where="run file" if isinstance(run, Mapping) else str(run), trust=trust, functions=rewards)
 
 
 def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
-    """Check what can be known before weights are loaded: model folder, tokenizer, every prompt, plugin code.
+    """Check everything that does not need weights: model folder, tokenizer, every prompt, plugin code.
 
-    Returns what was built on the way. is_check: nothing is run with it, so the lengths of a sample of prompts suffice.
+    Returns the inputs built for the check. is_check: no run follows, so it measures the lengths of only some prompts.
     """
     from ..models.passes import planned_passes
     from ..rollout.samples import check_columns
@@ -270,14 +276,14 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
             section.typed(Section).check_inputs(inputs)
         for file in sorted(referenced_files(section.to_mapping())):
             if not file.is_file():
-                raise ConfigError(f"there is no file {file}", where=name, hint="paths start at the current folder")
+                raise ConfigError(f"no such file: {file}", where=name, hint="paths start at the current folder")
     algorithm = inputs.algorithm
     check_algorithm(resolved, algorithm)
     check_frozen(algorithm, tokenizer)
     stream = inputs.prompts
     passes = planned_passes(algorithm, resolved.algorithm.label, resolved.sampling.temperature)
     check_columns(resolved, algorithm, passes, stream.encoder.columns)
-    inputs.eval_prompts  # noqa: B018  # built here, so that what is wrong with them is found
+    inputs.eval_prompts  # noqa: B018  # built here to find problems with them
     inputs.sampler()
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)
@@ -287,22 +293,20 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 
 
 def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:
-    """Raise `ConfigError` for options that mean nothing to the run's algorithm."""
+    """Raise `ConfigError` for options that the run's algorithm does not use."""
     name = resolved.algorithm.name
     if resolved.optimizer.typed(OptimizerConfig).critic_lr is not None and "critic" not in algorithm.roles:
-        raise ConfigError(
-            f"{name} has no critic, so no learning rate of one", where="optimizer.critic_lr", hint="remove it"
-        )
+        raise ConfigError(f"{name} does not train a critic", where="optimizer.critic_lr", hint="remove the option")
     if resolved.rewards and algorithm.model_kind != "causal-lm":
         raise ConfigError(
-            f"{name} trains a model that gives scores; it writes no answers that a reward could judge",
+            f"{name} trains a model that returns scores, not answers that a reward could judge",
             where="rewards",
-            hint="remove rewards; with eval, the loss and accuracy on held-out records are reported",
+            hint="remove rewards. With eval, loss and accuracy on held-out records are reported",
         )
 
 
 def run_rank(prepared: PreparedRun, ledger: RunLedger, checkpoint: Path | None) -> None:
-    """Run in this process, as the rank it is. Rank 0 records in the ledger how the run ended."""
+    """Run this process's rank. Rank 0 records in the ledger how the run ended."""
     resolved, relay, folder = prepared.resolved, prepared.relay, ledger.folder
     register_listed(relay, resolved, folder.path)
     with InterruptFlag() as interrupted:
@@ -324,20 +328,20 @@ def run_rank(prepared: PreparedRun, ledger: RunLedger, checkpoint: Path | None) 
             relay.register(each.build(each.config, context), name=f"logger {each.name}")
         relay.register(ledger, name="ledger")
         with relay.span("run", run_folder=folder.path, config=config) as span:
-            ended: BaseException | None = None
+            failure: BaseException | None = None
             result: FitResult | None = None
             watch = FileWatch(folder)
             try:
                 result = _run(request, interrupted)
                 watch.check()
             except BaseException as error:
-                ended, result = error, None
+                failure, result = error, None
                 if isinstance(error, Exception) and not isinstance(error, InterruptedRun):
                     logger.debug("the run failed", exc_info=error)
                     error.run_log = folder.log  # type: ignore[attr-defined]
                 raise
             finally:
-                if (summary := ledger.end(ended, result)) is not None:
+                if (summary := ledger.end(failure, result)) is not None:
                     span.set("summary", summary)
 
 
@@ -348,6 +352,6 @@ def _run(request: RunRequest, interrupted: InterruptFlag) -> FitResult:
 
 
 def read_result(folder: Path) -> TrainResult:
-    """The result that a run folder records."""
-    opened = RunFolder.read(folder)
-    return TrainResult(folder, opened.read_json(opened.summary), list(read_lines(opened.metrics)))
+    """Read the result that a run folder records."""
+    run_folder = RunFolder.read(folder)
+    return TrainResult(folder, run_folder.read_json(run_folder.summary), list(read_lines(run_folder.metrics)))

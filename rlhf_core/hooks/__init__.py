@@ -1,4 +1,4 @@
-"""Calls hook plugins: the relay, installed plugins, and the callbacks of the seed classes."""
+"""Calls hook plugins: the relay, installed plugins, and the hook that feeds loggers."""
 
 import lazy_loader
 

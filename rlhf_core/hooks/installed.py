@@ -1,4 +1,4 @@
-"""Hook plugins: those that are on when they are installed, and those with options that a run file lists."""
+"""Hook plugins: those that are active once installed, and those with options that a run file lists."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ logger = logging.getLogger("rlhf")
 
 
 def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> None:
-    """Import and register every installed hook plugin but those named in `disable` (`hooks: {disable: [name]}`).
+    """Import and register every installed hook plugin except those in `disable` (`hooks: {disable: [name]}`).
 
-    A plugin that cannot be imported or registered is logged by name and skipped; the run continues without it. A
-    `Component` is left to `register_listed`.
+    A plugin that cannot be imported or registered is logged and skipped. `register_listed` handles each `Component`.
 
     Raises:
-        PluginError: two distributions give one name.
+        PluginError: two distributions provide the same name.
     """
     disabled = {fold(name) for name in disable}
     for name, ref in discover("hooks").items():
@@ -39,21 +38,21 @@ def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> None:
             if not isinstance(plugin, Component):
                 relay.register(plugin, name=ref.name, distribution=owner)
         except PluginError as error:
-            mend = f"{error.hint or 'repair or uninstall it'}; or: hooks: {{disable: [{ref.name}]}}"
-            logger.warning("hook plugin %r (%s) is left out: %s\n  -> %s", ref.name, owner, error.message, mend)
+            fix = f"{error.hint or 'repair or uninstall it'}, or turn it off with hooks: {{disable: [{ref.name}]}}"
+            logger.warning("hook plugin %r (%s) is skipped: %s\n  -> %s", ref.name, owner, error.message, fix)
 
 
 def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
     """Build and register the hook plugins with options of a run: those that are always on, and those that it lists.
 
-    Those named in `hooks.disable` are left out.
+    Plugins in `hooks.disable` are left out.
 
     Raises:
-        PluginError: one cannot be built, has no hook, or is listed though it is always on.
+        PluginError: a plugin cannot be built, does not define a hook, or is listed although it is always on.
     """
     for each in resolved.hooks:
         if each.component.always_on:
-            hint = f"leave it out; disable: [{each.name}] turns it off"
+            hint = f"remove it, or turn it off with disable: [{each.name}]"
             raise PluginError("is on in every run", where=f"hooks.{each.name}", hint=hint)
     disabled = {fold(name) for name in resolved.run.hooks.disable}
     context = HookContext(run_folder, redact_mapping(resolved.to_mapping()))
@@ -63,18 +62,25 @@ def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -
 
 
 def register_hooks(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
-    """Register every hook plugin of a run, with options or without. Raises as the two functions above do."""
+    """Register every hook plugin of a run, with options or without. Raises the errors of the two functions above.
+
+    Args:
+        relay: the relay of the run.
+        resolved: the run.
+        run_folder: passed to the plugins.
+    """
     load_hook_plugins(relay, resolved.run.hooks.disable)
     register_listed(relay, resolved, run_folder)
 
 
 def _always_on(resolved: ResolvedRun, disabled: Collection[str]) -> Iterator[Configured]:
+    """Yield the installed hook plugins with options that are active in every run, with their section's options."""
     for name, ref in discover("hooks").items():
         if name in disabled:
             continue
         try:
-            found = import_target(ref)
+            plugin = import_target(ref)
         except PluginError:  # `load_hook_plugins` has reported it
             continue
-        if isinstance(found, Component) and found.always_on:
-            yield Configured.of(load("hooks", name), resolved.section(ref.name) or found.config())
+        if isinstance(plugin, Component) and plugin.always_on:
+            yield Configured.of(load("hooks", name), resolved.section(ref.name) or plugin.config())

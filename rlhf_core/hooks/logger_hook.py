@@ -1,4 +1,4 @@
-"""Hands the metrics of a run to a logger. `metrics.jsonl` is not among the loggers: it is always written."""
+"""Passes the metrics of a run to a logger. `metrics.jsonl` is always written and does not need one."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ class LoggerHook:
 
 
 def _scalars(line: Metrics) -> dict[str, float]:
-    """The numbers of a line that a dashboard plots; null (not finite) and structured values are left out."""
+    """Return the numbers of a line that a dashboard plots. Null (not finite) and structured values are left out."""
     return {name: float(value) for name, value in line.items() if name != "step" and isinstance(value, int | float)}

@@ -1,4 +1,4 @@
-"""Models: their kinds, the price of a forward pass, and passes over finished groups."""
+"""Models: their kinds, the cost of a forward pass, and passes over finished groups."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
-"""How models run over units of rows: the price of a forward pass, and its context.
+"""The cost of a model's forward pass over units of rows, and the context of the pass.
 
-What a pass computes is a library's (`rlhf_forward`).
+The computation of a pass belongs to a library (`rlhf_forward`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,37 @@ if TYPE_CHECKING:
 
 
 class ForwardPasses:
-    """The price of a forward pass, and the context that it runs in.
+    """The cost of a forward pass, and the context that it runs in.
 
-    A place or strategy names a subclass in `passes`. It is built without arguments, on every rank. Ranks and
-    micro-batches are dealt by `price`. `applied` is entered for each forward and its backward. Within it
-    `applied_passes` returns this object to the code that computes (`rlhf_forward`).
+    A place or strategy names a subclass in its attribute `passes`. The class is instantiated without arguments, on
+    every rank. Rows are distributed to ranks and micro-batches by `price`. The context `applied` surrounds each forward
+    pass and its backward pass. Inside it, `applied_passes` returns this object to the code that computes
+    (`rlhf_forward`).
+
+    Example:
+        passes = resolve_name(place.passes)()  # on each rank
+        for batch in plan_micro_batches(items, max_tokens, passes.price):
+            with applying(passes, passes.applied(model)):
+                loss(model, batch).backward()
     """
 
     def price(self, rows: Sequence[Item]) -> int:
-        """Cost, in tokens, of one forward over `rows` (at least one). It never falls when rows are added.
+        """Return the cost, in tokens, of one forward pass. Adding rows must never decrease it.
 
-        Rows may be summaries of samples that another rank holds: every rank must get the same price. By default, the
-        cost of rows padded to the longest.
+        By default the cost of rows padded to the longest.
+
+        Args:
+            rows: At least one. May be summaries of samples that another rank holds, and every rank must return the same
+                price for them.
         """
         return len(rows) * max(row.num_tokens for row in rows)
 
     def applied(self, *models: nn.Module) -> AbstractContextManager[None]:
-        """Context of one forward of `models` and its backward."""
+        """Return the context of one forward pass and its backward pass.
+
+        Args:
+            models: The models that run, as the strategy prepared them.
+        """
         return nullcontext()
 
 
@@ -43,19 +57,19 @@ _APPLIED: ContextVar[ForwardPasses] = ContextVar("applied passes")
 
 
 def passes_of(place: Place) -> ForwardPasses:
-    """The passes that the place names."""
+    """Instantiate the passes that the place names."""
     passes: ForwardPasses = resolve_name(place.passes)()
     return passes
 
 
 def applied_passes() -> ForwardPasses:
-    """Those of the surrounding `applying`; the base class outside of one."""
+    """Return the passes of the surrounding `applying`, or the base class outside of one."""
     return _APPLIED.get(ForwardPasses())
 
 
 @contextmanager
 def applying(passes: ForwardPasses, inside: AbstractContextManager[Any]) -> Iterator[None]:
-    """Context in which forwards run by `passes`. inside: `passes.applied(...)`, or a context in its place."""
+    """Context in which forwards use `passes`. `inside`: `passes.applied(...)`, or a context that replaces it."""
     token = _APPLIED.set(passes)
     try:
         with inside:

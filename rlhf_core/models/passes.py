@@ -1,4 +1,4 @@
-"""The passes of an algorithm over finished samples, with models that run in batches of bounded tokens."""
+"""Passes of an algorithm over finished samples, with models that run in batches of bounded tokens."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT", bound=Item)
 _FIELDS = ("reference_log_probs", "values")
-"""Fields of an item that a pass gives under their names; all else are columns."""
+"""Fields of an item that a pass may set by name. All other names are columns."""
 
 
 class GroupPasses(PassContext):
-    """The passes of a run over finished groups, and the models of this process that they run.
+    """The passes of a run over finished groups, and the models of this process that they use.
 
-    One pass after the other: a later one sees the columns of those before it.
+    Passes run one after the other. A later one sees the columns of earlier ones.
     """
 
     def __init__(
@@ -42,8 +42,16 @@ class GroupPasses(PassContext):
         around: Mapping[Role, Callable[[], AbstractContextManager[Any]]] | None = None,
         offloaded: Collection[Role] = (),
     ) -> None:
-        """make: the passes, say `RolloutAlgorithm.passes`. around: context of a model's forward passes, which switches
-        an adapter off, for example. offloaded: models that are in host memory between their passes.
+        """Create the passes of this process.
+
+        Args:
+            place: Device, precision and processes.
+            models: Role -> model.
+            make: Creates the passes, such as `RolloutAlgorithm.passes`. None without passes.
+            temperature: Sampling temperature of answers.
+            batch_tokens: Maximum price of a forward pass, in tokens. None chooses it by device and model size.
+            around: Role -> factory of a context around its forward passes, for example to disable an adapter.
+            offloaded: Roles whose models are in host memory between their passes.
         """
         self.place = place
         self.models = models
@@ -56,6 +64,7 @@ class GroupPasses(PassContext):
     def forward(
         self, role: Role, groups: Sequence[RolloutGroup], run: Callable[[nn.Module, Experience], Tensor]
     ) -> list[Tensor]:
+        """See `PassContext.forward`."""
         items = [item for group in groups for item in group.items]
 
         def rows_of(model: nn.Module, batch: Sequence[BufferItem]) -> Tensor:
@@ -73,63 +82,72 @@ class GroupPasses(PassContext):
         empty: ItemT,
         shared: bool = False,
     ) -> list[Tensor]:
-        """Collective. `run(model, batch)`, [B, ...], for all items in batches of bounded tokens; float32 on the CPU.
+        """Run a model without gradients over items, in batches of bounded tokens. Collective.
 
-        Each rank gives items of its own, and one that has none left runs `empty`, so that all ranks make the same
-        number of forward passes. shared: the items are the same on every rank; the ranks share the work, and all get
-        all rows. Raises `TypeError` for a model that is not among the algorithm's roles.
+        Args:
+            role: The model.
+            items: This rank's items, or the same items on every rank if `shared`.
+            run: Called as `run(model, batch)`. Returns [B, ...].
+            empty: Masked item, which a rank runs if other ranks make more forward passes.
+            shared: Whether ranks share the work, and all receive all rows.
+
+        Returns:
+            [...] float32 on the CPU for each item in order.
+
+        Raises:
+            TypeError: The model is not among the algorithm's roles.
         """
         import torch
 
         place = self.place
         if shared and place.world_size > 1:
             rows = self.rows(role, items[place.rank :: place.world_size], run, empty=empty)
-            # numpy arrays are exchanged by value; tensors would go through shared memory.
+            # numpy arrays are exchanged by value. Tensors would use shared memory.
             parts = place.all_gather_objects([row.numpy() for row in rows])
             return [torch.from_numpy(parts[i % place.world_size][i // place.world_size]) for i in range(len(items))]
         try:
             model = self.models[role]
         except KeyError:
-            raise TypeError(f"the algorithm asks a {role}, which is not among its roles") from None
+            raise TypeError(f"the algorithm runs a {role}, which is not among its roles") from None
         passes, size = passes_of(place), sum(parameter.numel() for parameter in place.unwrap(model).parameters())
         tokens = self._batch_tokens or default_micro_batch_tokens(place.device.type, size)
         plans = plan_micro_batches(items, tokens, passes.price)
         num_steps = int(place.all_reduce(torch.tensor([float(len(plans))]), "max").item())
-        found: dict[int, Tensor] = {}
-        placed = _on_device(model, place) if role in self.offloaded else nullcontext()
-        with placed, self._around.get(role, nullcontext)():
+        outputs: dict[int, Tensor] = {}
+        on_device = _on_device(model, place) if role in self.offloaded else nullcontext()
+        with on_device, self._around.get(role, nullcontext)():
             was_training = model.training
             model.eval()
             with torch.no_grad(), applying(passes, passes.applied(model)), place.autocast():
                 for step in range(num_steps):
                     plan = plans[step] if step < len(plans) else []
                     output = run(model, [items[i] for i in plan] or [empty]).float().cpu()
-                    found.update((index, output[row].clone()) for row, index in enumerate(plan))
+                    outputs.update((index, output[row].clone()) for row, index in enumerate(plan))
             model.train(was_training)
-        return [found[index] for index in range(len(items))]
+        return [outputs[index] for index in range(len(items))]
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """The groups with all values added to their items. Collective if a model is sharded."""
+        """Return the groups with the values of all passes added to their items. Collective if a model is sharded."""
         done = self.place.agreed(list(groups))
         for each in self.passes:
             rows, num_items = list(each.run(done)), sum(len(group.items) for group in done)
             if len(rows) != num_items:
                 raise PluginError(f"it returned {len(rows)} rows for {num_items} samples", where=type(each).__name__)
-            found = iter(rows)
+            values = iter(rows)
             done = [
-                replace(group, items=tuple(_filled(item, next(found), each) for item in group.items)) for group in done
+                replace(group, items=tuple(_filled(item, next(values), each) for item in group.items)) for group in done
             ]
         return done
 
     def published(self, version: int) -> None:
-        """The models here that are trained now have the weights of `version`."""
+        """Notify the passes that the trained models in this process have the weights of `version`."""
         for each in self.passes:
             each.published(version)
 
 
 @contextmanager
 def _on_device(model: nn.Module, place: Place) -> Iterator[None]:
-    """Context in which the model is on the place's device; afterwards it is on the CPU."""
+    """Move the model to the place's device, and back to the CPU at the end of the context."""
     model.to(place.device)
     try:
         yield
@@ -138,7 +156,7 @@ def _on_device(model: nn.Module, place: Place) -> Iterator[None]:
 
 
 def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: float) -> Sequence[GroupPass]:
-    """The algorithm's passes before models are loaded, to know their columns; none if it learns from a dataset."""
+    """Return the algorithm's passes before models are loaded, to read their columns. Empty for a dataset algorithm."""
     import torch
 
     if not isinstance(algorithm, RolloutAlgorithm):
@@ -151,7 +169,7 @@ def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: floa
 
 def _unloaded() -> nn.Module:
     raise PluginError(
-        "a pass reads `context.models` when it is made", hint="read it in `run`: no model is loaded before"
+        "a pass reads `context.models` in its constructor", hint="read it in `run`: models are loaded later"
     )
 
 
@@ -164,7 +182,7 @@ def _filled(item: BufferItem, row: Mapping[str, Any], by: GroupPass) -> BufferIt
 
 
 def _placeholder() -> BufferItem:
-    """A filler sample of two tokens, which a rank without samples runs to stay in step."""
+    """Return a filler sample of two tokens, which a rank without samples runs to stay in lockstep."""
     import torch
 
     return BufferItem(

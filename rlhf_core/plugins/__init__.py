@@ -1,4 +1,4 @@
-"""Finding plugins by metadata, importing the selected one, and plain functions as plugins."""
+"""Finds plugins by metadata, imports the selected one, and adapts plain functions as plugins."""
 
 import lazy_loader
 

@@ -1,8 +1,8 @@
-"""Plain functions and classes as plugins: their keyword-only parameters are their options.
+"""Plain functions and classes as plugins, with their keyword-only parameters as options.
 
     def brevity(rollouts, *, target_tokens: int = 128) -> list[float]: ...
 
-needs no import of core; `FILE.py:FUNCTION` names one that is not installed.
+They do not need to import core. `FILE.py:FUNCTION` names one that is not installed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .trust import EVERY_FILE, FileTrust, split_reference
 
 
 class Plain(NamedTuple):
-    """What a plain function or class of a kind is, which may stand in place of a `Component`."""
+    """Requirements on a plain function or class that is a plugin instead of a `Component`, for one kind."""
 
     takes: str | None = None
-    """The one positional parameter of the function, in words; None allows any."""
+    """The one positional parameter of the function, in words. None allows any."""
     is_class: bool = False
 
     @property
     def noun(self) -> str:
         return "class" if self.is_class else "function"
 
-    def fits(self, found: object) -> bool:
-        return isinstance(found, type) if self.is_class else callable(found) and not isinstance(found, type)
+    def fits(self, target: object) -> bool:
+        return isinstance(target, type) if self.is_class else callable(target) and not isinstance(target, type)
 
 
 PLAIN: Mapping[str, Plain] = {
@@ -52,7 +52,7 @@ PLAIN: Mapping[str, Plain] = {
     "environments": Plain(is_class=True),
     "hooks": Plain(is_class=True),
 }
-"""Kinds whose plugin may be a plain function or class, of a file too."""
+"""Kinds whose plugins may be plain functions or classes, installed or in a file."""
 
 
 class FunctionOptions(BaseModel):
@@ -62,7 +62,7 @@ class FunctionOptions(BaseModel):
 
 
 class UnreadOptions(FunctionOptions):
-    """Options of a file that is not run: any are accepted."""
+    """Options of a file that is not executed. Any option is accepted."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -70,43 +70,51 @@ class UnreadOptions(FunctionOptions):
 def load_function_file(
     reference: str, trust: FileTrust = EVERY_FILE, *, where: str, is_class: bool = False
 ) -> tuple[Path, Callable[..., Any]]:
-    """Run the file of `FILE.py:NAME` and return its absolute path and the function, or class, of that name.
+    """Run the file of `FILE.py:NAME` and return its absolute path and the function or class of that name.
 
-    Raises `PluginError`, as `where`: no such file, it is not trusted or fails to run, or it does not define that name.
+    Raises:
+        PluginError: the file is missing or not trusted, fails to run, or does not define that name.
     """
     path, name = split_reference(reference, where)
     trust.check(path, where)
     module = run_file(path, where)
-    found = getattr(module, name, None)
+    target = getattr(module, name, None)
     fits = inspect.isclass if is_class else inspect.isroutine
-    if not fits(found):
-        offered = [each for each, value in vars(module).items() if fits(value)]
+    if not fits(target):
+        candidates = [each for each, value in vars(module).items() if fits(value)]
         noun, plural = ("class", "classes") if is_class else ("function", "functions")
         raise PluginError(
-            f'{path.name} has no {noun} "{name}"{suggestion(name, offered)}',
+            f'{path.name} does not define a {noun} "{name}"{suggestion(name, candidates)}',
             where=where,
-            hint=f"{plural} in it: {', '.join(offered) or 'none'}",
+            hint=f"{plural} in it: {', '.join(candidates) or 'none'}",
         )
-    return path, found  # type: ignore[return-value]
+    return path, target  # type: ignore[return-value]
 
 
 @cache
 def function_from_file(reference: str, base_folder: Path, spoken: str) -> Callable[..., Any]:
-    """The function that an option of a plugin names (`FILE.py:FUNCTION`, relative to `base_folder`).
+    """Return the function that a plugin's option names. Its file is run once per process.
 
-    The file is run once per process; its trust was checked with the run's options. spoken: its role, for errors, which
-    are those of `load_function_file`.
+    The trust of the file was checked with the run's options. Raises the errors of `load_function_file`.
+
+    Args:
+        reference: `FILE.py:FUNCTION`.
+        base_folder: folder that a relative path starts from.
+        spoken: role of the function in errors, such as `prompts.filter`.
+
+    Returns:
+        The function, not checked or wrapped.
     """
     path, _, name = reference.rpartition(":")
-    whole = f"{base_folder / Path(path).expanduser()}:{name}"
-    return load_function_file(whole, where=f'{spoken} "{whole}"')[1]
+    absolute = f"{base_folder / Path(path).expanduser()}:{name}"
+    return load_function_file(absolute, where=f'{spoken} "{absolute}"')[1]
 
 
 def run_file(path: Path, where: str) -> ModuleType:
-    """Run a file as a new module. Raises `PluginError`, as `where`, if it fails or tries to exit."""
+    """Run a file as a new module. Raises `PluginError` if it fails or tries to exit."""
     from hashlib import sha256
 
-    # In sys.modules under a unique name, so that dataclasses, type hints and pickling work in it.
+    # It is in sys.modules under a unique name, so that dataclasses, type hints and pickling work in it.
     module_name = f"rlhf_reward_file_{sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -117,31 +125,35 @@ def run_file(path: Path, where: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's file may raise anything
         sys.modules.pop(module_name, None)
-        raise PluginError(f"{path.name} fails to run: {error_text(error)}", where=where, hint="mend it") from error
+        raise PluginError(f"{path.name} fails to run: {error_text(error)}", where=where, hint="fix the file") from error
     return module
 
 
-def component_of(found: Any, kind: str, *, where: str, build: str = "") -> Component:
-    """A component for a plain function or class of a kind; its options are the keyword-only parameters.
+def component_of(target: Any, kind: str, *, where: str, build: str = "") -> Component:
+    """Return a component for a plain function or class of a kind, with its keyword-only parameters as options.
 
-    Those of a class are its constructor's. Raises `PluginError` for another signature: each option needs a type and a
-    default.
+    The parameters of a class are its constructor's. Raises `PluginError` for another signature: each option needs a
+    type and a default.
     """
-    summary = (inspect.getdoc(found) or "").strip().partition("\n")[0]
+    summary = (inspect.getdoc(target) or "").strip().partition("\n")[0]
     plain = PLAIN[kind]
-    takes, function = plain.takes, found
+    takes, function = plain.takes, target
     if plain.is_class:
-        takes, function = "itself", vars(found).get("__init__", found.__init__)
+        takes, function = "itself", vars(target).get("__init__", target.__init__)
     has_options = function is not object.__init__
     config = options_model(function, where, takes=takes) if has_options else FunctionOptions
     return Component(summary=summary, config=config, build=build)
 
 
 def options_model(function: Callable[..., Any], where: str, *, takes: str | None) -> type[FunctionOptions]:
-    """The strict schema of a function's keyword-only parameters.
+    """Return the strict schema of a function's keyword-only parameters.
 
-    takes: its one positional parameter, in words; None allows any. Raises `PluginError`, as `where`, for another
-    signature.
+    takes: its one positional parameter, in words. None allows any. Raises `PluginError` for another signature.
+
+    Example:
+        >>> def brevity(rollouts, *, target_tokens: int = 128): ...
+        >>> options_model(brevity, "brevity", takes="the rollouts")(target_tokens=64)
+        brevity_options(target_tokens=64)
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -154,23 +166,23 @@ def options_model(function: Callable[..., Any], where: str, *, takes: str | None
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
         checks = {"type": name in hints, "default": parameter.default is not parameter.empty}
-        lacking = [what for what, given in checks.items() if not given]
+        lacking = [part for part, exists in checks.items() if not exists]
         if lacking:
             raise PluginError(
-                f'its option "{name}" has no {" and no ".join(lacking)}',
+                f'its option "{name}" lacks a {" and a ".join(lacking)}',
                 where=where,
-                hint=f"write it as `{name}: int = 1`, with its own type and default",
+                hint=f"write `{name}: int = 1`, with its own type and default",
             )
         fields[name] = (hints[name], parameter.default)
     try:
         name = f"{getattr(function, '__name__', type(function).__name__)}_options"
         return create_model(name, __base__=FunctionOptions, **fields)
     except (PydanticUserError, NameError, TypeError) as error:
-        raise PluginError(f"its options make no schema: {error}", where=where) from error
+        raise PluginError(f"its options do not form a valid schema: {error}", where=where) from error
 
 
 def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Types of the keyword-only parameters; annotations of others may exist for type checkers only."""
+    """Return the types of the keyword-only parameters. Annotations of others may exist for type checkers only."""
     written = {
         name: parameter.annotation
         for name, parameter in parameters.items()
@@ -181,19 +193,20 @@ def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect
 
 
 def _check_positional(parameters: list[inspect.Parameter], where: str, takes: str | None) -> None:
+    """Raise `PluginError` for **kwargs and for positional parameters other than the expected one."""
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        raise PluginError("it takes **kwargs, which would hide a misspelled option", where=where, hint="name them")
+        raise PluginError("it takes **kwargs, which would hide a misspelled option", where=where, hint="name each one")
     if takes is None:
         return
     if len(positional) > 1:
         names = ", ".join(each.name for each in positional[1:])
         raise PluginError(
-            f"it takes more than {takes} by position: {names}", where=where, hint=f"put `*,` before {names}"
+            f"it takes more positional parameters than {takes}: {names}", where=where, hint=f"put `*,` before {names}"
         )
     if not positional and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
         raise PluginError(
-            f"it takes no {takes.removeprefix('the ')}",
+            f"it does not take {takes}",
             where=where,
             hint=f"write def name({takes.removeprefix('the ')}, *, option: type = default)",
         )

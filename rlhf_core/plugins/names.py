@@ -1,4 +1,4 @@
-"""Names for hints: which distribution brings a plugin of this project, and where a name that was in core is now."""
+"""Names for hints: the distribution that provides a plugin of this project, and new names of those that moved."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import cache
 from pathlib import Path
 
 KNOWN: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
-"""Kind -> name of a plugin -> the distribution that brings it."""
+"""Kind -> name of a plugin -> the distribution that provides it."""
 _NAME = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 
 
 @cache
 def moved_names() -> dict[str, str]:
-    """Old dotted name -> new dotted name, of modules and of the names that a package exported."""
-    found: dict[str, str] = json.loads(Path(__file__).with_name("moved.json").read_text(encoding="utf-8"))
-    return found
+    """Return old dotted name -> new dotted name, for modules and names that a package exported."""
+    names: dict[str, str] = json.loads(Path(__file__).with_name("moved.json").read_text(encoding="utf-8"))
+    return names
 
 
 def moved_hint(error: BaseException) -> str | None:
-    """What to import in place of an old name, if a failed import names one that moved.
+    """Return what to import instead, if a failed import names something that moved, else None.
 
     Example:
         >>> moved_hint(ModuleNotFoundError("No module named 'rlhf_core.testing'", name="rlhf_core.testing"))

@@ -1,4 +1,4 @@
-"""The modules that a component requires: whether they are installed, in a version that its distribution accepts."""
+"""Checks that the modules a component requires are installed, in a version that its distribution accepts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..util.did_you_mean import fold
 
 
 def not_installed(modules: Sequence[str]) -> tuple[str, ...]:
-    """Those of the modules that cannot be found; none of them is imported."""
+    """Return the modules that cannot be found, without importing any."""
     return tuple(name for name in modules if find_spec(name.partition(".")[0]) is None)
 
 
 def _wrong_versions(component: Component, distribution: str) -> dict[str, str]:
-    """Requirement (`mcp>=2,<3`) -> installed version, for required modules installed in another version.
+    """Return requirement (`mcp>=2,<3`) -> installed version, for required modules in an unacceptable version.
 
-    The versions are those that the plugin's distribution accepts in its metadata, in any of its extras; a module whose
-    distribution has another name is not checked.
+    The plugin's distribution lists acceptable versions in its metadata, also in extras. A module whose distribution has
+    another name is not checked.
     """
     if not component.requires:
         return {}
@@ -27,7 +27,7 @@ def _wrong_versions(component: Component, distribution: str) -> dict[str, str]:
 
     try:
         about = metadata(distribution)
-    except PackageNotFoundError:  # a file
+    except PackageNotFoundError:  # the plugin is a file
         return {}
     extras = ["", *(about.get_all("Provides-Extra") or ())]
     accepted: dict[str, list[Requirement]] = {}
@@ -48,7 +48,7 @@ def _wrong_versions(component: Component, distribution: str) -> dict[str, str]:
 
 
 def unmet(component: Component, distribution: str | None = None) -> tuple[str, str] | None:
-    """What the component lacks, and the command that installs it, or None; with its distribution, versions count, too.
+    """Return missing requirements and the command that installs them, or None. `distribution` enables version checks.
 
     Example: `("needs mcp>=2,<3, but 1.9.2 is installed", "pip install 'rlhf-mcp[mcp]'")`.
     """
@@ -56,7 +56,7 @@ def unmet(component: Component, distribution: str | None = None) -> tuple[str, s
         names = " ".join(name.partition(".")[0] for name in missing)
         return f"needs {', '.join(missing)}, not installed here", component.install or f"pip install {names}"
     if distribution and (wrong := _wrong_versions(component, distribution)):
-        problem = ", ".join(f"{name}, but {found} is installed" for name, found in wrong.items())
+        problem = ", ".join(f"{name}, but {installed} is installed" for name, installed in wrong.items())
         names = " ".join(f"'{name}'" for name in wrong)
         return f"needs {problem}", component.install or f"pip install {names}"
     return None

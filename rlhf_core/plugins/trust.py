@@ -1,7 +1,8 @@
-"""Which code a command runs: SECURITY.md says why.
+"""Decides which code a command may execute. SECURITY.md explains why.
 
-A run file may name `FILE.py:NAME`, or a program to start, and may have come from a stranger. Whoever resolves a run
-says with a `FileTrust` which of these may be run; what may not is an error, or, where none is run, is left alone.
+A run file may name `FILE.py:NAME`, or a program to start, and may come from a stranger. The caller that resolves a run
+passes a `FileTrust` that decides which of these may be executed. A file that may not is an error, unless nothing is
+executed at all, in which case it is ignored.
 """
 
 from __future__ import annotations
@@ -19,30 +20,31 @@ _REFERENCE = re.compile(r"^(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)$", re.DOTALL)
 
 
 def is_file_reference(name: str) -> bool:
-    """True for `FILE.py:NAME`; also for a `.py` path whose name is missing or misspelled."""
+    """Whether it is `FILE.py:NAME`, or a `.py` path whose name is missing or misspelled."""
     return ".py:" in name or name.endswith(".py")
 
 
 def split_reference(reference: str, where: str) -> tuple[Path, str]:
-    """`FILE.py:NAME` -> the absolute path and the name.
+    """Split `FILE.py:NAME` into the absolute path and the name.
 
-    Raises `PluginError`, as `where`: it names nothing, or there is no such file (a device or pipe is none).
+    Raises:
+        PluginError: it does not name a function, or the file is missing (a device or pipe is not a file).
     """
     match = _REFERENCE.match(reference)
     if match is None:
-        raise PluginError(f'"{reference}" names no function', where=where, hint="write FILE.py:FUNCTION")
+        raise PluginError(f'"{reference}" does not name a function', where=where, hint="write FILE.py:FUNCTION")
     path = _absolute(match["path"])
     try:
-        is_there = path.is_file()
-    except ValueError:  # a NUL in it
-        is_there = False
-    if not is_there:
+        is_file = path.is_file()
+    except ValueError:  # the path contains NUL
+        is_file = False
+    if not is_file:
         raise PluginError(f"no such file: {path}", where=where, hint="paths start at the current folder")
     return path, match["name"]
 
 
 def referenced_files(value: Any) -> frozenset[Path]:
-    """Every file that `FILE.py:NAME` names anywhere in a run file, or in a part of one; links are followed."""
+    """Return every file that `FILE.py:NAME` refers to anywhere in a run file, or in a part of one, links followed."""
     if isinstance(value, str):
         match = _REFERENCE.match(value)
         return frozenset() if match is None else frozenset([_real(_absolute(match["path"]))])
@@ -56,30 +58,30 @@ def referenced_files(value: Any) -> frozenset[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTrust:
-    """Which files of code may be run, and which programs started."""
+    """Which code files may be executed, and which programs started."""
 
     runs: bool = True
-    """False: none is run, and any option of what a file defines is accepted."""
+    """False: no file is executed, and its options are not checked."""
     everything: bool = False
     folder: Path | None = None
-    """The run file's: all in it and below it may be run, but for links that lead out of it."""
+    """The run file's folder. All files in and below it may be executed, except links that lead out of it."""
     files: frozenset[Path] = frozenset()
-    """Those named on the command line, links followed."""
+    """Files named on the command line, links followed."""
 
     def allows(self, path: Path) -> bool:
-        """Whether a file, or all code in a folder, may be run."""
+        """Whether a file, or all code in a folder, may be executed."""
         if not self.runs or self.everything:
             return self.runs
         real = _real(path)
         return real in self.files or (self.folder is not None and real.is_relative_to(_real(self.folder)))
 
     def allows_model(self, path: str) -> bool:
-        """Whether the code that comes with a model may be run; a hub model lies in no folder."""
+        """Whether the code that comes with a model may be executed. A hub model is not in any folder."""
         place = Path(path)
         return (self if place.is_dir() else replace(self, folder=None)).allows(place)
 
     def check(self, path: Path, where: str) -> None:
-        """Raise `PluginError`, as `where`, for what may not be run, or, if nothing is run, for what is no file."""
+        """Raise `PluginError` if the file may not be executed or, when none is executed, is missing."""
         if not self.runs and not path.is_file():
             raise PluginError(f"no such file: {path}", where=where, hint="paths start at the current folder")
         if not self.runs or self.allows(path):
@@ -88,15 +90,15 @@ class FileTrust:
         if self.folder is not None:
             outside = f"in or below {_real(self.folder)}, the run file's folder, nor {outside}"
         raise PluginError(
-            f"{path} is not {outside}, so its code is not run",
+            f"{path} is not {outside}, so its code is not executed",
             where=where,
-            hint="read it; if you trust it, add --trust",
+            hint="read it, and add --trust if you trust it",
         )
 
     def check_command(self, command: Sequence[str]) -> None:
         """Raise `PluginError` for a program that may not be started.
 
-        A file that may be run may be started; what is looked for in PATH is none, whatever its arguments name.
+        A file that may be executed may be started, but not a program found in PATH, whatever its arguments name.
         """
         program = command[0]
         if not self.runs or self.everything or ("/" in program and self.allows(_absolute(program))):
@@ -105,25 +107,25 @@ class FileTrust:
         raise PluginError(
             f"the program {printable(program)!r} is not a file in or below {below}the run file's folder, so it is not "
             "started",
-            hint="read what it does; if you trust it, add --trust",
+            hint="read it, and add --trust if you trust it",
         )
 
 
 EVERY_FILE = FileTrust(everything=True)
 """For a run that its caller wrote, or that was checked before."""
 NO_FILE = FileTrust(runs=False)
-"""For commands that only look at a run."""
+"""For commands that only inspect a run."""
 
 
 def _absolute(path: str) -> Path:
     try:
         return Path(path).expanduser().absolute()
-    except RuntimeError:  # ~nobody: a home that cannot be found
+    except RuntimeError:  # ~user without a home folder
         return Path(path).absolute()
 
 
 def _real(path: Path) -> Path:
     try:
         return path.resolve()
-    except (OSError, RuntimeError, ValueError):  # a circle of links, a NUL
+    except (OSError, RuntimeError, ValueError):  # a circle of links, or NUL in the path
         return path

@@ -1,4 +1,4 @@
-"""Prompts: the endless stream of a run, and the sources that core brings."""
+"""Prompts: the endless stream of a run, and core's prompt sources."""
 
 import lazy_loader
 

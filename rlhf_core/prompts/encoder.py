@@ -1,4 +1,4 @@
-"""From a record to token ids: its text, or its chat messages through the tokenizer's template."""
+"""Encoding of records to token ids, from text or from chat messages by the tokenizer's template."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..types import Message, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_REMEMBERED = 1024
-"""Texts whose ids an encoder caches."""
+_CACHE_SIZE = 1024
+"""Number of texts whose ids an encoder caches."""
 
 Record = Mapping[str, Any]
 
 
 class Refusal(Exception):
-    """A chat template does not take these messages; the text is its reason."""
+    """Raised if a chat template rejects messages, with its reason as text."""
 
 
 def render_chat(
@@ -32,20 +32,20 @@ def render_chat(
     *,
     prompt: bool = True,
 ) -> str:
-    """A conversation as the tokenizer's template writes it; with `prompt`, what makes the model answer ends it.
+    """Render a conversation with the tokenizer's template, followed by its generation prompt if `prompt` is set.
 
-    Raises `Refusal`: templates reject messages that the model was not trained on.
+    Raises `Refusal`, since templates reject messages that the model was not trained on.
     """
-    given: Any = [dict(message) for message in messages]
-    described: Any = [dict(tool) for tool in tools] or None
+    plain: Any = [dict(message) for message in messages]
+    schemas: Any = [dict(tool) for tool in tools] or None
     try:
-        return str(tokenizer.apply_chat_template(given, tools=described, tokenize=False, add_generation_prompt=prompt))
+        return str(tokenizer.apply_chat_template(plain, tools=schemas, tokenize=False, add_generation_prompt=prompt))
     except Exception as error:  # a template is a program that comes with a model: it may recurse or overflow
         raise Refusal(first_line(error)) from error
 
 
 class PromptEncoder:
-    """Records to `Prompt`s with one tokenizer."""
+    """Encodes records to `Prompt`s with one tokenizer."""
 
     def __init__(
         self,
@@ -54,7 +54,13 @@ class PromptEncoder:
         kind: ModelKind | None = None,
         columns: Mapping[str, Column] | None = None,
     ) -> None:
-        """kind: of the model that gets the prompts. columns: those of the source, whose values are in its records."""
+        """Create an encoder. Raises `PluginError` for a column that is not per prompt.
+
+        Args:
+            tokenizer: The policy's tokenizer.
+            kind: Kind of the model that receives the prompts. None if only text is encoded.
+            columns: Columns of the source. Records contain their values.
+        """
         self._tokenizer = tokenizer
         self._kind = kind
         self._own_columns = columns or {}
@@ -63,11 +69,11 @@ class PromptEncoder:
         self.columns = {**self._own_columns, **of_kind}
         """All columns of a prompt."""
         if wrong := [name for name, column in self.columns.items() if column.per != "prompt"]:
-            raise PluginError(f"the column {wrong[0]!r} of prompts is not per prompt", hint="tell the plugin's authors")
-        self.encode = lru_cache(maxsize=_REMEMBERED)(self._encode)
+            raise PluginError(f"the column {wrong[0]!r} of prompts is not per prompt", hint="report it to its authors")
+        self.encode = lru_cache(maxsize=_CACHE_SIZE)(self._encode)
 
     def prompt(self, record: Record, position: int, name: str) -> Prompt:
-        """Encode one record; errors call it `name`. Raises `DataError` on one that is not a prompt."""
+        """Encode one record, which errors call `name`. Raises `DataError` for an invalid record."""
         text, messages = self._render(record, name)
         ids, columns = self._with_columns(record, self._token_ids([text], special_tokens=messages is None)[0], name)
         return Prompt(
@@ -88,7 +94,7 @@ class PromptEncoder:
             raise DataError(f"the columns of its prompt cannot be read: {first_line(error)}", where=name) from error
 
     def lengths(self, records: Sequence[Record], names: Sequence[str]) -> list[int]:
-        """Tokens of each prompt."""
+        """Return the number of tokens of each prompt. `names`: names of the records in errors."""
         if self.columns or (self._kind is not None and type(self._kind).encode is not ModelKind.encode):
             pairs = zip(records, names, strict=True)
             return [len(self.prompt(record, 0, name).prompt_ids) for record, name in pairs]
@@ -100,33 +106,33 @@ class PromptEncoder:
         return [next(counts[messages is None]) for _, messages in rendered]
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a text prompt, with the tokenizer's own special tokens."""
+        """Return the ids of a text prompt, including the tokenizer's special tokens."""
         return tuple(self._token_ids([text], special_tokens=True)[0])
 
     def _count(self, texts: list[str], *, special_tokens: bool) -> list[int]:
         backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if not hasattr(backend, "encode_batch_fast"):
             return [len(ids) for ids in self._token_ids(texts, special_tokens=special_tokens)]
-        # Several times faster than calling the tokenizer, which makes lists of everything. A call sets these
-        # two, so the settings of an earlier call must be undone here.
+        # Several times faster than calling the tokenizer, which converts all results to lists. Truncation and padding
+        # of earlier tokenizer calls persist in the backend, so they are reset.
         backend.no_truncation()
         backend.no_padding()
         return [len(encoded) for encoded in backend.encode_batch_fast(texts, add_special_tokens=special_tokens)]
 
     def _token_ids(self, texts: list[str], *, special_tokens: bool) -> list[list[int]]:
-        # A chat template writes its special tokens itself; verbose=False: lengths are our own business.
+        # A chat template writes its special tokens itself. verbose=False disables warnings about lengths.
         encoded = self._tokenizer(texts, add_special_tokens=special_tokens, verbose=False)
         return [list(ids) for ids in encoded["input_ids"]]
 
     def _render(self, record: Record, name: str) -> tuple[str, tuple[Message, ...] | None]:
-        """The text the model continues and, for a chat, its messages."""
+        """Return the text that the model continues and, for a chat, its messages."""
         prompt = prompt_of(record, name)
         return (prompt, None) if isinstance(prompt, str) else (self._apply_template(prompt, name), prompt)
 
     def _apply_template(self, messages: tuple[Message, ...], name: str) -> str:
         if not self._tokenizer.chat_template:
             raise DataError(
-                "the prompt is a list of chat messages, but this model's tokenizer has no chat template",
+                "the prompt is a list of chat messages, but this model's tokenizer lacks a chat template",
                 where=name,
                 hint="use a chat model, or write the prompts as text",
             )
@@ -137,16 +143,22 @@ class PromptEncoder:
 
 
 def _before_last_answer(messages: object, name: str) -> object:
-    """The part of a conversation (`messages`) before the assistant's last turn."""
+    """Return the part of a conversation (`messages`) before the assistant's last turn."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise DataError(f"`messages` is {_kind(messages)}, not a list of chat messages", where=name)
+        raise DataError(f"`messages` is {_type_name(messages)}, not a list of chat messages", where=name)
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
     last = len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else len(roles)
     return messages[:last]
 
 
 def prompt_of(record: Record, name: str) -> str | tuple[Message, ...]:
-    """The text or the chat messages of a record. Raises `DataError` where they are neither; nothing is encoded."""
+    """Return the text or the chat messages of a record, without encoding. Raises `DataError` if it has neither.
+
+    Example:
+        >>> chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+        >>> prompt_of({"messages": chat}, "line 1")
+        ({'role': 'user', 'content': '1+1='},)
+    """
     prompt = record.get("prompt")
     if prompt is None and "messages" in record:
         prompt = _before_last_answer(record["messages"], name)
@@ -154,12 +166,12 @@ def prompt_of(record: Record, name: str) -> str | tuple[Message, ...]:
 
 
 def check_messages(prompt: object, record: Record, name: str) -> tuple[Message, ...]:
-    """The chat messages of a record, as errors call it `name`. Raises `DataError` where they are none."""
+    """Return the chat messages of a record, which errors call `name`. Raises `DataError` if they are invalid."""
     if prompt is None:
         known = ", ".join(chain(map(str, record))) or "none"
-        raise DataError(f"there is no `prompt` (keys: {known})", where=name)
+        raise DataError(f"`prompt` is missing (keys: {known})", where=name)
     if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
-        raise DataError(f"`prompt` is {_kind(prompt)}, not text or a list of chat messages", where=name)
+        raise DataError(f"`prompt` is {_type_name(prompt)}, not text or a list of chat messages", where=name)
     for message in prompt:
         if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message):
             raise DataError(f"a chat message needs `role` and `content`, got {message!r:.100}", where=name)
@@ -168,17 +180,17 @@ def check_messages(prompt: object, record: Record, name: str) -> tuple[Message, 
 
 
 def check_content(content: object, name: str) -> None:
-    """Raise `DataError` for content that is no text; a call of tools may have none."""
+    """Raise `DataError` for content that is not text. None is allowed, since a tool call may lack content."""
     if content is None or isinstance(content, str):
         return
     if isinstance(content, Sequence):
-        kinds = [str(part.get("type")) if isinstance(part, Mapping) else _kind(part) for part in content]
-        told = ", ".join(dict.fromkeys(kinds)) or "none"
+        kinds = [str(part.get("type")) if isinstance(part, Mapping) else _type_name(part) for part in content]
+        parts = ", ".join(dict.fromkeys(kinds)) or "none"
         raise DataError(
-            f"`content` has parts ({told}), of which models here read none yet", where=name, hint="give it as one text"
+            f"`content` has parts ({parts}), which are not supported yet", where=name, hint="give it as one text"
         )
-    raise DataError(f"`content` is {_kind(content)}, not text", where=name)
+    raise DataError(f"`content` is {_type_name(content)}, not text", where=name)
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return "an empty list" if isinstance(value, list | tuple) and not value else f"a {type(value).__name__}"

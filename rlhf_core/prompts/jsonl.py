@@ -1,4 +1,4 @@
-"""A JSON Lines file, indexed by byte offsets: the records stay on disk."""
+"""A prompt source over a JSON Lines file, indexed by byte offsets, with records on disk."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from ..protocols import PromptSource
 from .plugin import JsonlConfig
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""Escapes of surrogates, most of which form pairs for one character."""
+"""Escape of a surrogate. Two of them form one character."""
 
 
-class _NoNumber(ValueError):
-    """NaN or an infinity, which Python writes and JSON does not have."""
+class _NotANumber(ValueError):
+    """NaN or an infinity, which Python writes but JSON does not allow."""
 
 
 def _refuse(constant: str) -> None:
-    raise _NoNumber(constant)
+    raise _NotANumber(constant)
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 class JsonlSource:
-    """Every line of a file is a record, parsed when it is read.
+    """A source in which every line of a file is a record, parsed when it is read.
 
-    Raises `DataError` with file and line: no such file, an empty one; and, of a line that is read, that it is empty,
-    not UTF-8, not JSON, or not an object.
+    Raises `DataError` with file and line if the file is missing or empty, or if a line is empty, not UTF-8, not JSON,
+    or not an object.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         if not path.is_file():
-            what = "is a folder, not a JSON Lines file" if path.is_dir() else "there is no such file"
-            raise DataError(what, where=str(path), hint="paths start at the current folder")
+            problem = "is a folder, not a JSON Lines file" if path.is_dir() else "no such file"
+            raise DataError(problem, where=str(path), hint="paths start at the current folder")
         self._offsets, self._digest = _index(path)
         if not self._offsets:
             raise DataError("the file is empty", where=str(path), hint='write lines such as {"prompt": "1+1="}')
@@ -50,16 +50,17 @@ class JsonlSource:
         return len(self._offsets)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        # Reopened each time: no descriptor to share between threads, copy to another process, or close.
+        # Reopened each time, so no descriptor is shared between threads, copied to another process, or left open.
         with self._path.open("rb") as file:
             file.seek(self._offsets[index])
             return parse_line(file.readline(), self._path, index + 1)
 
     def describe(self, index: int) -> str:
+        """Return file and line of a record, for errors."""
         return f"{self._path}:{index + 1}"
 
     def scan(self) -> Iterator[Mapping[str, Any] | DataError]:
-        """Every record, or what is wrong with its line."""
+        """Yield every record, or the error of its line."""
         with self._path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
@@ -68,12 +69,12 @@ class JsonlSource:
                     yield error
 
     def digest(self) -> str:
-        """SHA-256 of the file."""
+        """Return the hexadecimal SHA-256 of the file."""
         return self._digest
 
 
 def _index(path: Path) -> tuple[array[int], str]:
-    """Where each line begins, and the SHA-256 of the file, in one reading."""
+    """Return the byte offset of each line, and the SHA-256 of the file, in one pass."""
     starts, digest, size = array("Q"), sha256(), 0
     with path.open("rb") as file:
         for line in file:
@@ -84,7 +85,12 @@ def _index(path: Path) -> tuple[array[int], str]:
 
 
 def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
-    """The object in a line. Raises `DataError` naming file and line."""
+    """Parse the object in a line. Raises `DataError` with file and line.
+
+    Example:
+        >>> parse_line(b'{"prompt": "1+1="}', Path("train.jsonl"), 3)
+        {'prompt': '1+1='}
+    """
     where = f"{path}:{number}"
     try:
         # Some editors write a byte-order mark before the first line.
@@ -92,27 +98,27 @@ def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise DataError(f"the line is not UTF-8 (byte {error.start})", where=where) from None
     if not text:
-        raise DataError("the line is empty", where=where, hint="every line is one JSON object; delete empty ones")
+        raise DataError("the line is empty", where=where, hint="every line is one JSON object. Delete empty lines")
     try:
         record = _DECODER.decode(text)
         if "\\u" in text and _HALF.search(text):
             json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise DataError("the line holds half of a character (a lone surrogate)", where=where) from None
+        raise DataError("the line contains half of a character (a lone surrogate)", where=where) from None
     except (ValueError, RecursionError) as error:
-        what = "nested too deep"
+        problem = "nested too deep"
         if isinstance(error, json.JSONDecodeError):
-            what = f"{error.msg} at column {error.colno}"
-        elif isinstance(error, _NoNumber):
-            what = f"{error} is no number; write null"
+            problem = f"{error.msg} at column {error.colno}"
+        elif isinstance(error, _NotANumber):
+            problem = f"{error} is not a number, use null"
         elif isinstance(error, ValueError):
-            what = "a number of too many digits"
-        raise DataError(f"the line is not JSON: {what}", where=where) from None
+            problem = "a number with too many digits"
+        raise DataError(f"the line is not JSON: {problem}", where=where) from None
     if not isinstance(record, dict):
         raise DataError(f"the line is a JSON {type(record).__name__}, not an object", where=where)
     return record
 
 
 def build(config: JsonlConfig, context: TaskContext) -> PromptSource:
-    """The source of a `prompts` section."""
+    """Build the source of a `prompts` section."""
     return JsonlSource(context.base_folder / Path(config.path).expanduser())

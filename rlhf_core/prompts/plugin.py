@@ -1,4 +1,4 @@
-"""Core's own prompt sources, registered by entry points like any plugin's."""
+"""Core's prompt sources, registered by entry points like those of plugins."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..protocols import PromptSource
 
 
 class JsonlConfig(PromptsConfig):
-    """A JSON Lines file, one object a line."""
+    """A JSON Lines file with one object per line."""
 
-    path: str = Field(min_length=1, description="The file.")
+    path: str = Field(min_length=1, description="Path of the file.")
 
 
 class TasksConfig(PromptsConfig):
-    """Empty tasks, for an environment that makes its own from a seed."""
+    """Empty tasks, for an environment that creates its tasks from a seed."""
 
-    size: int = Field(10_000, ge=1, description="Tasks of one epoch; each has a position and seeds of its own.")
+    size: int = Field(10_000, ge=1, description="Number of tasks per epoch, each with a different position and seed.")
 
 
 jsonl = Component(
@@ -27,12 +27,12 @@ jsonl = Component(
     build="rlhf_core.prompts.jsonl:build",
 )
 tasks = Component(
-    summary="Tasks without a prompt, for an environment that brings its own.",
+    summary="Tasks without a prompt, for an environment that provides its own.",
     config=TasksConfig,
     build="rlhf_core.prompts.plugin:build_tasks",
 )
 
 
 def build_tasks(config: TasksConfig, context: TaskContext) -> PromptSource:
-    """Build the prompt source `tasks`: `size` empty records, to which an environment gives the first text."""
+    """Build the prompt source `tasks`: `size` empty records, for which an environment provides the first text."""
     return [{"prompt": ""}] * config.size

@@ -1,4 +1,4 @@
-"""Which records of a source a run uses: its checks, its filters, and what is wrong with them."""
+"""Selection of the records that a run uses: checks, filters, and errors of wrong records."""
 
 from __future__ import annotations
 
@@ -15,42 +15,47 @@ from ..util.error_text import error_text
 from .encoder import PromptEncoder, Record, prompt_of
 
 _CHUNK = 1024
-"""Records encoded at once when lengths are checked."""
-_TOLD_IN_FULL = 10
+"""Number of records encoded at once when lengths are checked."""
+_MAX_SHOWN = 10
+"""Maximum number of wrong records whose error is shown in full."""
 
 Check = Callable[[Record, str], None]
-"""Raises `DataError` on a record, called by a name, that is wrong."""
+"""Raises `DataError` for a wrong record. The second argument is its name in errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRules:
-    """The records that a run can use, by its checks and its filters, and what encodes them."""
+    """Checks and filters that select the records of a run, and their encoder."""
 
     encoder: PromptEncoder
+    """Encodes records to prompts."""
     _: KW_ONLY
     max_prompt_tokens: int | None = None
+    """Maximum length of a prompt in tokens. None if unlimited."""
     too_long: Literal["skip", "error"] = "skip"
+    """Whether longer prompts are skipped or are an error."""
     may_be_empty: bool = False
-    """Allow prompts without tokens, for which an environment gives the first text."""
+    """Whether to allow prompts without tokens, for which an environment provides the first text."""
     skip_duplicates: bool = False
+    """Whether to skip records whose prompt occurred before."""
     keep: Callable[[Record], bool] | None = None
-    """The records to use."""
+    """Returns whether to use a record. None uses all."""
     check: Check | None = None
-    """Further check of every record."""
+    """Additional check of every record."""
     measured: int | None = None
-    """Number of records, spread evenly, whose length is checked; None: all. With it, good for a check only."""
+    """Number of records, evenly spaced, whose length is checked. None checks all, which a training run needs."""
 
     def verify(self, record: Record, name: str) -> None:
-        """Raise `DataError` on a record, called by a name, that is no prompt or fails `check`. Nothing is encoded."""
+        """Raise `DataError` for a record that is not a prompt or fails `check`, without encoding it."""
         if not (prompt_of(record, name) or self.may_be_empty):
-            raise DataError("the prompt encodes to no tokens: it is empty", where=name)
+            raise DataError("the prompt is empty", where=name)
         if self.check is not None:
             self.check(record, name)
 
     def refuses(self, record: Record, name: str, seen: set[bytes]) -> str | None:
-        """Return the filter that leaves a record out, as a key of `PromptStream.counts`, or None. seen: prompts so far.
+        """Return the filter that rejects a record, as a key of `PromptStream.counts`, or None if it is kept.
 
-        Raises `DataError` if the filter fails on it.
+        `seen` contains fingerprints of the prompts so far, and is updated. Raises `DataError` if the filter fails.
         """
         if self.skip_duplicates:
             known = len(seen)
@@ -60,13 +65,13 @@ class RecordRules:
         try:
             return None if self.keep is None or self.keep(record) else "filtered"
         except Exception as error:  # the user's function may raise anything
-            raise DataError(f"prompts.filter fails on it: {error_text(error)}", where=name) from error
+            raise DataError(f"prompts.filter failed: {error_text(error)}", where=name) from error
 
     def fits(self, records: Sequence[Record], names: Sequence[str]) -> list[bool]:
-        """Whether each of some records, called by their names, is short enough. Raises `DataError` on a wrong one."""
+        """Whether each record is short enough. Raises `DataError` for a wrong record."""
         lengths = self.encoder.lengths(records, names)
         if 0 in lengths and not self.may_be_empty:
-            raise DataError("the prompt encodes to no tokens", where=names[lengths.index(0)])
+            raise DataError("the prompt encodes to 0 tokens", where=names[lengths.index(0)])
         limit = self.max_prompt_tokens
         if limit is None:
             return [True] * len(records)
@@ -76,15 +81,15 @@ class RecordRules:
             raise DataError(
                 f"the prompt has {lengths[worst]} tokens, more than max_prompt_tokens ({limit})",
                 where=names[worst],
-                hint="raise prompts.max_prompt_tokens, or say prompts.too_long: skip",
+                hint="raise prompts.max_prompt_tokens, or set prompts.too_long: skip",
             )
         return fits
 
 
 def read_records(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int], dict[str, int], str]:
-    """Read every record once; return the indices of the usable ones, `PromptStream.counts` and the digest.
+    """Read every record once, and return the indices of usable ones, `PromptStream.counts` and the digest.
 
-    Raises one `DataError` for all wrong records.
+    Raises a single `DataError` for all wrong records.
     """
     total = len(source)
     stride = 1 if rules.measured is None else max(1, total // rules.measured)
@@ -96,7 +101,7 @@ def read_records(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int
     digest_of_source = getattr(source, "digest", None)
     digest, seen = sha256(), set[bytes]()
     filters = rules.skip_duplicates or rules.keep is not None
-    # A record that is not measured is let go of at once: to keep it takes longer than to parse it.
+    # Records that are not measured are released at once, since keeping them takes longer than parsing them.
     for index, record in enumerate(_scan(source)):
         try:
             if isinstance(record, DataError):
@@ -126,7 +131,7 @@ def read_records(source: PromptSource, rules: RecordRules) -> tuple[Sequence[int
 def _too_long(
     source: PromptSource, rules: RecordRules, records: Sequence[tuple[int, Record]], wrong: dict[int, DataError]
 ) -> set[int]:
-    """Return the indices of those that are too long, and add what is wrong with a record to `wrong`."""
+    """Return the indices of records that are too long, and add errors to `wrong`."""
     if not records:
         return set()
     names = [name_of(source, index) for index, _ in records]
@@ -138,47 +143,52 @@ def _too_long(
             wrong[records[0][0]] = error
             return set()
     # One by one, to find all wrong records.
-    return {found for each in records for found in _too_long(source, rules, [each], wrong)}
+    return {index for each in records for index in _too_long(source, rules, [each], wrong)}
 
 
 def name_of(source: object, index: int) -> str:
-    """Return a record's origin, for errors: the source's `describe(index)`, or its number."""
+    """Return the name of a record in errors: the source's `describe(index)`, or its number."""
     describe = getattr(source, "describe", None)
     return str(describe(index)) if callable(describe) else f"record {index + 1}"
 
 
 def _raise_wrong(errors: Mapping[int, DataError], total: int) -> None:
-    """Raise the one error of a record, or one error with the numbers of all wrong records; do nothing without any."""
+    """Raise a single error directly, or one error that lists all wrong records. Does nothing without errors."""
     if len(errors) < 2:
         for error in errors.values():
             raise error
         return
-    found = [errors[index] for index in sorted(errors)]
-    told = "".join(f"\n  {error.where}: {error.message}" for error in found[:_TOLD_IN_FULL])
-    numbers = f"\n  all, counted from 1: {_ranges(sorted(errors))}" if len(found) > _TOLD_IN_FULL else ""
+    ordered = [errors[index] for index in sorted(errors)]
+    shown = "".join(f"\n  {error.where}: {error.message}" for error in ordered[:_MAX_SHOWN])
+    numbers = f"\n  all, counted from 1: {_ranges(sorted(errors))}" if len(ordered) > _MAX_SHOWN else ""
     raise DataError(
-        f"{len(found)} of {total} records are wrong:{told}{numbers}",
+        f"{len(ordered)} of {total} records are wrong:{shown}{numbers}",
         where="prompts",
-        hint=found[0].hint,
+        hint=ordered[0].hint,
     )
 
 
 def left_out(counts: Mapping[str, int]) -> str:
-    """`3 of 9 prompts are left out: too_long 2, filtered 1`; empty if all are used."""
+    """Describe the skipped records. Empty if all are used.
+
+    Example:
+        >>> left_out({"records": 9, "too_long": 2, "duplicates": 0, "filtered": 1})
+        '3 of 9 prompts are left out: too_long 2, filtered 1'
+    """
     reasons = {reason: count for reason, count in counts.items() if reason != "records" and count}
     if not reasons:
         return ""
-    told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
-    return f"{sum(reasons.values()):,} of {counts['records']:,} prompts are left out: {told}"
+    detail = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
+    return f"{sum(reasons.values()):,} of {counts['records']:,} prompts are left out: {detail}"
 
 
 def _as_line(record: Record) -> bytes:
-    """Return a record as a digest reads it."""
+    """Return a record as bytes for the digest."""
     return json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n"
 
 
 def _scan(source: PromptSource) -> Iterator[Record | DataError]:
-    """Every record in order, or what is wrong with it. A source that is read faster from its beginning has `scan`."""
+    """Yield every record in order, or its error. Uses `scan` of a source that reads faster in order."""
     if (scan := getattr(source, "scan", None)) is not None:
         yield from scan()
         return
@@ -193,14 +203,14 @@ def _scan(source: PromptSource) -> Iterator[Record | DataError]:
 
 
 def _fingerprint(record: Record) -> bytes:
-    """Equal for records with the same prompt."""
+    """Return a hash that is equal for records with the same prompt."""
     prompt = record.get("prompt", record.get("messages"))
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
     return blake2b(text.encode(), digest_size=16).digest()
 
 
 def _ranges(indices: Sequence[int]) -> str:
-    """`3, 7-9`, counted from 1."""
+    """Format sorted indices, counted from 1: [2, 6, 7, 8] -> `3, 7-9`."""
     parts: list[list[int]] = []
     for index in indices:
         if parts and parts[-1][1] == index:

@@ -1,4 +1,4 @@
-"""Scoring answers: calling rewards within a deadline, and combining their scores."""
+"""Scoring of answers: calls rewards within a deadline, and combines their scores."""
 
 import lazy_loader
 

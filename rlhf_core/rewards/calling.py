@@ -1,4 +1,4 @@
-"""How one reward is called: its spec, and the plugins that change it (the group `rlhf.reward_callers`)."""
+"""The spec of a reward, and the plugins that change how it is called (the group `rlhf.reward_callers`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..types import Rollout
 from .values import Outcome
 
 Call = Callable[[Sequence[Rollout], float], Awaitable[Sequence[Outcome]]]
-"""Calls the reward within a number of seconds. Raises `RewardFault`."""
+"""Calls the reward with a deadline in seconds. Raises `RewardFault`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,49 +22,72 @@ class RewardSpec:
     """One reward of a run: its function, weight and call options."""
 
     name: str
-    """Name in metrics and samples; unique in a run."""
+    """Unique name in metrics and samples."""
     call_options: RewardCallOptions
+    """Options of calls: batches, concurrency, deadline, retries, failure policy."""
     weight: float = 1.0
+    """Factor of the reward in the combined score."""
     function: Callable[..., Any] | None = None
-    """The reward, options bound; None if it is called in processes of its own only, by `recipe`."""
+    """The reward with bound options. None if it only runs in separate processes, which build it by `recipe`."""
     recipe: Callable[[], Callable[..., Any]] | None = None
-    """Makes the reward there; picklable. None is a recipe of `function` itself."""
+    """Picklable function that builds the reward in another process. None sends `function` itself."""
     plugin: str = "unknown plugin"
     """Distribution and version, shown in errors."""
 
 
 class RewardCaller:
-    """Changes how one reward is called: in another process, not at all for a known answer, or on the record.
+    """Changes how one reward is called, for example in another process, from a cache, or with a record of all calls.
 
-    The entry points of the group `rlhf.reward_callers` name subclasses. The caller `isolate` is used for the rewards
-    whose entry sets that option, a caller of any other name for every reward. Batches, concurrency, retries and
-    `on_failure` stay with core.
+    Entry points of the group `rlhf.reward_callers` are subclasses. The caller `isolate` wraps the rewards whose entry
+    sets that option, and a caller with any other name wraps every reward. Core keeps control of batches, concurrency,
+    retries and `on_failure`. Each process that samples answers creates one caller per reward, and awaits `call` on the
+    event loop of its rewards, several calls at a time.
+
+    Example:
+        caller = Caller(spec)  # on each sampling rank, once per reward
+        for batch in batches_of(finished_rollouts):
+            outcomes = await caller.call(batch, spec.call_options.timeout_seconds, call=next_caller_or_reward)
+        metrics = caller.take_counts()
+        caller.close()
     """
 
     def __init__(self, spec: RewardSpec) -> None:
-        """Called once for each reward, before any sample is made."""
+        """Prepare for calls. Called once per reward and process, before the first sample.
+
+        Args:
+            spec: The reward.
+        """
 
     async def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[Outcome]:
-        """Outcomes of one batch, by `call` or otherwise. Raises `RewardFault`. It must not block the event loop."""
+        """Return one outcome per rollout, from `call` or another source. Must not block the event loop.
+
+        Args:
+            rollouts: One batch.
+            timeout_seconds: Deadline of the call.
+            call: The next caller, or the reward itself.
+
+        Raises:
+            RewardFault: The whole call failed. Core retries it as often as the option `retries` allows.
+        """
         return await call(rollouts, timeout_seconds)
 
     def take_counts(self) -> Mapping[str, float]:
-        """Numbers since the last call, added to `reward_calls/<reward>/<name>`."""
+        """Return counts since the last call, which are added to `reward_calls/<reward>/<name>`."""
         return {}
 
     def close(self) -> None:
-        """Release what it holds. Calls that still run fail."""
+        """Release resources. Calls that are still running fail."""
 
 
 def open_callers(spec: RewardSpec) -> list[RewardCaller]:
-    """The callers of a reward, outermost first. Raises `PluginError` if one is not installed or not usable."""
+    """Create the callers of a reward, outermost first. Raises `PluginError` if one is not installed or invalid."""
     callers: list[RewardCaller] = []
     with ExitStack() as opened:
         for ref in spec.call_options.callers():
-            found = import_target(ref)
-            if not (isinstance(found, type) and issubclass(found, RewardCaller)):
+            target = import_target(ref)
+            if not (isinstance(target, type) and issubclass(target, RewardCaller)):
                 raise PluginError(f"{ref.target} is not a subclass of RewardCaller", where=ref.label)
-            callers.append(found(spec))
+            callers.append(target(spec))
             opened.callback(callers[-1].close)
         opened.pop_all()
     return callers

@@ -1,4 +1,4 @@
-"""Combines raw rewards by name into one score per sample; computed by the trainer over a whole episode."""
+"""Combines raw rewards by name into one score per sample. The trainer does this for a whole episode."""
 
 from __future__ import annotations
 
@@ -25,20 +25,27 @@ class Combined:
 
 
 def combined_score(weights: Mapping[str, float], clip: tuple[float, float] | None, raw: Mapping[str, float]) -> float:
-    """The score of one sample before normalisation, in float64, as `RewardCombiner` computes it."""
+    """Return the score of one sample before normalization, in float64, as `RewardCombiner` computes it.
+
+    Example:
+        >>> combined_score({"exact": 1.0, "format": 0.5}, (-1.0, 1.0), {"exact": 1.0, "format": 0.5})  # 1.25, clipped
+        1.0
+    """
     total = math.fsum(weight * raw[name] for name, weight in weights.items())
     return total if clip is None else min(max(total, clip[0]), clip[1])
 
 
 @dataclass(slots=True)
 class RunningMoments:
-    """Mean and variance of all values seen so far, in float64 (Chan, Golub & LeVeque 1979, the parallel form of
-    Welford's update), so that the order and size of the batches do not matter."""
+    """Mean and variance of all values seen so far, in float64, independent of the order and size of batches.
+
+    Uses the parallel form of Welford's update (Chan, Golub & LeVeque 1979).
+    """
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
-    """Sum of squared distances from the mean."""
+    """Sum of squared deviations from the mean."""
 
     def update(self, values: Tensor) -> None:
         """Add `values` ([B], any floating dtype)."""
@@ -56,39 +63,59 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Biased standard deviation; 0 before any value."""
+        """Biased standard deviation. 0 before the first value."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
 class RewardCombiner:
-    """Weighted sum, then optional clipping, then optional normalisation by running moments.
+    """Weighted sum of rewards, then optional clipping, then optional normalization by running moments.
 
-    Clipping comes first, so that its bounds are in the units of the user's weights, and outliers do not disturb the
-    moments. The moments are updated with an episode before they normalise it.
+    Clipping precedes normalization, so that its bounds are in the units of the user's weights, and outliers do not
+    affect the moments. The moments are updated with an episode before they normalize it.
+
+    Example:
+        >>> import torch
+        >>> combiner = RewardCombiner({"exact": 1.0, "length": -0.5}, clip=(0.0, 1.0))
+        >>> combined = combiner.combine({"exact": torch.tensor([1.0, 0.0]), "length": torch.tensor([1.0, 2.0])})
+        >>> combined.scores, combined.metrics["reward/mean"]  # 1 - 0.5 and 0 - 1, which is clipped to 0
+        (tensor([0.5000, 0.0000]), -0.25)
     """
 
     def __init__(
         self, weights: Mapping[str, float], clip: tuple[float, float] | None = None, normalise: bool = False
     ) -> None:
+        """Create a combiner at the start of a run.
+
+        Args:
+            weights: Reward name -> factor.
+            clip: Minimum and maximum of the weighted sum. None does not clip.
+            normalise: Whether to subtract the running mean and divide by the running standard deviation.
+        """
         self.weights: Mapping[str, float] = dict(weights)
         self._clip = clip
         self._moments = RunningMoments() if normalise else None
 
     def combine(self, raw: Mapping[str, Tensor], *, counts: Tensor | None = None) -> Combined:
-        """Scores of the samples whose raw rewards are `raw` (name -> [B] float).
+        """Combine the rewards of an episode.
 
-        counts: [B] bool, True on one row of each sample, where samples have several: moments and metrics are over
-        these; None takes all.
+        Args:
+            raw: Reward name -> [B] float, raw.
+            counts: [B] bool, True on one row per sample if samples have several rows. Moments and metrics are over
+                these rows. None uses all rows.
 
-        Metrics: `reward/mean` and `reward/std` (biased) of the weighted sum as it is before clipping and
-        normalisation, `reward/<name>` the mean raw reward; with clipping `reward/clip_fraction`; with
-        normalisation `reward/normaliser_mean`, `reward/normaliser_std`; with either `reward/score_mean` and
-        `reward/score_std` of the result. Raises `RewardError` when `raw` has other names than the weights.
+        Returns:
+            Scores, and metrics: `reward/mean` and `reward/std` (biased) of the weighted sum before clipping and
+            normalization, and `reward/<name>`, the mean raw reward. With clipping `reward/clip_fraction`. With
+            normalization `reward/normaliser_mean` and `reward/normaliser_std`. With either `reward/score_mean` and
+            `reward/score_std` of the result.
+
+        Raises:
+            RewardError: The names in `raw` are not those of the weights.
         """
         import torch
 
         self._check_names(raw)
-        if not raw and counts is not None:  # an algorithm that needs no rewards
+        if not raw and counts is not None:  # the algorithm does not need rewards
             return Combined(torch.zeros(len(counts)), {})
         columns = {name: raw[name].detach().double() for name in self.weights}
         total = self._weighted(columns)
@@ -112,7 +139,7 @@ class RewardCombiner:
         return Combined(scores.float(), metrics)
 
     def combine_as_before(self, raw: Mapping[str, Tensor]) -> Tensor:
-        """[B] float32: scores of answers that are not trained on, in the units of the last `combine`."""
+        """[B] float32: scores of answers that are not trained on, with the moments of the last `combine`."""
         self._check_names(raw)
         total = self._weighted({name: raw[name].detach().double() for name in self.weights})
         return self._normalised(self._clipped(total)).float()
@@ -126,20 +153,20 @@ class RewardCombiner:
         return total if self._clip is None else total.clamp(*self._clip)
 
     def _normalised(self, scores: Tensor) -> Tensor:
-        """By the moments as they are."""
+        """Normalize by the current moments, without an update."""
         return scores if self._moments is None else (scores - self._moments.mean) / (self._moments.std + _EPS)
 
     def _check_names(self, raw: Mapping[str, Tensor]) -> None:
         if set(raw) != set(self.weights):
             raise RewardError(
-                f"samples carry the rewards {sorted(raw)}, the run has {sorted(self.weights)}", where="rewards"
+                f"samples have the rewards {sorted(raw)}, the run has {sorted(self.weights)}", where="rewards"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The running moments (JSON values); empty without normalisation."""
+        """Return the running moments as JSON values. Empty without normalization."""
         return {} if self._moments is None else {"moments": asdict(self._moments)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`. A checkpoint made without normalisation resets the moments."""
+        """Restore the running moments. A state without moments (no normalization) changes nothing."""
         if self._moments is not None and "moments" in state:
             self._moments = RunningMoments(**state["moments"])

@@ -1,4 +1,4 @@
-"""Runs one reward under its call options: batches, concurrency, deadline, retries and failure handling."""
+"""Runs one reward with its call options: batches, concurrency, deadline, retries and failure handling."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .threads import CallThread, DeadlinePassed, LoopThread, awaited, fault_of
 from .values import BadScore, Outcome, RewardFault, fits, read_scores
 
 MAX_ABANDONED = 32
-"""Most hung threads of one reward before it fails for good."""
+"""Maximum number of hung threads of one reward, after which all its calls fail."""
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 _MAX_NAMED = 8
 """Maximum number of samples named in one warning."""
 _MAX_REASONS = 4
-"""Maximum number of warnings about one batch, each of another reason."""
+"""Maximum number of warnings about one batch, each with a different reason."""
 _log = logging.getLogger("rlhf.rewards")
 
 
@@ -40,31 +40,31 @@ class RewardRunner:
         self._call_options = spec.call_options
         self._counts: Counter[str] = Counter()
         """Costs since they were last taken: `calls`, `seconds` (in calls, summed over concurrent ones), `failures`
-        (failed calls, retried ones included, and invalid scores), `retries`, `zeroed`, `dropped`."""
+        (failed calls, including retried ones, and invalid scores), `retries`, `zeroed`, `dropped`."""
         self._lock = threading.Lock()
         self._free_calls = asyncio.Semaphore(self._call_options.concurrency)
-        self._left_behind: set[threading.Thread] = set()
-        """Those of calls that passed their deadline."""
+        self._hung_threads: set[threading.Thread] = set()
+        """Threads of calls that exceeded their deadline."""
         self._loop: LoopThread | None = None
-        """On which coroutines of the reward run."""
+        """Event loop for coroutines of the reward."""
         self.reward = None if self._call_options.isolate else spec.function
-        """The reward in this process, options bound; None if it runs in others."""
+        """The reward in this process, with bound options. None if it runs in other processes."""
         self._callers = open_callers(spec)
         self._call: Call = self._call_here
         for caller in reversed(self._callers):
             self._call = partial(caller.call, call=self._call)
 
     async def score(self, rollouts: Sequence[Rollout]) -> list[float | None]:
-        """The scores, None if the sample is to be dropped. Raises `RewardError` under `on_failure: fail`."""
+        """Return a score per rollout, None for dropped samples. Raises `RewardError` if `on_failure` is `fail`."""
         size = self._call_options.batch_size or max(len(rollouts), 1)
         batches = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
-        found = [outcome for outcomes in await asyncio.gather(*map(self._run, batches)) for outcome in outcomes]
-        scores = [self._apply(outcome, rollout) for outcome, rollout in zip(found, rollouts, strict=True)]
-        self._warn(found, rollouts)
+        outcomes = [each for batch in await asyncio.gather(*map(self._run, batches)) for each in batch]
+        scores = [self._apply(outcome, rollout) for outcome, rollout in zip(outcomes, rollouts, strict=True)]
+        self._warn(outcomes, rollouts)
         return scores
 
     def _apply(self, outcome: Outcome, rollout: Rollout) -> float | None:
-        """The score, or the configured substitute for a missing one."""
+        """Return the score, or its substitute under `on_failure`."""
         if isinstance(outcome, float):
             return outcome
         if self._call_options.on_failure == "fail":
@@ -82,37 +82,37 @@ class RewardRunner:
 
     def _hint(self, outcome: BadScore | RewardFault) -> str:
         if not isinstance(outcome, DeadlinePassed):
-            return "mend the reward, or say on_failure: zero or on_failure: drop in its entry"
+            return "fix the reward, or set on_failure: zero or on_failure: drop in its entry"
         if not self._call_options.isolate:
-            return "raise its timeout_seconds or lower its batch_size; isolate: true ends a call that hangs"
+            return "raise its timeout_seconds or lower its batch_size. isolate: true ends a call that hangs"
         return (
-            "on_failure: zero or on_failure: drop in its entry applies to such an answer alone; "
-            "if the reward is slow, raise its timeout_seconds or lower its batch_size"
+            "on_failure: zero or on_failure: drop in its entry applies only to such answers. "
+            "If the reward is slow, raise its timeout_seconds or lower its batch_size"
         )
 
-    def _warn(self, found: Sequence[Outcome], rollouts: Sequence[Rollout]) -> None:
-        """Name the samples to which `on_failure` was applied, by reason."""
+    def _warn(self, outcomes: Sequence[Outcome], rollouts: Sequence[Rollout]) -> None:
+        """Log the samples to which `on_failure` was applied, by reason."""
         samples = defaultdict(list)
-        for outcome, rollout in zip(found, rollouts, strict=True):
+        for outcome, rollout in zip(outcomes, rollouts, strict=True):
             if not isinstance(outcome, float):
                 samples[_reason(outcome)].append(rollout.sample_id)
-        done = "counts 0" if self._call_options.on_failure == "zero" else "is dropped"
+        effect = "counts 0" if self._call_options.on_failure == "zero" else "is dropped"
         for reason, ids in islice(samples.items(), _MAX_REASONS):
             more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
             named = ", ".join(map(str, ids[:_MAX_NAMED])) + more
-            _log.warning("%s: %s: %s: sample %s %s", self._where, self.spec.plugin, printable(reason), named, done)
+            _log.warning("%s: %s: %s: sample %s %s", self._where, self.spec.plugin, printable(reason), named, effect)
 
     def _count(self, **more: float) -> None:
         with self._lock:
             for name, number in more.items():
-                self._counts[name] += number  # type: ignore[assignment]  # seconds are not whole
+                self._counts[name] += number  # type: ignore[assignment]  # seconds are fractional
 
     @property
     def _where(self) -> str:
         return f'reward "{self.spec.name}"'
 
     async def _run(self, batch: Sequence[Rollout]) -> list[Outcome]:
-        """Score one batch with retries; invalid scores count as a failure."""
+        """Score one batch with retries. Invalid scores count as failures."""
         outcomes: list[Outcome] = []
         async with self._free_calls:
             for attempt in range(self._call_options.retries + 1):
@@ -120,7 +120,7 @@ class RewardRunner:
                     self._count(retries=1)
                     await asyncio.sleep(min(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1), _LONGEST_WAIT_SECONDS))
                 outcomes = await self._attempt(batch)
-                # Where only some answers have a fault, a caller has tried each of them.
+                # If only some outcomes are faults, a caller has retried each of them separately.
                 is_failed = all(isinstance(outcome, RewardFault) for outcome in outcomes)
                 failures = sum(isinstance(outcome, BadScore) for outcome in outcomes) or int(is_failed)
                 self._count(failures=failures)
@@ -133,9 +133,9 @@ class RewardRunner:
         try:
             outcomes = await self._call(batch, self._call_options.timeout_seconds)
             return [fits(outcome, each) for outcome, each in zip(outcomes, batch, strict=True)]
-        except (asyncio.CancelledError, RewardError):  # we stop; or a caller cannot go on
+        except (asyncio.CancelledError, RewardError):  # scoring stops, or a caller cannot continue
             raise
-        except BaseException as error:  # of the reward, or of a caller: SystemExit would end the loop
+        except BaseException as error:  # from the reward or a caller. SystemExit would end the loop.
             return [fault_of(error)] * len(batch)
         finally:
             self._count(calls=1, seconds=time.perf_counter() - started)
@@ -143,10 +143,10 @@ class RewardRunner:
     async def _call_here(self, batch: Sequence[Rollout], timeout_seconds: float) -> Sequence[Outcome]:
         function = self.reward
         assert function is not None
-        self._left_behind = {thread for thread in self._left_behind if thread.is_alive()}
-        if (num_hung := len(self._left_behind)) >= MAX_ABANDONED:
+        self._hung_threads = {thread for thread in self._hung_threads if thread.is_alive()}
+        if (num_hung := len(self._hung_threads)) >= MAX_ABANDONED:
             raise RewardFault(
-                f"{num_hung} calls hang, and no thread can be stopped from outside; isolate: true gives it a process"
+                f"{num_hung} calls hang, and threads cannot be stopped. isolate: true runs the reward in a process"
             )
 
         def call() -> object:
@@ -159,27 +159,27 @@ class RewardRunner:
                 answer = await asyncio.wrap_future(thread.outcome)
                 if not isinstance(answer, Awaitable):
                     return answer  # type: ignore[no-any-return]
-                found = await asyncio.wrap_future(self._loop_thread().submit(awaited(answer)))
-                return read_scores(found, len(batch))
+                result = await asyncio.wrap_future(self._loop_thread().submit(awaited(answer)))
+                return read_scores(result, len(batch))
         except TimeoutError:
-            await self._leave_behind(thread)
+            await self._abandon(thread)
             raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s") from None
 
     def _loop_thread(self) -> LoopThread:
         self._loop = self._loop or LoopThread(f"reward-{self.spec.name}-loop")
         return self._loop
 
-    async def _leave_behind(self, thread: CallThread) -> None:
-        """Note what hangs: the thread of a call, or the loop that its coroutine blocks."""
+    async def _abandon(self, thread: CallThread) -> None:
+        """Record the thread that hangs: that of the call, or that of the loop if its coroutine blocks it."""
         loop = self._loop
         if not thread.outcome.done():
-            self._left_behind.add(thread)
+            self._hung_threads.add(thread)
         elif loop is not None and await loop.is_blocked():
-            self._left_behind.add(loop.thread)
+            self._hung_threads.add(loop.thread)
             self._loop = None if self._loop is loop else self._loop
 
     def take_counts(self) -> dict[str, float]:
-        """Costs since the last call, and the reward's own, where it is an object with `take_counts()`."""
+        """Return costs since the last call, including the reward's own if it is an object with `take_counts()`."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         taken.update(calls=0, seconds=0)
@@ -189,7 +189,7 @@ class RewardRunner:
         return {str(name): float(value) for name, value in taken.items()}
 
     def close(self) -> None:
-        """Close the reward, and end callers, event loop and threads."""
+        """Close the callers, the reward, the event loop and threads."""
         with ExitStack() as stack:
             stack.callback(self._close_loop)
             stack.callback(self._close_reward)
@@ -197,7 +197,7 @@ class RewardRunner:
                 stack.callback(caller.close)
 
     def _close_reward(self) -> None:
-        """Call the reward's `aclose` (async) or `close`, where it is an object that has one."""
+        """Call the reward's `aclose` (async) or `close`, if it is an object that has one."""
         if callable(aclose := getattr(self.reward, "aclose", None)):
             closing = self._loop_thread().submit(awaited(aclose()))
         elif callable(close := getattr(self.reward, "close", None)):
@@ -207,8 +207,8 @@ class RewardRunner:
         try:
             closing.result(_CLOSE_SECONDS)
         except FutureTimeoutError:
-            told = f"{self.spec.plugin}: its close gave no answer within {_CLOSE_SECONDS:g} s"
-            raise RewardError(told, where=self._where) from None
+            message = f"{self.spec.plugin}: its close gave no answer within {_CLOSE_SECONDS:g} s"
+            raise RewardError(message, where=self._where) from None
 
     def _close_loop(self) -> None:
         if self._loop is not None:
@@ -216,4 +216,4 @@ class RewardRunner:
 
 
 def _reason(outcome: BadScore | RewardFault) -> str:
-    return f"answered {outcome.reason}" if isinstance(outcome, BadScore) else str(outcome)
+    return f"returned an invalid score: {outcome.reason}" if isinstance(outcome, BadScore) else str(outcome)

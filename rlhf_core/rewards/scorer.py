@@ -1,7 +1,7 @@
-"""The rewards of a run: one policy for all of them, whoever wrote them.
+"""The rewards of a run, which are all called in the same way.
 
-`RewardScorer` asks several rewards about samples at the same time and off the caller's thread, so that scoring
-overlaps generation. `RewardCombiner` (the trainer's part) makes one score of their answers.
+`RewardScorer` calls several rewards concurrently and outside the caller's thread, so that scoring overlaps generation.
+`RewardCombiner` (the trainer's part) combines their scores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .threads import LoopThread
 __all__ = ["Combined", "RewardCombiner", "RewardScorer", "RewardSpec", "Scores", "make_reward_spec"]
 
 Scores = list[dict[str, float] | None]
-"""One entry a sample: raw score by reward name, or None where a reward's policy drops the sample."""
+"""One entry per sample: raw score by reward name, or None if a reward's failure policy drops the sample."""
 _STOPPED = "scoring was stopped: the run is ending"
 
 
@@ -42,10 +42,19 @@ def make_reward_spec(
     name: str | None = None,
     weight: float = 1.0,
 ) -> RewardSpec:
-    """The spec of a selected reward with its checked options; it is built here unless it is to be isolated."""
+    """Return the spec of a reward that a run selects. Builds the reward here unless it is isolated.
+
+    Args:
+        selected: The reward's plugin.
+        config: Its validated options.
+        context: Device, seed and model path for the build.
+        call_options: Options of calls, adapted to the plugin's component.
+        name: Name in metrics. By default the plugin's name, or the function's for `FILE.py:NAME`.
+        weight: Factor in the combined score.
+    """
     call_options = call_options.fitted_to(selected.component)
     return RewardSpec(
-        name=name or selected.name.rpartition(":")[2] or selected.name,  # ./my_reward.py:brevity is called brevity
+        name=name or selected.name.rpartition(":")[2] or selected.name,  # ./my_reward.py:brevity -> brevity
         weight=weight,
         call_options=call_options,
         function=None if call_options.isolate else selected.build(config, context),
@@ -55,19 +64,27 @@ def make_reward_spec(
 
 
 class RewardScorer:
-    """Asks every reward of a run about samples, each under its own policy."""
+    """Scores samples with every reward of a run, each with its own call options and failure policy.
+
+    Example:
+        with closing(RewardScorer([make_reward_spec(selected, config, context, call_options)])) as scorer:
+            pending = scorer.submit(rollouts)  # scored in the background
+            for rollout, rewards in zip(rollouts, pending.result()):
+                print(rollout.sample_id, "dropped" if rewards is None else rewards)
+    """
 
     def __init__(self, specs: Sequence[RewardSpec]) -> None:
-        """specs: none where an environment gives the reward; every sample is then kept.
+        """Open the rewards. Raises `PluginError` if a caller that their options need is missing.
 
-        Raises `PluginError` for an option without its caller.
+        Args:
+            specs: May be empty if an environment provides the reward. Every sample is then kept.
         """
         self.weights = {spec.name: spec.weight for spec in specs}
         self._runners: list[RewardRunner] = []
         self._loop: LoopThread | None = None
         self._is_closed = False
         self._lock = Lock()
-        with ExitStack() as stack:  # what was opened is closed again when a later reward cannot be built
+        with ExitStack() as stack:  # closes the opened rewards if a later one cannot be built
             for spec in specs:
                 runner = RewardRunner(spec)
                 stack.callback(runner.close)
@@ -75,15 +92,15 @@ class RewardScorer:
             self._closing = stack.pop_all()
 
     def score(self, rollouts: Sequence[Rollout]) -> Scores:
-        """Raw scores by reward name, in the order of `rollouts`; None where a sample is dropped.
+        """Return raw scores by reward name, in the order of `rollouts`, None for a dropped sample.
 
-        Raises `RewardError` where a reward failed whose policy is `fail`.
+        Raises `RewardError` if a reward with the failure policy `fail` failed.
         """
         return self.submit(rollouts).result()
 
     def submit(self, rollouts: Sequence[Rollout]) -> Future[Scores]:
-        """`score`, in the background. From any thread. Raises `RewardError` after `close`."""
-        with self._lock:  # several makers of a process start at once
+        """Call `score` in the background. Thread-safe. Raises `RewardError` after `close`."""
+        with self._lock:  # several makers of a process may start concurrently
             if self._is_closed:
                 raise RewardError(_STOPPED, where="rewards")
             if self._loop is None:
@@ -103,9 +120,9 @@ class RewardScorer:
         return scores
 
     def take_metrics(self) -> dict[str, float]:
-        """Take the costs of each reward since the last call, as `reward_calls/<name>/<count>`.
+        """Return the costs of each reward since the last call, as `reward_calls/<name>/<count>`.
 
-        Counts that are 0 are left out, except `calls` and `seconds`.
+        Counts of 0 are omitted, except `calls` and `seconds`.
         """
         metrics: dict[str, float] = {}
         for runner in self._runners:
@@ -115,15 +132,15 @@ class RewardScorer:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Name -> state of the rewards that keep one, in this process: not of those in processes of their own."""
+        """Return name -> state of the rewards in this process that keep one, without isolated rewards."""
         return state_of({runner.spec.name: runner.reward for runner in self._runners})
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Give the rewards back what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         load_state_of({runner.spec.name: runner.reward for runner in self._runners}, states)
 
     def close(self) -> None:
-        """End threads, processes and the cache. Scores still waited for end with `RewardError`."""
+        """Close rewards, threads, processes and the cache. Pending scores fail with `RewardError`."""
         with self._lock:
             self._is_closed = True
         self._closing.close()

@@ -1,7 +1,7 @@
-"""Runs functions and coroutines of others on threads of their own, away from the event loop that waits for them.
+"""Runs functions and coroutines of plugins on separate threads, so that they cannot block the event loop.
 
 Threads here are daemons: a hung reward must not keep the process from exiting. A hung thread cannot be stopped, only
-abandoned; with `isolate` a reward runs in a process, which can be stopped.
+abandoned. With `isolate` a reward runs in a process, which can be stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DeadlinePassed(RewardFault):
 
 
 def fault_of(error: BaseException) -> RewardFault:
-    """What a reward raised, which may be anything, KeyboardInterrupt included."""
+    """Convert an error of a reward, which may be any `BaseException`, to a `RewardFault`."""
     if isinstance(error, RewardFault):
         return error
     fault = RewardFault(f"raised {error_text(error)}")
@@ -35,18 +35,18 @@ def fault_of(error: BaseException) -> RewardFault:
 
 
 class CallThread(BoundedThread):
-    """A thread for one call of a stranger's function.
+    """A thread for one call of a plugin's function.
 
-    Not reused: a thread that has run a parallel torch operation holds OpenMP workers until it ends, and when these
-    outnumber the cores, every parallel operation of the process is slowed by waking them.
+    Threads are not reused: a thread that ran a parallel torch operation holds OpenMP workers until it ends. If these
+    outnumber the cores, waking them slows every parallel operation of the process.
     """
 
     def __init__(self, function: Callable[[], Any], name: str) -> None:
-        """Begin the call."""
+        """Start the call."""
         super().__init__(self._call, name, (function,))
         self.outcome: Future[Any] = Future()
-        """Its result, or a `RewardFault`."""
-        self.outcome.set_running_or_notify_cancel()  # whoever stops waiting for it does not cancel it
+        """Result of the call, or a `RewardFault`."""
+        self.outcome.set_running_or_notify_cancel()  # a waiter that gives up must not cancel the call
         self.start()
 
     def _call(self, function: Callable[[], Any]) -> None:
@@ -57,7 +57,7 @@ class CallThread(BoundedThread):
 
 
 class LoopThread:
-    """An event loop on a thread of its own."""
+    """An event loop on a separate thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -65,11 +65,11 @@ class LoopThread:
         self.thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it there."""
+        """Run a coroutine on the loop. Thread-safe."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def is_blocked(self) -> bool:
-        """Whether something holds up the loop. Not to be asked on the loop itself."""
+        """Whether a call blocks the loop. Must not be awaited on the loop itself."""
         try:
             await asyncio.wait_for(asyncio.wrap_future(self.submit(asyncio.sleep(0))), _PROBE_SECONDS)
         except TimeoutError:
@@ -77,24 +77,24 @@ class LoopThread:
         return False
 
     def close(self) -> None:
-        """Cancel what is running and end the loop."""
+        """Cancel all tasks and stop the loop."""
         try:
             self.submit(_cancel_all()).result(_JOIN_SECONDS)
         except FutureTimeoutError:
-            return  # blocked: it cannot be closed; as a daemon it delays nothing
+            return  # a blocked loop cannot be closed, but as a daemon thread it does not delay the exit
         self._loop.call_soon_threadsafe(self._loop.stop)
         self.thread.join(_JOIN_SECONDS)
         self._loop.close()
 
 
 async def awaited(answer: Awaitable[Any]) -> Any:
-    """The result of a stranger's awaitable. Raises `RewardFault`."""
+    """Await the result of a plugin. Raises `RewardFault`."""
     try:
         return await answer
-    except BaseException as error:  # KeyboardInterrupt and SystemExit would end the loop and so other calls
+    except BaseException as error:  # KeyboardInterrupt and SystemExit would end the loop, and other calls with it
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise  # by us
+            raise  # canceled by core
         raise fault_of(error) from error
 
 

@@ -1,4 +1,4 @@
-"""Validates scores: one finite number per sample, from any numeric library."""
+"""Validation of scores: one finite number per sample, from any numeric library."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numbers import Real
 from ..types import Rollout
 
 LARGEST = 3.4028234663852886e38
-"""Largest finite float32: scores become float32 tensors, where anything beyond it would be infinite."""
+"""Maximum finite float32. Scores become float32 tensors, in which larger values would be infinite."""
 
 
 class RewardFault(Exception):
-    """One call of a reward failed; the text says how. `on_failure` turns it into scores, drops or a `RewardError`."""
+    """A failed call of a reward, with the reason as text. `on_failure` converts it to scores, drops or an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +25,26 @@ class BadScore:
 
 
 class TurnScores(float):
-    """A score that was earned in certain turns of the policy: the sum of their numbers."""
+    """A score earned in certain turns of the policy: the sum of their numbers."""
 
     turns: Mapping[int, float]
-    """Which of the rollout's policy turns, counted from 0 -> its number."""
+    """Index among the rollout's policy turns, from 0 -> number."""
 
     def __new__(cls, turns: Mapping[int, float]) -> TurnScores:
-        made = super().__new__(cls, math.fsum(turns.values()))
-        made.turns = dict(turns)
-        return made
+        score = super().__new__(cls, math.fsum(turns.values()))
+        score.turns = dict(turns)
+        return score
 
     def __reduce__(self) -> tuple[type[TurnScores], tuple[dict[int, float]]]:
         return TurnScores, (dict(self.turns),)
 
 
 Outcome = float | BadScore | RewardFault
-"""What a call found for one answer."""
+"""Result of a call for one answer: a score, an invalid score, or a failed call."""
 
 
 def fits(score: Outcome, rollout: Rollout) -> Outcome:
-    """The score of a rollout, or what is wrong with it."""
+    """Return the score of a rollout, or a `BadScore` if it is for a turn that the rollout lacks."""
     if not isinstance(score, TurnScores):
         return score
     num_turns = sum(turn.role == "policy" for turn in rollout.turns)
@@ -53,18 +53,22 @@ def fits(score: Outcome, rollout: Rollout) -> Outcome:
 
 
 def read_scores(answer: object, count: int) -> list[float | BadScore]:
-    """A reward's result for `count` samples as Python floats, invalid scores marked.
+    """Return a reward's result for `count` samples as Python floats, with invalid scores as `BadScore`.
 
-    Accepts any iterable of numbers, NumPy and torch scalars and one-dimensional arrays included; a bool is 0 or 1. In
-    place of a number may stand a mapping of turns to numbers (`TurnScores`).
-    Raises `RewardFault` when it is not a collection of `count` values.
+    Accepts any iterable of numbers, including NumPy and torch scalars and one-dimensional arrays. A bool is 0 or 1. A
+    mapping of turns to numbers may replace a number (`TurnScores`). Raises `RewardFault` if the result is not a
+    collection of `count` values.
+
+    Example:
+        >>> read_scores([1, True, float("nan"), {0: 0.5, 1: 0.25}], count=4)
+        [1.0, 1.0, BadScore(reason='nan is not finite'), 0.75]
     """
     if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
-        raise RewardFault(f"returned {_show(answer)} in place of {count} numbers")
+        raise RewardFault(f"returned {_show(answer)} instead of {count} numbers")
     tolist = getattr(answer, "tolist", None)
     values = tolist() if callable(tolist) else answer
     if not isinstance(values, Iterable):  # an array without dimensions
-        raise RewardFault(f"returned the single value {_show(answer)} in place of {count} numbers")
+        raise RewardFault(f"returned the single value {_show(answer)} instead of {count} numbers")
     listed = list(values)
     if len(listed) != count:
         raise RewardFault(f"returned {len(listed)} values for {count} samples")
@@ -78,7 +82,7 @@ def _read(value: object) -> float | BadScore:
     if not isinstance(value, Real) and callable(item) and getattr(value, "ndim", None) == 0:
         value = item()
     if not isinstance(value, Real):
-        return BadScore(f"{_show(value)} is no number")
+        return BadScore(f"{_show(value)} is not a number")
     try:
         number = float(value)
     except OverflowError:
@@ -95,7 +99,7 @@ def _read_turns(turns: Mapping[object, object]) -> float | BadScore:
     for turn, value in turns.items():
         if not isinstance(turn, int) or isinstance(turn, bool):
             return BadScore(f"{_show(turn)} is not the number of a turn")
-        number = BadScore("there are turns within a turn") if isinstance(value, Mapping) else _read(value)
+        number = BadScore("a turn contains turns") if isinstance(value, Mapping) else _read(value)
         if isinstance(number, BadScore):
             return BadScore(f"turn {turn}: {number.reason}")
         numbers[turn] = number

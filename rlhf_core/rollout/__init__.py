@@ -1,4 +1,4 @@
-"""Rollouts: assignment of prompts, the maker, and transfer of samples and weights in one process."""
+"""Rollouts: assignment of prompts, the experience maker, and transfer of samples and weights in one process."""
 
 import lazy_loader
 

@@ -1,17 +1,17 @@
-"""Assigns prompts to makers and tracks their groups: the one owner of prompts in every deployment.
+"""Assigns prompts to makers and tracks their groups. In every deployment it is the only owner of prompts.
 
 It uses neither tensors nor a transport, so it runs in the trainer's process or as a separate actor. A transport whose
 makers may be lost extends it with deadlines (`rlhf-ray`).
 
-- Episode e takes the next `prompts_per_episode` positions of the prompt stream when it opens; without dynamic
-  sampling these are exactly [eP, (e+1)P). Refused groups (dynamic sampling) are replaced by later positions,
-  wave by wave: only when every outstanding group of the episode has arrived, so the choice does not depend on timing.
-- A position may be made once its episode is at most `max_staleness` ahead of the policy version, and no complete
+- Episode e takes the next `prompts_per_episode` positions of the prompt stream when it opens. Without dynamic sampling
+  these are exactly [eP, (e+1)P). Refused groups (dynamic sampling) are replaced by later positions, wave by wave: only
+  after every outstanding group of the episode has arrived, so the choice does not depend on timing.
+- A position may be sampled once its episode is at most `max_staleness` ahead of the policy version, and no complete
   episode waits for the trainer: samples made before they are needed only become stale.
-- Which record a position has is a function of the seed or, with a sampler, drawn when the position is. A sampler
+- The record of a position is a function of the seed or, with a sampler, drawn together with the position. A sampler
   learns from the groups of a whole wave, in position order.
 - A group enters exactly one episode: a second group for a position is refused.
-- A position that is made again keeps its sample ids.
+- A position that is sampled again keeps its sample ids.
 """
 
 from __future__ import annotations
@@ -39,32 +39,49 @@ GroupT = TypeVar("GroupT", bound=Group)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Permission to make one prompt."""
+    """Assignment of one prompt to a maker."""
 
     position: int
+    """Position in the prompt stream."""
     episode: int
+    """Index of the episode."""
     record: int | None = None
-    """Index in the source; None where it follows from the position."""
+    """Index in the source. None if it follows from the position."""
 
 
 @dataclass(slots=True)
 class EpisodeLedger(Generic[GroupT]):
-    """The groups of an episode that has begun and was not taken."""
+    """Groups of an open episode, which has begun and was not taken yet."""
 
     outstanding: dict[int, str | None] = field(default_factory=dict)
-    """Position -> who makes the group, None where nobody does; of groups that have not arrived."""
+    """Position -> maker, or None if unassigned. Only of groups that have not arrived."""
     accepted: dict[int, GroupT] = field(default_factory=dict)
+    """Position -> group to train on."""
     refused: int = 0
+    """Number of refused groups."""
     outcomes: dict[int, float | None] = field(default_factory=dict)
-    """Position -> success, None once the sampler has learnt it; a group that is made again does not count twice."""
+    """Position -> success, or None once the sampler has learned it, so that a repeated group does not count twice."""
     records: dict[int, int] = field(default_factory=dict)
-    """Position -> record, where a sampler draws them."""
+    """Position -> record. Empty without a sampler."""
     emptied: int = 0
-    """Refused groups without a sample; counted since the last resume, for the error only."""
+    """Number of refused groups without samples since the last resume. Only for the error message."""
 
 
 class RolloutCoordinator(Generic[GroupT]):
-    """Prompt cursor, leases, admission, versions and ledger. Not thread-safe: one caller at a time."""
+    """Prompt cursor, leases, admission, policy versions and ledger of a run. Not thread-safe.
+
+    Example:
+        >>> from rlhf_core.types import RolloutGroup
+        >>> coordinator = RolloutCoordinator(num_episodes=2, prompts_per_episode=2)
+        >>> [lease.position for lease in coordinator.lease(8)]
+        [0, 1]
+        >>> for position in (1, 0):
+        ...     accepted = coordinator.submit(RolloutGroup(position=position, rollouts=(), items=()))
+        >>> [group.position for group in coordinator.take(0)]
+        [0, 1]
+        >>> coordinator.why_closed()
+        'max_staleness: the next prompts need policy version 1'
+    """
 
     def __init__(
         self,
@@ -75,7 +92,15 @@ class RolloutCoordinator(Generic[GroupT]):
         max_refill_factor: int = 10,
         sampler: Sampler | None = None,
     ) -> None:
-        """sampler: draws the records; None: the record of a position is known to those who ask for it."""
+        """Create a coordinator at the start of a run.
+
+        Args:
+            num_episodes: Episodes of the run.
+            prompts_per_episode: Groups that an episode trains on.
+            max_staleness: Maximum number of policy versions by which an episode may start before its own version.
+            max_refill_factor: Refused groups of an episode, per prompt of the episode, after which the run fails.
+            sampler: Draws the records. None if the record of a position follows from the position.
+        """
         self._sampler = sampler
         self._num_episodes = num_episodes
         self._prompts_per_episode = prompts_per_episode
@@ -87,20 +112,20 @@ class RolloutCoordinator(Generic[GroupT]):
         self._taken = 0
         self._open: dict[int, EpisodeLedger[GroupT]] = {}
         self.refused_prompts = 0
-        """Prompts of the last taken episode that were replaced by others."""
+        """Number of prompts of the last taken episode that were replaced."""
 
     @property
     def version(self) -> int:
-        """The newest published policy version."""
+        """Newest published policy version."""
         return self._version
 
     @property
     def finished(self) -> bool:
-        """True when the last episode was handed out for training."""
+        """Whether the last episode was taken for training."""
         return self._taken >= self._num_episodes
 
     def lease(self, count: int, maker: str = "") -> list[Lease]:
-        """Lease up to `count` positions, lowest first; none when staleness or the run's end forbids more."""
+        """Assign up to `count` positions to a maker, lowest first. May be empty, see `why_closed`."""
         while len(self._free()) < count and self._open_next():
             pass
         leases: list[Lease] = []
@@ -116,15 +141,17 @@ class RolloutCoordinator(Generic[GroupT]):
         return bool(self._free())
 
     def submit(self, group: GroupT, *, keep: bool = True, success: float | None = None) -> bool:
-        """Accept a finished group. False: it is refused (made twice, or its episode has ended).
+        """Record a finished group. Returns False if it is ignored: a duplicate, or its episode was taken.
 
-        `keep=False` refuses it for training; another position is drawn in its place. `success`: what
-        `Sampler.judge` returned.
+        Args:
+            group: All samples of a prompt.
+            keep: False refuses it for training. Another position is then drawn to replace it.
+            success: The result of `Sampler.judge`.
         """
-        found = next((index for index, each in self._open.items() if group.position in each.outstanding), None)
-        if found is None:
+        index = next((index for index, each in self._open.items() if group.position in each.outstanding), None)
+        if index is None:
             return False
-        episode = self._open[found]
+        episode = self._open[index]
         del episode.outstanding[group.position]
         if keep:
             episode.accepted[group.position] = group
@@ -135,17 +162,17 @@ class RolloutCoordinator(Generic[GroupT]):
             episode.outcomes.setdefault(group.position, success)
         if not episode.outstanding:
             self._learn(episode)
-            self._refill(found, episode)
+            self._refill(index, episode)
         return True
 
     def ready(self, episode: int) -> bool:
-        """Whether `episode` has all its groups."""
+        """Whether all groups of `episode` are complete."""
         state = self._open.get(episode)
         return state is not None and not state.outstanding and len(state.accepted) >= self._prompts_per_episode
 
     @property
     def next_is_ready(self) -> bool:
-        """Whether the next episode to be taken has all its groups."""
+        """Whether all groups of the next episode to be taken are complete."""
         return self.ready(self._taken)
 
     def take(self, episode: int) -> list[GroupT]:
@@ -158,27 +185,27 @@ class RolloutCoordinator(Generic[GroupT]):
         return [state.accepted[position] for position in sorted(state.accepted)]
 
     def publish(self, version: int) -> None:
-        """The trainer has published `version`; later positions may start."""
+        """Note that the trainer has published `version`, so that later positions may start."""
         if version < self._version:
-            raise RlhfError(f"version {version} follows {self._version}", where="coordinator")
+            raise RlhfError(f"version {version} is older than {self._version}", where="coordinator")
         self._version = version
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of the last taken episode: `rollout/refused_prompts`, and those of a sampler."""
+        """Return `rollout/refused_prompts` of the last taken episode, and the metrics of a sampler."""
         own = {} if self._sampler is None else self._sampler.take_metrics()
         return {"rollout/refused_prompts": float(self.refused_prompts), **own}
 
     def progress(self, episode: int) -> str:
-        """Text on what `episode` still waits for."""
+        """Return the progress of `episode` as text."""
         state = self._open.get(episode)
         if state is None:
             return f"it is not open (the next to open is {self._next_episode}, {self._taken} were trained on)"
-        return f"{len(state.accepted)} of {self._prompts_per_episode} groups are in"
+        return f"{len(state.accepted)} of {self._prompts_per_episode} groups are complete"
 
     def why_closed(self) -> str | None:
-        """Why the next episode may not start yet; None where it may."""
+        """Return the reason why the next episode may not start yet, or None if it may."""
         if self._next_episode >= self._num_episodes:
-            return "every prompt of the run is made or in the making"
+            return "all prompts of the run are complete or assigned"
         if self._next_episode > self._version + self._max_staleness:
             return f"max_staleness: the next prompts need policy version {self._next_episode - self._max_staleness}"
         if self.next_is_ready:
@@ -186,7 +213,7 @@ class RolloutCoordinator(Generic[GroupT]):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but leases: prompts in flight are made again after a resume."""
+        """Return the state without leases: assigned prompts are sampled again after a resume."""
         return {
             "version": self._version,
             "cursor": self._cursor,
@@ -206,6 +233,7 @@ class RolloutCoordinator(Generic[GroupT]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state_dict`, also in the middle of a run."""
         self._version = state["version"]
         self._cursor = state["cursor"]
         self._next_episode = state["next_episode"]
@@ -223,9 +251,9 @@ class RolloutCoordinator(Generic[GroupT]):
             for index, saved in state["open"].items()
         }
         for episode in self._open.values():
-            held = [position for position in (*episode.outstanding, *episode.accepted) if position in records]
-            episode.records = {position: records[position] for position in held}
-            # Older checkpoints leave out what is learnt.
+            positions = (*episode.outstanding, *episode.accepted)
+            episode.records = {position: records[position] for position in positions if position in records}
+            # Older checkpoints omit outcomes that the sampler has learned.
             episode.outcomes = dict.fromkeys(episode.accepted) | episode.outcomes
 
     def _open_next(self) -> bool:
@@ -248,7 +276,7 @@ class RolloutCoordinator(Generic[GroupT]):
         episode.outstanding.update(dict.fromkeys(positions))
 
     def _free(self) -> list[tuple[int, int]]:
-        """(episode, position) of the groups that nobody makes, lowest first."""
+        """(episode, position) of the unassigned groups, lowest first."""
         return sorted(
             (index, position)
             for index, episode in self._open.items()
@@ -257,7 +285,7 @@ class RolloutCoordinator(Generic[GroupT]):
         )
 
     def _learn(self, episode: EpisodeLedger[GroupT]) -> None:
-        """Hand the outcomes of a wave to the sampler, in an order that does not depend on timing."""
+        """Pass the outcomes of a wave to the sampler, in an order that does not depend on timing."""
         if self._sampler is None:
             return
         for position, success in sorted(episode.outcomes.items()):
@@ -272,14 +300,14 @@ class RolloutCoordinator(Generic[GroupT]):
         if episode.refused > self._max_refill_factor * self._prompts_per_episode:
             if episode.emptied == episode.refused:
                 raise RewardError(
-                    f"episode {index} has no sample left: the reward policy dropped those of {episode.emptied} prompts",
+                    f"episode {index} lost all samples: on_failure dropped those of {episode.emptied} prompts",
                     where="rewards",
                     hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
                 )
             raise RlhfError(
-                f"episode {index} drew {episode.refused} prompts that were all refused, and still lacks {missing}",
+                f"episode {index} drew {episode.refused} prompts that were all refused, and still needs {missing}",
                 where="dynamic sampling",
-                hint="every answer to these prompts gets the same reward; use easier prompts, a finer reward, "
+                hint="every answer to these prompts gets the same reward. Use easier prompts, a finer reward, "
                 "more samples_per_prompt, or turn dynamic sampling off",
             )
         self._draw(index, missing)

@@ -1,4 +1,4 @@
-"""Metrics of the environment's episodes of one iteration."""
+"""Metrics of environments, over the samples of one training episode."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Final
 from ..columns import Column
 
 ENVIRONMENT: Final = "environment"
-"""Name of the environment's reward, and of the column of its metrics, which are with the first row of an episode."""
+"""Name of the environment's reward, and of the column with its metrics, which the first row of an episode has."""
 EPISODE_COLUMNS: Final[Mapping[str, Column]] = {ENVIRONMENT: Column(per="metrics"), "turn_rewards": Column()}
-"""Columns of the rows of a player that gives a reward: the episode's metrics, and the rewards of its turns."""
+"""Columns of rows from a player that returns rewards: the episode's metrics, and the rewards of its turns."""
 OWN: Final = "own/"
-"""Begins the names of what an environment measures itself."""
+"""Prefix of the environment's own metrics."""
 RESERVED: Final = frozenset({"num_turns_mean", "truncated_fraction", "failed_fraction", "bad_tool_calls"})
-"""Names under `environment/` that are core's."""
+"""Names under `environment/` that core uses."""
 
 
-def environment_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """`environment/*` and `response/observation_fraction` of samples; nothing if none is from an environment.
+def environment_metrics(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return `environment/*` and `response/observation_fraction` of samples. Empty without an environment.
 
-    Means are over episodes, those of an environment's own metrics over the episodes that report them;
-    `environment/bad_tool_calls` is their number.
+    Values are means over episodes. An environment's own metrics are averaged over the episodes that report them.
+    `environment/bad_tool_calls` is a sum.
     """
-    episodes = [each for each in found if each]
+    episodes = [each for each in samples if each]
     if not episodes:
         return {}
     response = _total(episodes, "response_tokens")

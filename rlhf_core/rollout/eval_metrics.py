@@ -1,4 +1,4 @@
-"""From scored answers to held-out prompts to `eval/…`: means, avg@k, pass@k, maj@k and their intervals."""
+"""Metrics `eval/…` of scored answers to held-out prompts: means, avg@k, pass@k, maj@k and their intervals."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ class EvaluationRow(NamedTuple):
     """One answer, or one episode, of an evaluation."""
 
     rewards: dict[str, float]
-    """Empty where a reward's policy dropped the sample."""
+    """Raw scores by reward name. Empty if a reward's failure policy dropped the sample."""
     num_tokens: int
+    """Sampled tokens of all branches."""
     truncated: bool
+    """Whether the answer was cut by the token limit."""
     sampled: bool = False
-    """One of the `samples_per_prompt` answers beside the greedy one."""
+    """Whether this is one of the `samples_per_prompt` answers, not the greedy one."""
     prompt: int = 0
-    """Number of the prompt in the evaluation."""
+    """Index of the prompt in the evaluation."""
     answer: str = ""
-    """The answer's vote in maj@k; see `final_answer`."""
+    """The answer's vote in maj@k (see `final_answer`)."""
     set_index: int = 0
+    """Index of the evaluation set."""
     environment: Mapping[str, float] = {}
     """The environment's metrics of the episode."""
 
@@ -37,10 +40,21 @@ class EvaluationRow(NamedTuple):
 def evaluation_metrics(
     rows: Sequence[EvaluationRow], sets: Sequence[tuple[str | None, EvalSetOptions]]
 ) -> dict[str, float]:
-    """The metrics of every set, and `eval/score`, which is the first set's greedy score.
+    """Compute the metrics of all evaluation sets. A dropped sample counts as 0, so failing rewards never help a policy.
 
-    sets: their names, and their options; the keys of the section `eval` itself have no name, which is None.
-    A sample that a reward's policy drops counts as 0, so that a failing scorer never makes a policy look better.
+    Args:
+        rows: Answers of all sets, in any order.
+        sets: Name and options of each set, by `set_index`. The set of the section `eval` itself has the name None.
+
+    Returns:
+        `eval/<name>/…` of each set, or `eval/…` for the set without a name, and `eval/score`: the greedy score of the
+        first set.
+
+    Example:
+        >>> rows = [EvaluationRow({"exact": score}, num_tokens=5, truncated=False, prompt=i)
+        ...         for i, score in enumerate([1.0, 0.0, 1.0, 1.0])]
+        >>> evaluation_metrics(rows, [(None, EvalSetOptions())])["eval/score"]
+        0.75
     """
     metrics: dict[str, float] = {}
     prefixes = ["eval" if name is None else f"eval/{name}" for name, _ in sets]
@@ -62,9 +76,10 @@ def evaluation_metrics(
 def per_prompt_values(
     greedy: Sequence[EvaluationRow], sampled: Sequence[EvaluationRow], options: EvalSetOptions
 ) -> dict[str, list[float]]:
-    """Metric -> its value for every prompt, in order; the metric is their mean.
+    """Return metric -> its values per prompt, in order. The reported metric is their mean.
 
-    `score` of the greedy answers and, of k sampled ones, `avg@k`, `maj@k` and `pass@n` for n = 1, 2, 4, … and k.
+    Metrics are `score` of the greedy answers and, for k sampled ones, `avg@k`, `maj@k`, and `pass@n` for
+    n = 1, 2, 4, … and k.
     """
     name = options.score or next((next(iter(row.rewards)) for row in (*greedy, *sampled) if row.rewards), None)
     if name is None:
@@ -85,15 +100,20 @@ def per_prompt_values(
 
 
 def pass_at(n: int, correct: int, k: int) -> float:
-    """Chance that one of k answers is right, of n sampled ones of which `correct` are: 1 - C(n-c, k) / C(n, k).
+    """Return the probability that at least one of k answers is correct: 1 - C(n - correct, k) / C(n, k).
 
-    Unbiased (Chen et al. 2021, arXiv:2107.03374, section 2.1).
+    Unbiased estimate from n sampled answers, `correct` of which are right (Chen et al. 2021, arXiv:2107.03374,
+    section 2.1).
+
+    Example:
+        >>> pass_at(4, correct=1, k=2)  # 1 - C(3, 2) / C(4, 2) = 1 - 3 / 6
+        0.5
     """
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def majority_score(rows: Sequence[EvaluationRow], name: str) -> float:
-    """Mean score of the answers that most samples agree on; where several are as frequent, the mean of theirs."""
+    """Return the mean score of the samples with the most frequent answer, averaged over answers that tie."""
     votes: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.rewards:
@@ -104,13 +124,18 @@ def majority_score(rows: Sequence[EvaluationRow], name: str) -> float:
 
 
 def final_answer(text: str) -> str:
-    r"""The final answer in a text: its last `\boxed{…}`, `<answer>…</answer>` or `#### …`, else all of it."""
+    r"""Return the final answer in a text: its last `\boxed{…}`, `<answer>…</answer>` or `#### …`, else the whole text.
+
+    Example:
+        >>> final_answer("1 + 1 is two, so the answer is <answer> 2 </answer>.")
+        '2'
+    """
     marked = _FINAL_ANSWER.findall(text)
     return " ".join(("".join(marked[-1]) if marked else text).split())
 
 
 def bootstrap_intervals(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
-    """95% interval of each metric's mean, from resampled prompts (percentile bootstrap, the same draws each time)."""
+    """Return the 95% interval of each metric's mean from a percentile bootstrap over prompts, with a fixed seed."""
     import torch
 
     intervals: dict[str, tuple[float, float]] = {}

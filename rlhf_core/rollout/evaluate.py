@@ -1,4 +1,4 @@
-"""Scoring a policy on held-out prompts."""
+"""Evaluation of a policy on held-out prompts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .maker import PolicyExperienceMaker
 from .player import TimedPlayer
 
 FIRST_SAMPLE_ID = 1 << 62
-"""Evaluation draws from noise of its own, far from the ids of training samples."""
+"""First sample id of evaluations. Far from the ids of training samples, so that the sampling noise is separate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedSet:
-    """One set of prompts: a greedy answer to each and, as its options say, sampled ones beside it."""
+    """One set of prompts, each with a greedy answer and, depending on the options, several sampled ones."""
 
     name: str | None = None
     options: EvalSetOptions
@@ -33,7 +33,7 @@ class EvaluatedSet:
 
 
 class PolicyEvaluator:
-    """Evaluates one set of prompts after the other. Collective: the ranks share the prompts."""
+    """Evaluates several sets of prompts, one after the other. Collective: ranks share the prompts."""
 
     def __init__(
         self,
@@ -44,24 +44,30 @@ class PolicyEvaluator:
         batch_size: int,
         place: Place,
     ) -> None:
-        """player: has the policy answer, sampled in the given way. sampling: the run's; temperatures and, where it has
-        one, the length limit are a set's own. batch_size: answers at once.
+        """Create the makers of all sets.
+
+        Args:
+            sets: The sets to evaluate.
+            player: Builds a player that answers prompts with the given sampling parameters.
+            sampling: Parameters of the run. The options of a set override the temperature and length limit.
+            batch_size: Maximum number of answers generated at once.
+            place: Ranks that share the prompts.
         """
         self._batch_size = batch_size
         self._place = place
-        self._about = [(each.name, each.options) for each in sets]
+        self._sets = [(each.name, each.options) for each in sets]
         prompts = [(index, prompt) for index, each in enumerate(sets) for prompt in each.prompts]
         numbered = [(index, replace(prompt, position=i)) for i, (index, prompt) in enumerate(prompts)]
         self._prompts = numbered[place.rank :: place.world_size]
         self._makers: list[tuple[int, bool, int, PolicyExperienceMaker]] = []
-        """Number of a set, whether its answers are the sampled ones, how many a prompt has, and who makes them."""
+        """Index of a set, whether its answers are sampled (not greedy), answers per prompt, and the maker."""
         for index, each in enumerate(sets):
             options = each.options
             own = replace(sampling, max_new_tokens=options.max_new_tokens or sampling.max_new_tokens)
-            ways = [(False, 1, options.temperature)]
+            modes = [(False, 1, options.temperature)]
             if options.num_sampled:
-                ways.append((True, options.num_sampled, options.sampled_temperature or sampling.temperature))
-            for sampled, count, temperature in ways:
+                modes.append((True, options.num_sampled, options.sampled_temperature or sampling.temperature))
+            for sampled, count, temperature in modes:
                 maker = PolicyExperienceMaker(
                     player=player(at_temperature(own, temperature)),
                     samples_per_prompt=count,
@@ -73,7 +79,7 @@ class PolicyEvaluator:
 
     @property
     def num_prompts(self) -> int:
-        """Prompts of all sets that this rank evaluates."""
+        """Number of prompts of all sets that this rank evaluates."""
         return len(self._prompts)
 
     def close(self) -> None:
@@ -83,21 +89,21 @@ class PolicyEvaluator:
                 stack.callback(maker.close)
 
     def evaluate(self) -> dict[str, float]:
-        """The metrics of `evaluation_metrics` over all prompts."""
+        """Return `evaluation_metrics` over all prompts. Collective."""
         gathered = self._place.all_gather_objects(self.rows(0, len(self._prompts)))
-        return evaluation_metrics([row for part in gathered for row in part], self._about)
+        return evaluation_metrics([row for part in gathered for row in part], self._sets)
 
     def rows(self, start: int, stop: int) -> list[EvaluationRow]:
-        """Answer and score this rank's prompts `start` to `stop`."""
+        """Answer and score this rank's prompts `start` up to and excluding `stop`."""
         rows: list[EvaluationRow] = []
         for index, sampled, count, maker in self._makers:
-            prompts = [prompt for of, prompt in self._prompts[start:stop] if of == index]
-            at_once = max(1, self._batch_size // count)
-            for first in range(0, len(prompts), at_once):
-                for group in maker.make(prompts[first : first + at_once]):
+            prompts = [prompt for set_index, prompt in self._prompts[start:stop] if set_index == index]
+            size = max(1, self._batch_size // count)
+            for first in range(0, len(prompts), size):
+                for group in maker.make(prompts[first : first + size]):
                     rows += _rows(group, count, sampled, index)
             if prompts:
-                maker.take_times()  # what an evaluation costs is not the next episode's
+                maker.take_times()  # the cost of an evaluation must not count for the next episode
         return rows
 
 
@@ -106,14 +112,14 @@ def _number(count: int, position: int, k: int) -> int:
 
 
 def at_temperature(sampling: SamplingParams, temperature: float) -> SamplingParams:
-    """The run's way of sampling at another temperature; 0 is greedy."""
+    """Return the sampling parameters with another temperature. 0 is greedy."""
     if temperature == 0:
         return replace(sampling, greedy=True, temperature=1.0, top_k=0, top_p=1.0)
     return replace(sampling, greedy=False, temperature=temperature)
 
 
 def _rows(group: RolloutGroup, count: int, sampled: bool, set_index: int) -> Iterator[EvaluationRow]:
-    """One a sample, those that were dropped included: an answer, or an episode with all its branches."""
+    """Yield one row per sample (an answer, or an episode with all its branches), including dropped samples."""
     branches: dict[int, list[BufferItem]] = defaultdict(list)
     for item in group.items:
         branches[item.sample_id].append(item)

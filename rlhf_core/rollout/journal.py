@@ -1,4 +1,4 @@
-"""Lines that a player keeps in the run folder, independent of checkpoints."""
+"""Lines that a player stores in the run folder, independent of checkpoints."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ logger = logging.getLogger(__name__)
 class Journal:
     """An append-only journal of JSON objects, in a folder that the processes and attempts of a run share.
 
-    Each journal writes its own file, so a crash costs at most the line that was being written.
+    Each journal writes its own file, so a crash loses at most the line being written.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: None for a process without the run folder. That journal keeps nothing, and logs it."""
+        """Create a journal. `folder`: None for a process without access to the run folder, which stores nothing."""
         self._folder = folder
         self._path: Path | None = None
         self._file: LineFile | None = None
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line, unbuffered. Raises `ValueError` or `TypeError` for a value that JSON does not have."""
+        """Write one line, unbuffered. Raises `ValueError` or `TypeError` for a value that JSON cannot represent."""
         if self._file is None:
             if self._folder is None:
-                logger.warning("a player's journal keeps nothing: the run folder is not on this machine")
+                logger.warning("a player's journal stores nothing: the run folder is not on this machine")
                 self._path = Path(os.devnull)
             else:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -39,13 +39,13 @@ class Journal:
         self._file.append([record])
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines that earlier attempts of the run wrote, and those of other processes so far."""
+        """Yield the lines of earlier attempts of the run, and of other processes so far."""
         for path in sorted(self._folder.glob("*.jsonl")) if self._folder is not None else ():
             if path != self._path:
                 yield from read_lines(path)
 
     def close(self) -> None:
-        """Close the file. Later lines go into a new one."""
+        """Close the file. Later lines are written to a new one."""
         if self._file is not None:
             self._file.close()
             self._file = None

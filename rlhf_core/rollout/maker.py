@@ -1,7 +1,7 @@
 """`PolicyExperienceMaker`: sample, score, log-probs, values -> scored groups of samples.
 
-What needs a model forward happens here: tokens with the engine's log-probs, reference log-probs, values, raw rewards
-by name. What is arithmetic (combining rewards, KL penalty, advantages) is the trainer's.
+All steps that need a forward pass or a reward happen here: tokens with the engine's log-probs, reference log-probs,
+values, and raw rewards by name. The trainer does the arithmetic: combining rewards, KL penalty, advantages.
 """
 
 from __future__ import annotations
@@ -26,30 +26,27 @@ if TYPE_CHECKING:
     from ..models.passes import GroupPasses
 
 GREEDY_SAMPLE_ID = 1 << 61
-"""The greedy answer to the prompt at a position has this id more, far from the ids of training samples."""
+"""Sample id of the greedy answer to the prompt at position 0. Far from the ids of training samples."""
 SCORED_TOGETHER = 64
-"""Samples handed to the rewards at a time while later ones are still generated."""
+"""Minimum number of samples that are sent to the rewards at once while later ones are generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """All samples of one prompt, by sample id; its greedy answer, where one is made, is the last."""
+    """All samples of one prompt, sorted by sample id. The greedy answer, if there is one, comes last."""
 
     position: int
     samples: list[Played]
     rollouts: list[tuple[Rollout, ...]]
-    """One a row of each sample."""
+    """One rollout per row of each sample."""
 
 
 _Scoring = tuple[list[_Finished], "Future[Scores]"]
-"""Groups, and a score for each of their samples that has rows."""
+"""Groups, and the scores of their samples that have rows."""
 
 
 class PolicyExperienceMaker:
-    """Makes whole prompt groups with one player, one scorer and, where needed, a reference and a critic.
-
-    `number(prompt position, k)` numbers samples; the seed classes bring their own numbering.
-    """
+    """Makes complete prompt groups with a player, a scorer and, if needed, a reference and a critic."""
 
     def __init__(
         self,
@@ -63,7 +60,19 @@ class PolicyExperienceMaker:
         number: Callable[[int, int], int] | None = None,
         greedy_player: TimedPlayer | None = None,
     ) -> None:
-        """greedy_player: answers each prompt once more, greedily; that answer's rewards go with the group's items."""
+        """Create the maker of a process.
+
+        Args:
+            player: Samples the answers.
+            samples_per_prompt: Answers per prompt.
+            scorer: Scores the answers.
+            hooks: Receive the start and end of making experience and scoring.
+            passes: Add values such as reference log-probs. None without any.
+            kl_coef: KL coefficient of the items. None if the trainer sets it.
+            number: (prompt position, k) -> sample id. By default position * samples_per_prompt + k.
+            greedy_player: Answers each prompt once more, greedily. That answer's rewards are stored in the group's
+                items. None without greedy answers.
+        """
         self._player = player
         self._greedy_player = greedy_player
         self._players = {"player": player} if greedy_player is None else {"player": player, "greedy": greedy_player}
@@ -76,26 +85,26 @@ class PolicyExperienceMaker:
         self.times = PhaseTimes()
 
     def close(self) -> None:
-        """End what the players keep, such as a process of environments. Engine and rewards are not its own."""
+        """Close the players and their resources, such as environment processes, but not the engine and rewards."""
         with ExitStack() as stack:
             for player in self._players.values():
                 stack.callback(player.close)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the players; empty if they keep none. The rewards' is not part of it: makers may share them."""
+        """Return the state of the players, without that of the rewards, which several makers may share."""
         return {name: state for name, state in state_of(self._players).items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give the players back what they kept."""
+        """Restore the state of the players."""
         load_state_of(self._players, state)
 
     def published(self, version: int) -> None:
-        """The models here that are trained have the weights of `version`."""
+        """Notify the passes that the trained models in this process have the weights of `version`."""
         if self._passes is not None:
             self._passes.published(version)
 
     def take_times(self) -> PhaseTimes:
-        """The times since the last call, and what the rewards cost meanwhile."""
+        """Return the times and the costs of rewards since the last call."""
         taken = self.times.take()
         for player in self._players.values():
             taken.add(player.times.take())
@@ -103,7 +112,7 @@ class PolicyExperienceMaker:
         return taken
 
     def make(self, prompts: Sequence[Prompt]) -> Iterator[RolloutGroup]:
-        """Yield every prompt's group. A group all of whose samples were dropped comes back empty."""
+        """Yield the group of every prompt. A group is empty if all its samples were dropped."""
         num_samples = len(prompts) * self._samples_per_prompt
         with self._hooks.span("make_experience", num_prompts=len(prompts), num_samples=num_samples) as span:
             scoring = self._generate(prompts)
@@ -120,7 +129,7 @@ class PolicyExperienceMaker:
         yield from groups
 
     def _generate(self, prompts: Sequence[Prompt]) -> list[_Scoring]:
-        """Generate all samples; finished groups go to the rewards while later ones are still generated."""
+        """Generate all samples. Finished groups are scored while later ones are generated."""
         samples = [(p, self._number(p.position, k)) for p in prompts for k in range(self._samples_per_prompt)]
         arrived: dict[int, list[Played]] = defaultdict(list)
         finished: list[_Finished] = []
@@ -143,18 +152,18 @@ class PolicyExperienceMaker:
         yield from self._player.play(samples)
 
     def _submit(self, groups: list[_Finished]) -> _Scoring:
-        judged = [rows[-1] for group in groups for rows in group.rollouts if rows]
-        return groups, self._scorer.submit(judged)
+        last_rows = [rows[-1] for group in groups for rows in group.rollouts if rows]
+        return groups, self._scorer.submit(last_rows)
 
     def _groups(self, finished: list[_Finished], scores: Scores) -> Iterator[RolloutGroup]:
-        """Rollouts with their items; samples that a reward's or the environment's policy drops are left out.
+        """Yield groups without samples that the failure policy of a reward or of the environment drops.
 
-        So are all samples of a prompt whose greedy answer is dropped.
+        If a greedy answer is dropped, all samples of its prompt are dropped, too.
         """
-        found = iter(scores)
+        remaining = iter(scores)
         for group in finished:
-            rewarded = [next(found) if rows else None for rows in group.rollouts]
-            samples = list(zip(group.samples, group.rollouts, rewarded, strict=True))
+            sample_rewards = [next(remaining) if rows else None for rows in group.rollouts]
+            samples = list(zip(group.samples, group.rollouts, sample_rewards, strict=True))
             greedy = None
             if self._greedy_player is not None:
                 sample, _, rewards = samples.pop()

@@ -1,4 +1,4 @@
-"""Converts played samples into rollouts for the rewards, items for the trainer, and episodes of items."""
+"""Converts played samples to rollouts for the rewards, items for the trainer, and episodes of items."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 GREEDY_REWARDS = "greedy_rewards"
 """Column: the rewards, by name, of the greedy answer to the sample's prompt."""
 TURN_REWARDS = "turn_rewards"
-"""Column [A, R], raw: what each of a sample's `rewards` gave to a turn, at its last token; with an environment."""
+"""Column [A, R]: the raw part of each of a sample's R `rewards` that a turn earned, at the turn's last token. Only with
+an environment."""
 GREEDY_COLUMNS: Mapping[str, Column] = {GREEDY_REWARDS: Column(per="metrics")}
 """Columns of an algorithm that `needs_greedy_answer`."""
 
@@ -35,7 +36,7 @@ def check_columns(
     passes: Sequence[GroupPass] = (),
     of_prompts: Mapping[str, Column] | None = None,
 ) -> None:
-    """Raise `ConfigError` if two parts of the run bring one column, or the engine leaves out inputs of the model."""
+    """Raise `ConfigError` if two parts of the run declare the same column, or the engine ignores model inputs."""
     engine = resolved.engine
     inputs = [name for name, column in (of_prompts or {}).items() if column.model_input]
     if inputs and resolved.generates and not engine.component.model_inputs:
@@ -55,9 +56,9 @@ def check_columns(
 
 
 def rollout_of(row: Row, sample: Played) -> Rollout:
-    """One row of a sample as the rollout that rewards receive."""
+    """Return one row of a sample as the rollout that rewards receive."""
     prompt, mask = sample.prompt, row.mask
-    oldest = min(each.policy_version for _, each in row.sampled.values())  # tokens that another row trains on included
+    oldest = min(each.policy_version for _, each in row.sampled.values())  # including turns shared with another row
     versions = row.per_token(-1, lambda each: each.policy_versions or [each.policy_version] * len(each.token_ids))
     turns = list(row.turns)
     for number, place in row.own_turns.items():
@@ -88,13 +89,13 @@ class SampleRewards:
     """The raw rewards of one sample."""
 
     scores: dict[str, float]
-    """By name; the environment's, if there is one, comes first."""
+    """Reward name -> score. The environment's, if there is one, comes first."""
     turns: list[Mapping[int, float]]
-    """The part of each of `scores` that was earned in certain turns: number of the turn in the episode -> number."""
+    """For each of `scores`, the part earned in certain turns: number of the turn in the sample -> reward."""
 
     @classmethod
     def of(cls, sample: Played, rewards: Mapping[str, float]) -> SampleRewards:
-        """rewards: of the sample's last row."""
+        """Return the rewards of a sample. `rewards`: reward name -> score of its last row."""
         scores = {name: float(score) for name, score in rewards.items()}
         if sample.reward is None:
             return cls(scores, [{} for _ in scores])
@@ -114,7 +115,7 @@ def item_of(
     kl_coef: float | None,
     greedy_rewards: Mapping[str, float] | None = None,
 ) -> BufferItem:
-    """One row of a sample as the trainer's buffer item."""
+    """Return one row of a sample as an item for the trainer."""
     import torch
 
     columns = sample.prompt.columns | row.columns | _engine_columns(row)
@@ -141,27 +142,27 @@ def item_of(
 
 
 def _engine_columns(row: Row) -> Columns:
-    """The columns that the engine gave to the turns sampled in this row, for its whole response.
+    """Return the engine's columns of the turns sampled in this row, for its whole response.
 
-    Tokens without a value have `fill`. Per sample, the value of the last turn is kept.
+    Tokens without a value have `fill`. For columns per sample, the value of the last turn is kept.
     """
-    found = Columns()
+    merged = Columns()
     ends = list(accumulate(len(turn.token_ids) for turn in row.turns))
     for place, completion in row.own_completions.items():
         columns = completion.columns if isinstance(completion.columns, Columns) else Columns()
         for name, value in columns.items():
             if columns.kinds[name].per == "token":
-                whole = found.get(name)
+                whole = merged.get(name)
                 if whole is None:
                     whole = value.new_full((ends[-1], *value.shape[1:]), columns.kinds[name].fill)
                 whole[ends[place] - len(value) : ends[place]] = value
                 columns |= Columns({name: whole}, columns.kinds)
-        found |= columns
-    return found
+        merged |= columns
+    return merged
 
 
 def _turn_rewards(row: Row, turns: Sequence[Mapping[int, float]]) -> Tensor:
-    """[A, R] float32: what each reward gave to each turn that was sampled in this row, at the turn's last token."""
+    """[A, R] float32: each reward's part for each turn sampled in this row, at the turn's last token."""
     import torch
 
     rewards = torch.zeros(len(row.ids), len(turns), dtype=torch.float32)
@@ -171,7 +172,7 @@ def _turn_rewards(row: Row, turns: Sequence[Mapping[int, float]]) -> Tensor:
 
 
 def _support_tensor(row: Row) -> Tensor | None:
-    """[A, K] int32, padded with -1 to the widest token; None if every token was sampled from the whole vocabulary."""
+    """[A, K] int32, padded with -1, or None if every token was sampled from the whole vocabulary."""
     import torch
 
     none: Sequence[int] = ()
@@ -185,7 +186,7 @@ def _support_tensor(row: Row) -> Tensor | None:
 
 
 class SamplesLost(RlhfError):
-    """Samples of an episode were lost before they were trained on, and are made again."""
+    """Samples of an episode were lost before training on them, and must be sampled again."""
 
 
 def collected_episode(
@@ -195,18 +196,30 @@ def collected_episode(
     rollouts: Iterable[Rollout] = (),
     metrics: Mapping[str, float] | None = None,
 ) -> CollectedEpisode:
-    """The episode of samples that this process holds, in any order. `rollouts`: their texts, where these are kept."""
-    data = _Held(items, rollouts)
+    """Return an episode whose samples this process holds.
+
+    Args:
+        items: Items of all samples, in any order.
+        times: Phase times of this process's makers.
+        rollouts: Rollouts of the items, in any order. Empty if texts are not kept.
+        metrics: The channel's metrics of the episode.
+
+    Returns:
+        The episode, with rows sorted by `sample_id` and `branch`.
+    """
+    data = _LocalData(items, rollouts)
     return CollectedEpisode(
         rows=[ItemSummary.of(item) for item in data.items], data=data, times=times, metrics=metrics or {}
     )
 
 
-class _Held:
+class _LocalData:
+    """`EpisodeData` in this process."""
+
     def __init__(self, items: Iterable[BufferItem], rollouts: Iterable[Rollout]) -> None:
         self.items = sorted(items, key=lambda item: (item.sample_id, item.branch))
         self._rollouts = {(rollout.sample_id, rollout.branch): rollout for rollout in rollouts}
 
     def load(self, rows: Sequence[int], texts: Sequence[int]) -> tuple[list[BufferItem], list[Rollout]]:
-        told = [self.items[row] for row in texts]
-        return [self.items[row] for row in rows], [self._rollouts[item.sample_id, item.branch] for item in told]
+        shown = [self.items[row] for row in texts]
+        return [self.items[row] for row in rows], [self._rollouts[item.sample_id, item.branch] for item in shown]

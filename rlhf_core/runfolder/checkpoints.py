@@ -1,7 +1,7 @@
 """Checkpoints between episodes: atomic, verified before use, no pickle.
 
-`checkpoints/step-N/` is written beside its final name, fsynced, listed with sizes and SHA-256 in `files.json`, and
-renamed. `checkpoints/last` names the newest valid one, `best` the best by a metric where one is chosen. The caller
+`checkpoints/step-N/` is written under a temporary name, fsynced, listed with sizes and SHA-256 in `files.json`, and
+renamed. `checkpoints/last` names the newest valid one, and `best` the best by a metric, if one is chosen. The caller
 decides on the content.
 """
 
@@ -29,25 +29,30 @@ logger = logging.getLogger(__name__)
 
 
 class OnlyModelError(CheckpointError):
-    """A run ends since a checkpoint cannot be written; its `model/` is the policy as it is then."""
+    """A checkpoint cannot be written, so the run ends. Its `model/` is the policy at that time."""
 
 
 class CheckpointStore:
-    """The checkpoints of one run folder."""
+    """The checkpoints of one run folder.
+
+    Args:
+        folder: `checkpoints/` in the run folder.
+        keep: number of newest checkpoints to keep.
+    """
 
     def __init__(self, folder: Path, *, keep: int = 1) -> None:
         self._folder = folder
         self._keep = keep
 
     def path(self, step: int) -> Path:
-        """Folder of checkpoint `step`, existing or not."""
+        """Return the folder of checkpoint `step`, existing or not."""
         return self._folder / f"step-{step}"
 
     @contextmanager
     def writing(self, step: int, place: Place, *, best: int | None = None) -> Iterator[Path]:
-        """Collective. Yields the folder to write checkpoint `step` into, which is the checkpoint after the block.
+        """Yield the folder to write checkpoint `step` into, which becomes the checkpoint after the block. Collective.
 
-        On an error, nothing is left of it. Of the older checkpoints the newest `keep` and the `best` stay, which
+        On an error, nothing remains of it. Of the older checkpoints, the newest `keep` and the `best` remain, which
         `checkpoints/best` names.
         """
         partial = self._folder / f".partial-step-{step}"
@@ -57,7 +62,7 @@ class CheckpointStore:
             partial.mkdir(parents=True)
 
         try:
-            with _errors_named(self.path(step)):
+            with _name_path_in_errors(self.path(step)):
                 place.run_on_main(begin)
                 yield partial
                 place.run_on_main(lambda: self._commit(partial, step, best))
@@ -83,17 +88,17 @@ class CheckpointStore:
         _fsync(self._folder)
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, complete or damaged, oldest first."""
+        """Return the steps that have a checkpoint, complete or damaged, oldest first."""
         names = (p.name for p in self._folder.glob("step-*") if p.is_dir())
         return sorted(int(n.removeprefix("step-")) for n in names if n.removeprefix("step-").isdigit())
 
     def named(self) -> list[str]:
-        """The names of checkpoints in the files `last` and `best`, whether these checkpoints still exist or not."""
+        """Return the names of checkpoints in the files `last` and `best`, whether or not these checkpoints exist."""
         files = (self._folder / _LAST, self._folder / _BEST)
         return sorted({path.read_text(errors="replace").strip()[:40] for path in files if path.is_file()} - {""})
 
     def whole(self, *, up_to: float = math.inf) -> Iterator[Path]:
-        """Complete checkpoints of `up_to` that many updates, newest first; others are skipped with a warning."""
+        """Yield the complete checkpoints of at most `up_to` updates, newest first. Damaged ones only log a warning."""
         for step in reversed(self.steps()):
             path = self.path(step)
             if step > up_to:
@@ -104,15 +109,15 @@ class CheckpointStore:
                 yield path
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint."""
+        """Return the newest complete checkpoint, None if there is none."""
         return next(self.whole(), None)
 
     def discard_after(self, step: int, *, best: int | None = None) -> None:
         """Prepare to continue from `step`: remove newer checkpoints, and partial ones of a killed run.
 
-        `best`: the best checkpoint among those that stay.
+        `best`: the best of the remaining checkpoints.
         """
-        with _errors_named(self._folder / _LAST):
+        with _name_path_in_errors(self._folder / _LAST):
             self._name(step, best)
         for newer in [s for s in self.steps() if s > step]:
             self._set_aside(newer)
@@ -124,7 +129,7 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _set_aside(self, step: int) -> Path:
-        """Take a checkpoint's name before it is removed, so that none is half there; the next start clears up."""
+        """Rename a checkpoint before its removal, so that it is never incomplete. The next start deletes leftovers."""
         aside = self._folder / f".partial-step-{step}-removed"
         with suppress(OSError):
             self.path(step).rename(aside)
@@ -139,20 +144,27 @@ class CheckpointStore:
 
 
 def find_complete_checkpoint(source: Path) -> Path | None:
-    """The folder `source`, where it is a checkpoint; else the newest whole one of the run folder `source`, if any.
+    """Return the complete checkpoint that `source` refers to, None if there is none.
 
-    Raises `UserInputError` where it is a damaged one.
+    Args:
+        source: a checkpoint, or a run folder, which refers to its newest complete checkpoint.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        UserInputError: `source` is a damaged checkpoint.
     """
     if not (source / _LISTING).exists():
         return CheckpointStore(source / "checkpoints").newest()
     if problem := find_damage(source):
-        hint = "the run's folder, given without a checkpoint, stands for its newest whole one"
+        hint = "pass the run folder instead, to use its newest complete checkpoint"
         raise UserInputError(problem, where=str(source), hint=hint)
     return source
 
 
 def find_damage(path: Path) -> str | None:
-    """Why the checkpoint `path` cannot be used; None when every file is as written."""
+    """Return why the checkpoint `path` cannot be used, or None if every file is as written."""
     if not (path / _LISTING).is_file():
         return f"its {_LISTING} is missing"
     try:
@@ -160,7 +172,7 @@ def find_damage(path: Path) -> str | None:
     except (OSError, ValueError, RecursionError) as error:
         return f"its {_LISTING} cannot be read ({error})"
     if not isinstance(listing, dict) or not listing:
-        return f"its {_LISTING} lists no files"
+        return f"its {_LISTING} does not list files"
     present = {str(p.relative_to(path)) for p in _files(path)} - {_LISTING}
     if missing := sorted(listing.keys() - present):
         return f"files are missing: {', '.join(missing[:3])}"
@@ -189,7 +201,8 @@ def _fsync(path: Path) -> None:
 
 
 @contextmanager
-def _errors_named(path: Path) -> Iterator[None]:
+def _name_path_in_errors(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block into a `CheckpointError` that names the path."""
     try:
         yield
     except OSError as error:

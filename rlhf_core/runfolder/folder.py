@@ -1,7 +1,7 @@
 """The run folder: the files of a run, and the lock that guards them.
 
-A folder belongs to one process at a time (by a file lock, which the system frees when the process ends), from before
-the first write until after the last. JSON files are replaced atomically; a reader never sees a partial one.
+A folder belongs to one process at a time (by a file lock, which the system releases when the process ends), from before
+the first write until after the last. JSON files are replaced atomically, so readers never see a partial one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import ConfigError, DataError, RlhfError, UserInputError
-from ..util.files import oddity, open_unlinked, write_bytes
+from ..util.files import open_no_follow, type_problem, write_bytes
 from ..util.jsonl import write_json
 from ..util.redact import PrintableFormatter, redact_mapping
 from ..util.yaml12 import dump_yaml, parse_yaml
@@ -33,15 +33,15 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Ignores a full disk: important files raise, while logging would print tracebacks."""
+    """Ignores a full disk: writing important files raises, while logging would print tracebacks."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
 
-class _Inside:
-    """The path of a run's file, by its name in the folder."""
+class _FilePath:
+    """Path of a run's file, by its name in the folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -51,23 +51,27 @@ class _Inside:
 
 
 class RunFolder:
-    """One run's files. Make one with `take`, and close it (or use it as a context manager)."""
+    """The files of a run. Create one with `take` (locked) or `read`, and close it (or use it as a context manager).
 
-    lock = _Inside(".lock")
-    """Lock file; names the process that owns the folder."""
-    config = _Inside("config.yaml")
-    manifest = _Inside("manifest.json")
-    metrics = _Inside("metrics.jsonl")
-    samples = _Inside("samples.jsonl")
-    summary = _Inside("summary.json")
-    log = _Inside("run.log")
-    checkpoints = _Inside("checkpoints")
-    model = _Inside("model")
-    adapter = _Inside("adapter")
-    control = _Inside("control")
+    Args:
+        path: the folder, existing or not.
+    """
+
+    lock = _FilePath(".lock")
+    """Lock file with the id of the process that owns the folder."""
+    config = _FilePath("config.yaml")
+    manifest = _FilePath("manifest.json")
+    metrics = _FilePath("metrics.jsonl")
+    samples = _FilePath("samples.jsonl")
+    summary = _FilePath("summary.json")
+    log = _FilePath("run.log")
+    checkpoints = _FilePath("checkpoints")
+    model = _FilePath("model")
+    adapter = _FilePath("adapter")
+    control = _FilePath("control")
     """Folder of commands to a running run."""
-    performance = _Inside("performance.json")
-    evaluation_before = _Inside("evaluation-before.json")
+    performance = _FilePath("performance.json")
+    evaluation_before = _FilePath("evaluation-before.json")
 
     def __init__(self, path: Path) -> None:
         """Raises `UserInputError` for an invalid or inaccessible path."""
@@ -81,14 +85,14 @@ class RunFolder:
         self.path = path
         self._lock_file: IO[str] | None = None
         self._before: set[Path] = set()
-        """Of the folder, what is in it and the folders above it, those that were there before this process took it."""
+        """Existing paths before this process took the folder: its content, the folder itself and those above it."""
 
     @classmethod
     def take(cls, path: Path, *, is_new: bool = True) -> RunFolder:
-        """The folder of a run, locked until it is closed. One for a new run may hold other files, but no run.
+        """Return the folder of a run, locked until it is closed.
 
         Raises:
-            UserInputError: it holds a run, another process uses it, or it cannot be made.
+            UserInputError: another process uses it, it cannot be created, or it must be new and contains a run.
         """
         folder = cls(path)
         folder._lock()
@@ -102,27 +106,27 @@ class RunFolder:
 
     @classmethod
     def read(cls, path: Path) -> RunFolder:
-        """The folder of a run for reading, not locked. Raises `UserInputError` where it holds none."""
+        """Return the folder of a run for reading, not locked. Raises `UserInputError` if it does not contain a run."""
         folder = cls(path)
         if not folder.holds_run:
             raise UserInputError(
-                "this folder holds no run", where=str(path), hint="give a folder that `rlhf train` wrote"
+                "this folder does not contain a run", where=str(path), hint="pass a folder that `rlhf train` wrote"
             )
         folder.refuse_oddities()
         return folder
 
     def _lock(self) -> None:
-        """Make the folder, and lock it until `close`."""
+        """Create the folder, and lock it until `close`."""
         self.refuse_oddities()
         for _ in range(_LOCK_ATTEMPTS):
             try:
                 self._before = {path for path in (self.path, *self.path.parents) if path.exists()}
                 self.path.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private to the user
                 self._before |= set(self.path.iterdir())
-                lock = open(self.lock, "a+", opener=open_unlinked)  # noqa: SIM115  # until `close`
+                lock = open(self.lock, "a+", opener=open_no_follow)  # noqa: SIM115  # until `close`
             except OSError as error:
-                why = f"cannot be written: {error.strerror or error}"
-                raise UserInputError(why, where=str(self.path), hint="choose another --output") from error
+                reason = f"cannot be written: {error.strerror or error}"
+                raise UserInputError(reason, where=str(self.path), hint="choose another --output") from error
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -140,13 +144,11 @@ class RunFolder:
                 lock.flush()
                 self._lock_file = lock
                 return
-            lock.close()  # its owner was refused meanwhile and removed the paths it had made
-        raise UserInputError(
-            "its .lock is removed again and again", where=str(self.path), hint="choose another --output"
-        )
+            lock.close()  # its owner was rejected meanwhile and removed the paths it had made
+        raise UserInputError("its .lock is removed repeatedly", where=str(self.path), hint="choose another --output")
 
     def remove_made(self) -> None:
-        """Leave the folder, and those above it, as they were before this process took it."""
+        """Restore the folder, and those above it, to their state before this process took it."""
         for path in set(self.path.iterdir()) - self._before:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -158,29 +160,29 @@ class RunFolder:
                     path.rmdir()
 
     def refuse_oddities(self) -> None:
-        """Raise `UserInputError` where a link, pipe or device is in the place of a run's file.
+        """Raise `UserInputError` if a link, pipe or device is in the place of a run's file.
 
         A folder may come from someone else, and a link would redirect writes.
         """
         files = (self.lock, self.config, self.manifest, self.metrics, self.samples, self.summary, self.log)
-        found = [(path, oddity(path)) for path in (*files, self.performance, self.path / "actors.json")]
-        for path, what in (*found, (self.control, oddity(self.control, is_folder=True))):
-            if what is not None:
-                raise UserInputError(what, where=str(path), hint="a run folder holds files of its own; remove it")
+        checks = [(path, type_problem(path)) for path in (*files, self.performance, self.path / "actors.json")]
+        for path, problem in (*checks, (self.control, type_problem(self.control, is_folder=True))):
+            if problem is not None:
+                raise UserInputError(problem, where=str(path), hint="remove it, as it is not a file of a run")
 
     @property
     def holds_run(self) -> bool:
         return any(file.exists() for file in (self.config, self.manifest, self.metrics, self.checkpoints))
 
     def refuse_run(self) -> None:
-        """Raise `UserInputError` where it holds a run already, or what a new one would replace."""
-        others = [each.name for each in (self.model, self.samples) if each.exists()]
+        """Raise `UserInputError` if the folder contains a run, or files that a new one would replace."""
+        leftovers = [each.name for each in (self.model, self.samples) if each.exists()]
         if self.holds_run:
-            hint = "go on with it: --resume auto; or start anew with another --output"
-            raise UserInputError("this folder already holds a run", where=str(self.path), hint=hint)
-        if others:
-            what = f"this folder holds {' and '.join(others)} of no run, which a run would replace"
-            raise UserInputError(what, where=str(self.path), hint="choose another --output")
+            hint = "continue it with --resume auto, or start a new run with another --output"
+            raise UserInputError("this folder already contains a run", where=str(self.path), hint=hint)
+        if leftovers:
+            problem = f"this folder contains {' and '.join(leftovers)} without a run, which a new run would replace"
+            raise UserInputError(problem, where=str(self.path), hint="choose another --output")
 
     @property
     def has_begun(self) -> bool:
@@ -190,7 +192,7 @@ class RunFolder:
     @property
     def is_in_use(self) -> bool:
         """Whether a process is using this folder."""
-        if not self.lock.exists() or oddity(self.lock) is not None:
+        if not self.lock.exists() or type_problem(self.lock) is not None:
             return False
         with self.lock.open("rb") as file:
             try:
@@ -207,13 +209,13 @@ class RunFolder:
         write_json(self.manifest, dict(manifest))
 
     def add_event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Add an event to `events` in the manifest: a resume, a rollback, a change by hand."""
+        """Add an event to `events` in the manifest: a resume, a rollback, a manual change."""
         manifest = self.read_json(self.manifest)
         event = {"kind": kind, "time": datetime.now().astimezone().isoformat(timespec="seconds"), **facts}
         self.write_manifest({**manifest, "events": [*manifest.get("events", []), event]})
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a kind, oldest first."""
+        """Return the events of a kind, oldest first."""
         events = self.read_json(self.manifest).get("events", [])
         return [event for event in events if isinstance(event, dict) and event.get("kind") == kind]
 
@@ -224,20 +226,21 @@ class RunFolder:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.summary.exists():
                 raise
-            with self.summary.open("r+b") as file:  # in place: this needs no new block of the disk
+            with self.summary.open("r+b") as file:  # in place, which does not need a new block of the disk
                 file.write(json.dumps(summary, allow_nan=False).encode() + b"\n")
                 file.truncate()
                 os.fsync(file.fileno())
 
     def read_json(self, path: Path) -> dict[str, Any]:
-        """A JSON object of this folder, {} for a missing file; raises `DataError` where it is not an object."""
+        """Read a JSON object of this folder, {} for a missing file. Raises `DataError` if it is not an object."""
         return self._read(path, json.loads)
 
     def read_config(self) -> dict[str, Any]:
-        """`config.yaml`, {} where there is none; raises `DataError` where it is not a mapping."""
+        """Read `config.yaml`, {} if it is missing. Raises `DataError` if it is not a mapping."""
         return self._read(self.config, lambda text: parse_yaml(text, str(self.config)))
 
     def _read(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+        """Read and parse a mapping, {} for a missing file. Raises `DataError`."""
         if not path.exists():
             return {}
         try:
@@ -245,15 +248,15 @@ class RunFolder:
         except (ValueError, RecursionError, OSError, ConfigError) as error:
             raise DataError(f"cannot be read: {error}", where=str(path)) from error
         if not isinstance(value, dict):
-            raise DataError("is no mapping of keys to values", where=str(path))
+            raise DataError("is not a mapping of keys to values", where=str(path))
         return value
 
     @contextmanager
     def logging(self) -> Iterator[None]:
         """Context in which all records of the logger `rlhf` and its children are also written to `run.log`."""
         logger = logging.getLogger("rlhf")
-        before = logger.level
-        file = open(self.log, "a", encoding="utf-8", errors="backslashreplace", opener=open_unlinked)  # noqa: SIM115
+        level = logger.level
+        file = open(self.log, "a", encoding="utf-8", errors="backslashreplace", opener=open_no_follow)  # noqa: SIM115
         handler = _LogHandler(file)
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT))
         logger.addHandler(handler)
@@ -261,9 +264,9 @@ class RunFolder:
         try:
             yield
         finally:
-            logger.setLevel(before)
+            logger.setLevel(level)
             logger.removeHandler(handler)
-            with suppress(OSError):  # it retries a failed write
+            with suppress(OSError):  # closing retries a failed write
                 file.close()
 
     def close(self) -> None:
@@ -298,19 +301,19 @@ class FileWatch:
         return self._folder.path.is_dir() and self._appended.get(lock) in (None, _identity(lock))
 
     def check(self) -> None:
-        """Raise `RlhfError`, naming them, where files were removed or replaced."""
-        gone = [path for path, seen in self._appended.items() if _identity(path) != seen]
-        gone += [path for path in self._replaced if not path.exists()]
-        if gone:
-            what, hint = "the run folder", "start anew with another --output"
+        """Raise `RlhfError` that names the files that were removed or replaced, if any."""
+        lost = [path for path, seen in self._appended.items() if _identity(path) != seen]
+        lost += [path for path in self._replaced if not path.exists()]
+        if lost:
+            names, hint = "the run folder", "start a new run with another --output"
             if self.has_folder:
-                what, hint = ", ".join(path.name for path in gone), f"put it back, then --resume auto; or {hint}"
-            message = f"{what} was removed or replaced by somebody while the run went on"
+                names, hint = ", ".join(path.name for path in lost), f"restore it, then --resume auto, or {hint}"
+            message = f"{names} was removed or replaced by another process or user during the run"
             raise RlhfError(message, where=str(self._folder.path), hint=hint)
 
 
 def default_path(algorithm: str, now: datetime, runs: Path = DEFAULT_RUNS) -> Path:
-    """`runs/<algorithm>-<time>`, with a number added if that exists."""
+    """Return `runs/<algorithm>-<time>`, with a number appended if that exists."""
     name = f"{algorithm}-{now:%Y%m%d-%H%M%S}"
     path, number = runs / name, 2
     while path.exists():
@@ -319,11 +322,11 @@ def default_path(algorithm: str, now: datetime, runs: Path = DEFAULT_RUNS) -> Pa
 
 
 def find_newest(runs: Path = DEFAULT_RUNS) -> Path | None:
-    """The run folder started last (by its `config.yaml`), None where there is none."""
+    """Return the run folder started last (by its `config.yaml`), None if there is none."""
     if not runs.is_dir():
         return None
-    found = [path for path in runs.iterdir() if path.is_dir() and RunFolder(path).holds_run]
-    return max(found, key=_started, default=None)
+    folders = [path for path in runs.iterdir() if path.is_dir() and RunFolder(path).holds_run]
+    return max(folders, key=_started, default=None)
 
 
 def _started(path: Path) -> tuple[int, str]:
@@ -332,9 +335,9 @@ def _started(path: Path) -> tuple[int, str]:
 
 
 def _identity(path: Path | int) -> tuple[int, int] | None:
-    """Device and inode of a file (or a descriptor), None where there is none."""
+    """Return device and inode of a file (or a descriptor), None if it is missing."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

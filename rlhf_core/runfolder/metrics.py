@@ -1,4 +1,4 @@
-"""Values of `metrics.jsonl`, and the times among them."""
+"""Values of `metrics.jsonl`, including times."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ NONFINITE = "nonfinite"
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain JSON numbers. JSON has none that is not finite: those are null, and `nonfinite` has them by name."""
+    """Return plain JSON numbers. Values that are not finite become null, and `nonfinite` lists them by name.
+
+    Example:
+        >>> finite({"loss": math.nan, "step": 3})
+        {'loss': None, 'step': 3, 'nonfinite': {'loss': 'nan'}}
+    """
     line: dict[str, Any] = {}
     broken: dict[str, str] = {}
     for key, value in values.items():
-        plain = value if isinstance(value, int | float) else float(value)  # NumPy and one-element tensors, too
+        plain = value if isinstance(value, int | float) else float(value)  # also NumPy and one-element tensors
         line[key] = plain if math.isfinite(plain) else None
         if line[key] is None:
             broken[key] = str(plain)
@@ -24,7 +29,14 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PhaseTimer:
-    """Seconds per phase of an episode. A nested phase pauses the outer one's clock."""
+    """Measures the seconds of each phase of an episode. A nested phase pauses the outer one's clock.
+
+    Example:
+        timer = PhaseTimer()
+        with timer.phase("rollout"):
+            answers = engine.generate(requests)
+        metrics |= timer.take()  # {"time/rollout_s": …}
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -43,14 +55,14 @@ class PhaseTimer:
             self._stack.pop()
 
     def add(self, name: str, seconds: float) -> None:
-        """Count time that was measured elsewhere (a maker's)."""
+        """Add time that was measured elsewhere, for example by a maker."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def seconds(self, name: str) -> float:
         return self._seconds.get(name, 0.0)
 
     def take(self) -> dict[str, float]:
-        """`time/<phase>_s` since the last call; resets the counts."""
+        """Return `time/<phase>_s` since the last call, and reset the counts."""
         if self._stack:
             raise RuntimeError(f"phase {self._stack[-1]!r} is still open")
         taken = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}

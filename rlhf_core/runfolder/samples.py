@@ -22,10 +22,10 @@ def sample_line(
     plays: bool = False,
     tokens: bool = False,
 ) -> dict[str, Any]:
-    """The line of a sample.
+    """Return the line of a sample.
 
-    rewards: raw score by name. score: combined. plays: the sample is an environment's episode, whose turns are written.
-    tokens: write ids, too.
+    rewards: raw score by name. score: combined score. plays: the sample is an environment's episode, whose turns are
+    written. tokens: also write token ids.
     """
     line: dict[str, Any] = {
         "sample_id": rollout.sample_id,
@@ -44,12 +44,13 @@ def sample_line(
         line["policy_versions"] = rollout.policy_versions
     if tokens:
         line["prompt_ids"] = rollout.prompt_ids
-        line["completion_ids"] = rollout.completion_ids  # observations between the sampled tokens, too
+        line["completion_ids"] = rollout.completion_ids  # includes observations between the sampled tokens
         line["action_mask"] = rollout.action_mask or (True,) * len(rollout.completion_ids)
     return line
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
+    """Return one turn of an episode as JSON values."""
     line: dict[str, Any] = {"role": turn.role, "text": turn.text}
     if turn.role == "policy":
         line["reward"] = turn.reward
@@ -62,7 +63,12 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 def choose(records: Sequence[T], keep: Keep) -> Sequence[T]:
-    """The samples of an episode to keep; a number selects that many, evenly spread and deterministic."""
+    """Return the samples of an episode to keep. A number selects that many, evenly spread and deterministic.
+
+    Example:
+        >>> choose(["a", "b", "c", "d"], 2)
+        ['a', 'c']
+    """
     if keep == "none":
         return ()
     if keep == "all" or keep >= len(records):

@@ -1,6 +1,6 @@
-"""An episode's global batches, which are the same samples for any number of ranks, and each rank's part of them.
+"""An episode's global batches, which are the same for any number of ranks, and each rank's part of them.
 
-Units, items that must share a forward pass, are dealt to ranks and micro-batches by price.
+Units (items that must share a forward pass) are distributed to ranks and micro-batches by price.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from ..types import BufferItem, ItemSummary
 
 ItemT = TypeVar("ItemT")
 Rows = Sequence[Any]
-"""Items that must be in the same update: the rows of an episode that branched, or a sample's one item."""
+"""Items that must be in the same update: a sample's single item, or all rows of an episode that branched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The units of an algorithm, and what a forward over them costs."""
+    """The units of an algorithm, and the cost of a forward pass over them."""
 
     split: Callable[[Sequence[Any]], Sequence[Sequence[Any]]] = lambda items: [[item] for item in items]
     """`Algorithm.units`."""
     price: Callable[[Sequence[Any]], int] = ForwardPasses().price
     """`ForwardPasses.price`."""
     plugin: str | None = None
-    """The label of the algorithm, for errors."""
+    """Label of the algorithm, for errors."""
 
     def places(self, items: Sequence[Any]) -> list[list[int]]:
-        """The units, as indices into `items`. Raises `PluginError` unless each item is in one of them."""
+        """Units as indices into `items`. Raises `PluginError` unless each item is in exactly one unit."""
         with errors_of(self.plugin, "units"):
             units = [list(unit) for unit in self.split(items)]
         if not all(units) or Counter(map(id, items)) != Counter(map(id, chain.from_iterable(units))):
             raise PluginError(
-                f"its units do not have each of the {len(items)} items once, in units of at least one item",
+                f"its units do not contain each of the {len(items)} items exactly once, or a unit is empty",
                 where=self.plugin or self.split.__module__,
-                hint="return the items that were given, grouped",
+                hint="return the items of the argument, grouped",
             )
-        left: dict[int, list[int]] = {}
+        places: dict[int, list[int]] = {}
         for place in reversed(range(len(items))):
-            left.setdefault(id(items[place]), []).append(place)
-        return [[left[id(item)].pop() for item in unit] for unit in units]
+            places.setdefault(id(items[place]), []).append(place)
+        return [[places[id(item)].pop() for item in unit] for unit in units]
 
     def linked(self, samples: Sequence[Rows]) -> list[tuple[list[int], int]]:
-        """The samples that units hold together, as indices in order, and the price of each group, by its first one."""
+        """Groups of samples that share units, as sorted indices with the group's price, ordered by first sample."""
         sample_of = [index for index, rows in enumerate(samples) for _ in rows]
         items = list(chain.from_iterable(samples))
         groups, prices = {index: [index] for index in range(len(samples))}, [0] * len(samples)
@@ -61,7 +61,7 @@ class Units:
         return [(group, prices[index]) for index, group in groups.items() if group[0] == index]
 
     def micro_batches(self, items: Sequence[Any], max_tokens: int | None) -> list[list[int]]:
-        """Whole units, as indices into `items`, by `plan_micro_batches`."""
+        """Micro-batches of whole units from `plan_micro_batches`, as indices into `items`."""
         units = self.places(items)
 
         def price(chosen: Sequence[list[int]]) -> int:
@@ -74,31 +74,36 @@ class Units:
 def filled(
     passes: Sequence[Sequence[Sequence[int]]], items: Mapping[int, ItemT], filler: ItemT
 ) -> list[list[list[ItemT]]]:
-    """The items of `BatchPlan.rows`; the filler, which counts for nothing, in a batch without any."""
+    """Items of `BatchPlan.rows`, with the masked `filler` in batches that are empty on this rank."""
     return [[[items[row] for row in batch] or [filler] for batch in batches] for batches in passes]
 
 
 def rows_of_samples(items: Sequence[BufferItem | ItemSummary]) -> list[Rows]:
-    """Items, or their summaries, in order of `sample_id` and `branch`, grouped into samples."""
+    """Group items (or their summaries), sorted by `sample_id` and `branch`, into samples."""
     return [list(rows) for _, rows in groupby(items, key=lambda item: item.sample_id)]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How an episode is split: global sizes, and this rank."""
+    """The split of an episode into passes, batches, and this rank's part of each batch."""
 
     train_batch_size: int
+    """Samples of a global batch."""
     epochs_per_episode: int
+    """Passes over an episode."""
     rank: int
+    """Index of this rank."""
     world_size: int
+    """Number of ranks."""
     units: Units = field(default_factory=Units)
+    """Items that share a rank and a forward pass."""
     mixes_ranks: ClassVar[bool] = False
-    """Whether a row may be trained on by one rank in a pass and by another in the next."""
+    """Whether different ranks may train on the same row in different passes."""
 
     def passes(self, samples: Sequence[Rows]) -> Iterator[list[Sequence[int]]]:
-        """For each pass its batches, as indices of samples in their order.
+        """Yield the batches of each pass, as sorted indices of samples.
 
-        The last batch of a pass may be smaller, and one that has no room for all samples of the next unit.
+        A batch is smaller than `train_batch_size` if it is the last one, or if the next unit does not fit.
         """
         batches: list[list[int]] = []
         for group, _ in self.units.linked(samples):
@@ -109,13 +114,13 @@ class BatchPlan:
             yield [sorted(batch) for batch in batches]
 
     def shares(self, samples: Sequence[Rows], batch: Sequence[int]) -> list[list[int]]:
-        """The samples of a batch that each rank trains on, of about the same price."""
+        """Samples of a batch that each rank trains on, with about equal prices."""
         groups, prices = zip(*self.units.linked([samples[index] for index in batch]), strict=True)
         parts = ([groups[each] for each in part] for part in balanced(prices, self.world_size))
         return [[batch[place] for place in sorted(chain.from_iterable(part))] for part in parts]
 
     def rows(self, samples: Sequence[Rows]) -> list[list[list[int]]]:
-        """For each pass and batch, the rows that this rank trains on, numbered over all samples; it may have none."""
+        """Rows that this rank trains on in each pass and batch, numbered over all samples. May be empty for a batch."""
         ends = list(accumulate(map(len, samples), initial=0))
         return [
             [

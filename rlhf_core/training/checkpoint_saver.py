@@ -1,4 +1,4 @@
-"""Saves and restores a trainer process's part of a run's checkpoints, with the state that plugins keep."""
+"""Saves and restores a trainer process's part of a run's checkpoints, including the state of plugins."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ..wiring.parts import TrainerParts
 
 
 class CheckpointSaver:
-    """Saves and restores models, optimizers, schedules, algorithm, reward normaliser, channel, and plugins. Collective.
+    """Saves and restores models, optimizers, schedules, algorithm, reward normalizer, channel and plugins. Collective.
 
-    Of plugins: the state of rank 0's hooks, and of rewards and players wherever they are.
+    The state of plugins is that of rank 0's hooks, and of rewards and players in all processes.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class CheckpointSaver:
         self._hooks = hooks
         self._makers = makers
         self._channel = makers if run.resolved.rolls_out else None
-        """Where there are groups to train on, which are saved too."""
+        """Channel whose groups are saved. None if the run does not train on sampled answers."""
 
     def improves(self, metrics: Mapping[str, float]) -> float | None:
-        """The value of `checkpoint.best` if it is the best so far, else None; rank 0's values decide."""
+        """Return the metric `checkpoint.best` if it is the best so far, else None. Rank 0's value is used."""
         if self._config.best is None:
             return None
         value: float | None = self._strategy.broadcast_object(metrics.get(self._config.best))
@@ -62,7 +62,7 @@ class CheckpointSaver:
         return value if self._best is None or sign * value > sign * self._best[1] else None
 
     def save(self, state: RunState, best_value: float | None = None) -> None:
-        """Write checkpoint `state.step` atomically. `best_value`: its metric, if it is the best so far."""
+        """Write checkpoint `state.step` atomically. `best_value`: the result of `improves`."""
         step = state.step
         best = self._best if best_value is None else (step, best_value)
         if best is not None:
@@ -74,7 +74,7 @@ class CheckpointSaver:
         self._best = best
 
     def load(self, path: Path) -> RunState:
-        """Restore everything; removes later checkpoints. Collective."""
+        """Restore everything and remove later checkpoints. Collective."""
         state = load_run_state(path, self._trained, self._strategy)
         self._algorithm.load_state_dict(state.algorithm)
         self._combiner.load_state_dict(state.combiner)
@@ -82,44 +82,44 @@ class CheckpointSaver:
         if self._channel is not None and channel_state is not None:
             self._channel.load_state_dict(channel_state)
         self.load_plugin_state(load_plugin_state(path))
-        best = self._best_left(state) if self._strategy.is_main else None
+        best = self._find_best(state) if self._strategy.is_main else None
         self._best = self._strategy.broadcast_object(best)
         if self._strategy.is_main:
             self._store.discard_after(state.step, best=None if best is None else best[0])
         return state
 
     def plugin_state(self) -> dict[str, Any]:
-        """States by name; what is empty is left out. A hook's error on rank 0 is raised on all ranks."""
-        found: dict[str, Any] = {}
-        self._strategy.run_on_main(lambda: found.update(hooks=state_of(self._hooks.plugins)))
-        found["makers"] = [] if self._makers is None else self._makers.states()
-        return {name: each for name, each in found.items() if each}
+        """Return states by name, without empty ones. A hook's error on rank 0 is raised on all ranks."""
+        states: dict[str, Any] = {}
+        self._strategy.run_on_main(lambda: states.update(hooks=state_of(self._hooks.plugins)))
+        states["makers"] = [] if self._makers is None else self._makers.states()
+        return {name: each for name, each in states.items() if each}
 
     def load_plugin_state(self, state: Mapping[str, Any]) -> None:
-        """Give plugins back what they kept."""
+        """Restore the states of plugins."""
         self._strategy.run_on_main(lambda: load_state_of(self._hooks.plugins, state.get("hooks", {})))
         makers = state.get("makers") or [{"rewards": each} for each in state.get("rewards", ())]  # of older checkpoints
         if self._makers is not None and makers:
             self._makers.load_states(makers)
 
-    def _best_left(self, state: RunState) -> tuple[int, float] | None:
+    def _find_best(self, state: RunState) -> tuple[int, float] | None:
         """Step and value of the best checkpoint up to `state` that is still complete.
 
-        The one that `state` names is gone if a better one replaced it and was then damaged itself.
+        The one that `state` names no longer exists if a better one replaced it, even if that one was damaged later.
         """
         if state.best_step is None:
             return None
         for path in self._store.whole(up_to=state.step):
-            found = read_run_state(path)
-            if found.best_step == found.step and found.best_value is not None:
-                return found.step, found.best_value
+            saved = read_run_state(path)
+            if saved.best_step == saved.step and saved.best_value is not None:
+                return saved.step, saved.best_value
         return None
 
     def last_good(self, episode: int) -> Path | None:
-        """The checkpoint to roll back to after a problem in `episode`: a complete one from before it began.
+        """Return the complete checkpoint to roll back to after a problem in `episode`, or None if there are none.
 
-        The one written just before it holds the weights that produced the bad samples, so the newest earlier one is
-        taken, or the oldest if none is earlier. None where there is no checkpoint.
+        The checkpoint written directly before `episode` has the weights that sampled the bad answers, so the newest
+        earlier one is chosen, or the oldest if there are no earlier ones.
         """
         chosen: Path | None = None
         if self._strategy.is_main:

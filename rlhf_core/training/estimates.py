@@ -1,4 +1,4 @@
-"""Scores and advantages of an episode, of which each rank computes the part that the algorithm needs it to have."""
+"""Scores and advantages of an episode. Each rank computes the part that the algorithm needs."""
 
 from __future__ import annotations
 
@@ -33,25 +33,27 @@ _COMPUTED = (
     "advantages",
     "returns",
 )
-"""The fields of a row that are computed here, or may be replaced by an algorithm: those of its tokens."""
+"""Per-token fields of a row, which are computed here or may be replaced by an algorithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedEpisode(EpisodeBatches[list[BufferItem]]):
-    """This rank's batches of an episode with scores and advantages, and what they are cut from."""
+    """This rank's batches of an episode with scores and advantages, and the rows that they contain."""
 
     scores: Sequence[float]
-    """Combined reward of each row's sample."""
+    """Combined reward of each row's sample, for all rows of the episode."""
     items: Sequence[BufferItem]
-    """The rows that this rank trains on, in order of `sample_id` and `branch`."""
+    """Rows that this rank trains on, sorted by `sample_id` and `branch`."""
     rollouts: Sequence[Rollout]
-    """The texts asked for."""
+    """Rollouts of the requested `texts`."""
 
 
 class EpisodeEstimator:
-    """Makes one score of a sample's rewards, and lets the algorithm compute advantages from what it `needs_all_rows`.
+    """Combines the rewards of each sample into a score, and computes advantages with the algorithm.
 
-    Mini-batches are cut in `sample_id` order."""
+    The algorithm receives all rows if it `needs_all_rows`, otherwise this rank's rows. Batches are cut in `sample_id`
+    order.
+    """
 
     def __init__(
         self,
@@ -63,9 +65,15 @@ class EpisodeEstimator:
         models: GroupPasses | None = None,
         plugin: str | None = None,
     ) -> None:
-        """models: the trainer's policy, for an algorithm that `needs_trainer_log_probs`.
+        """Create the estimator of a trainer process.
 
-        plugin: the algorithm's label, for errors.
+        Args:
+            algorithm: Computes the advantages.
+            combiner: Combines the rewards.
+            place: Ranks that share the episode.
+            plan: Split of the episode into batches.
+            models: The trainer's policy, for an algorithm that `needs_trainer_log_probs`.
+            plugin: Label of the algorithm, for errors.
         """
         self.algorithm = algorithm
         self._combiner = combiner
@@ -76,58 +84,65 @@ class EpisodeEstimator:
         self._plugin = plugin
 
     def of(
-        self, made: CollectedEpisode, version: int, *, texts: Sequence[int] = (), timer: PhaseTimer | None = None
+        self, collected: CollectedEpisode, version: int, *, texts: Sequence[int] = (), timer: PhaseTimer | None = None
     ) -> EstimatedEpisode:
-        """Collective. Raises `SamplesLost` before anything is changed.
+        """Estimate an episode. Collective.
 
-        version: of the trainer's weights. texts: rows whose rollouts this rank wants. timer: counts forward passes as
-        `train`.
+        Args:
+            collected: The episode, the same on every rank.
+            version: Policy version of the trainer's weights.
+            texts: Rows whose rollouts this rank needs.
+            timer: Counts forward passes as `train`.
+
+        Raises:
+            SamplesLost: Samples are lost. Nothing has changed yet.
+            RlhfError: All samples were dropped.
         """
-        if not made.rows:
+        if not collected.rows:
             raise RlhfError(
-                "an episode has no sample left: the reward policy dropped all of them",
+                "all samples of an episode were dropped by the rewards' on_failure",
                 where="rewards",
                 hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
             )
-        samples = rows_of_samples(made.rows)
+        samples = rows_of_samples(collected.rows)
         passes = self._plan.rows(samples)
         used = sorted({row for batches in passes for batch in batches for row in batch})
-        held = list(range(len(made.rows))) if self._has_all_rows else used
-        items, rollouts = made.data.load(held or [0], texts)
-        if not held:  # in step with the other ranks
+        local = list(range(len(collected.rows))) if self._has_all_rows else used
+        items, rollouts = collected.data.load(local or [0], texts)
+        if not local:  # in lockstep with the other ranks
             items = [self.algorithm.masked(items[0])]
-        view, metrics = self._view(made.rows, held)
-        given = self._given(items, view, timer or PhaseTimer())
+        view, metrics = self._view(collected.rows, local)
+        rows = self._local_rows(items, view, timer or PhaseTimer())
         with errors_of(self._plugin, "advantages"):
-            output = self.algorithm.advantages(given)
+            output = self.algorithm.advantages(rows)
         scores = view.scores.tolist()
-        done = [
+        estimated = [
             _with_computed(item, row, scores[number])
-            for number, item, row in zip(held or [0], items, _computed(given, output), strict=True)
+            for number, item, row in zip(local or [0], items, _computed(rows, output), strict=True)
         ]
-        mine = dict(zip(held, done, strict=False))
+        by_row = dict(zip(local, estimated, strict=False))
         return EstimatedEpisode(
-            epochs=filled(passes, mine, self.algorithm.masked(done[0])),
-            # Responses as they were sampled: an algorithm may mask tokens of rows that other ranks have.
+            epochs=filled(passes, by_row, self.algorithm.masked(estimated[0])),
+            # Lengths as sampled: an algorithm may mask tokens of rows that other ranks hold.
             metrics={
                 **metrics,
                 **output.metrics,
                 **_response_metrics(samples, version),
-                **environment_metrics([row.columns.get(ENVIRONMENT, {}) for row in made.rows]),
-                **made.metrics,
+                **environment_metrics([row.columns.get(ENVIRONMENT, {}) for row in collected.rows]),
+                **collected.metrics,
             },
             scores=scores,
-            items=[mine[row] for row in used],
+            items=[by_row[row] for row in used],
             rollouts=rollouts,
         )
 
-    def _view(self, items: Sequence[ItemSummary], held: Sequence[int]) -> tuple[EpisodeView, dict[str, float]]:
-        """The episode as seen by a rank that computes from the rows `held`, and metrics of its scores."""
+    def _view(self, items: Sequence[ItemSummary], local: Sequence[int]) -> tuple[EpisodeView, dict[str, float]]:
+        """View of the episode for a rank with the rows `local`, and metrics of the scores."""
         import torch
 
         raw = _columns([item.rewards for item in items])
-        counted = [items[0].sample_id - 1, *(item.sample_id for item in items[:-1])]
-        first = torch.tensor([item.sample_id != before for item, before in zip(items, counted, strict=True)])
+        previous = [items[0].sample_id - 1, *(item.sample_id for item in items[:-1])]
+        first = torch.tensor([item.sample_id != before for item, before in zip(items, previous, strict=True)])
         combined = self._combiner.combine(raw, counts=first)
         greedy = [item.columns[GREEDY_REWARDS] for item in items if GREEDY_REWARDS in item.columns]
         greedy_scores = self._combiner.combine_as_before(_columns(greedy)) if greedy else None
@@ -143,21 +158,21 @@ class EpisodeEstimator:
             rewards=raw,
             weights=self._combiner.weights,
             branches=branches if branches.any() else None,
-            rows=torch.tensor(held or [-1]),
-            # Where every rank has all rows, there is nothing to add up.
+            rows=torch.tensor(local or [-1]),
+            # If every rank has all rows, nothing is summed over ranks.
             all_reduce=single_rank if self._has_all_rows else self._place.all_reduce,
         )
         return view, combined.metrics
 
-    def _given(self, items: list[BufferItem], view: EpisodeView, timer: PhaseTimer) -> Experience:
-        """The rows that this rank computes from, as part of the whole. Collective."""
+    def _local_rows(self, items: list[BufferItem], view: EpisodeView, timer: PhaseTimer) -> Experience:
+        """Batch of the rows that this rank computes from, with the view of the whole episode. Collective."""
         rows = collate(self._with_log_probs(items, timer))
-        # A branch may stand here without the others of its sample, or the other way round.
+        # This rank may hold one branch of a sample without the others, so branches come from the view.
         branches = None if view.branches is None else view.local(view.branches)
         return replace(rows, scores=view.local(view.scores), branches=branches, view=view)
 
     def _with_log_probs(self, items: list[BufferItem], timer: PhaseTimer) -> list[BufferItem]:
-        """The rows with the policy's log-probs, where the algorithm needs them. Collective."""
+        """Return the rows with the policy's log-probs if the algorithm needs them. Collective."""
         algorithm, models = self.algorithm, self._models
         if models is None or not algorithm.needs_trainer_log_probs:
             return items
@@ -169,16 +184,15 @@ class EpisodeEstimator:
 
         empty, shared = algorithm.masked(items[0]), self._has_all_rows
         with timer.phase("train"):
-            found = models.rows("policy", items, log_probs, empty=empty, shared=shared)
-        return [
-            replace(row, trainer_log_probs=values[: row.num_response_tokens])
-            for row, values in zip(items, found, strict=True)
-        ]
+            padded = models.rows("policy", items, log_probs, empty=empty, shared=shared)
+        pairs = zip(items, padded, strict=True)
+        return [replace(row, trainer_log_probs=values[: row.num_response_tokens]) for row, values in pairs]
 
 
-def _computed(given: Experience, made: Experience) -> list[BufferItem]:
-    """The rows as an algorithm returned them, with only those columns that it has added or replaced."""
-    return split(replace(made, columns=made.columns.only(lambda n, _: made.columns[n] is not given.columns.get(n))))
+def _computed(rows: Experience, output: Experience) -> list[BufferItem]:
+    """Rows that an algorithm returned, with only those columns that it has added or replaced."""
+    old, new = rows.columns, output.columns
+    return split(replace(output, columns=new.only(lambda name, _: new[name] is not old.get(name))))
 
 
 def _with_computed(item: BufferItem, row: BufferItem, score: float) -> BufferItem:
@@ -194,7 +208,7 @@ def _columns(rewards: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
 
 
 def _response_metrics(samples: Sequence[Rows], version: int) -> dict[str, float]:
-    """Lengths (sampled tokens), truncation and staleness of the samples."""
+    """Metrics on length (sampled tokens), truncation and staleness of the samples."""
     staleness = [version - min(row.policy_version for row in rows) for rows in samples]
     lengths = [sum(row.num_sampled_tokens for row in rows) for rows in samples]
     mixed = sum(any(row.mixed for row in rows) for rows in samples)

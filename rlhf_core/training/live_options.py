@@ -12,12 +12,12 @@ from ..strategy import TrainedModel
 
 
 class LiveOptions:
-    """Sets them on this rank, and tracks differences from the run file, for checkpoints."""
+    """Sets these options on this rank, and tracks differences from the run file for checkpoints."""
 
     def __init__(
         self, config: OptimizerConfig, trained: Mapping[str, TrainedModel], algorithm: Algorithm[Any, Any]
     ) -> None:
-        """Construct it before a checkpoint is loaded, while rates are those of the run file."""
+        """Read the rates of the run file, so this must happen before a checkpoint is loaded."""
         self._trained = trained
         self._algorithm = algorithm
         self._schedules: dict[str, Any] = {role: each.scheduler for role, each in trained.items() if each.scheduler}
@@ -27,14 +27,14 @@ class LiveOptions:
             "optimizer.lr": (config.lr, ["policy", "critic"] if config.critic_lr is None else ["policy"]),
             "optimizer.critic_lr": (config.lr if config.critic_lr is None else config.critic_lr, ["critic"]),
         }
-        """Option -> its value in the run file, and the roles whose rate it is."""
+        """Option -> its value in the run file, and the roles that use it."""
         self.lr_factors: dict[str, float] = dict.fromkeys(self._peaks, 1.0)
         """Role -> factor on the rates of the run file."""
         self.settings: dict[str, float] = {}
         """Option of the algorithm -> the value it was set to."""
 
     def set(self, option: str, value: float) -> str:
-        """Set an option by its key in the run file, and say so. Raises `UserInputError` if it cannot be set."""
+        """Set an option by its key in the run file, and return a message. Raises `UserInputError` if it is fixed."""
         section, _, name = option.partition(".")
         if section == "algorithm":
             self._algorithm.set_option(name, value)
@@ -47,9 +47,9 @@ class LiveOptions:
         if not changed:
             raise UserInputError(f"this run trains no {roles[0]}", where=option)
         if peak == 0:
-            raise UserInputError(f"{option} is 0 in the run file, and cannot be raised from there", where=option)
+            raise UserInputError(f"{option} is 0 in the run file, which a factor cannot change", where=option)
         self._set_factors(self.lr_factors | dict.fromkeys(changed, value / peak))
-        return f"{option} is {value:g} from the next update on; the schedule goes on from there"
+        return f"{option} is {value:g} from the next update on, and the schedule continues from there"
 
     def restore(self, lr_factors: Mapping[str, float], settings: Mapping[str, float]) -> None:
         """Restore all options, including the schedules' rates for the next update."""
@@ -63,12 +63,12 @@ class LiveOptions:
         self._set_factors({role: known * factor for role, known in self.lr_factors.items()})
 
     def describe(self) -> str:
-        """Text on the differences from the run file; empty if there are none."""
+        """Return the differences from the run file as text. Empty without differences."""
         parts = [f"learning rate of the {role} x {factor:g}" for role, factor in self.lr_factors.items() if factor != 1]
         return ", ".join(parts + [f"{name} {value:g}" for name, value in self.settings.items()])
 
     def _set_factors(self, factors: Mapping[str, float]) -> None:
-        """Use `factors` (a role that is not named has 1) from the next update on."""
+        """Use `factors` (1 for a role that is missing) from the next update on."""
         for role, peaks in self._peaks.items():
             factor = float(factors.get(role, 1.0))
             schedule = self._schedules[role]

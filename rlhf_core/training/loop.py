@@ -1,7 +1,7 @@
-"""The one loop: fit > episode > epoch > batch > update.
+"""The training loop: fit > episode > epoch > batch > update.
 
-Local and detached runs, PPO and every other algorithm, rollouts and datasets all go through `Trainer.run`. A subclass
-says where batches come from, how to train on one, and what happens at the borders of an episode.
+Local and detached runs, PPO and every other algorithm, rollouts and datasets all use `Trainer.run`. A subclass provides
+the batches, the training on one batch, and the work at the start and end of an episode.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Metrics = Mapping[str, float]
 
 
 class SkippedUpdate(Exception):
-    """Raised by `Trainer.step` for a skipped batch: no update was made, and the loop continues with the next batch."""
+    """Raised by `Trainer.step` to skip a batch. The loop counts no update and continues with the next batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,46 +28,89 @@ class EpisodeBatches(Generic[B]):
     """The batches of an episode."""
 
     epochs: Iterable[Iterable[B]]
-    """Passes over the episode; both iterables may be lazy."""
+    """Passes over the episode. Both iterables may be lazy."""
     metrics: Metrics = field(default_factory=dict)
-    """Values of the episode, on each of its lines."""
+    """Metrics of the episode, logged on each of its lines."""
 
 
 class Trainer(ABC, Generic[B]):
-    """Runs episodes. Any method of a subclass may end the fit by an error."""
+    """Runs episodes. An error in any method of a subclass ends the fit.
+
+    A transport calls `run` on every trainer rank. All ranks make the same number of calls, each with its own part of
+    the batches.
+
+    Example:
+        for episode in range(info.first_episode, info.num_episodes):  # in `run`, on each trainer rank
+            data = trainer.batches(episode)
+            trainer.start_episode(episode, data.metrics)
+            for batch in chain.from_iterable(data.epochs):
+                trainer.after_update(trainer.step(batch))
+            metrics = trainer.end_episode(episode)
+    """
 
     def __init__(self, hooks: HookRelay, num_updates: int = 0) -> None:
+        """Create a trainer.
+
+        Args:
+            hooks: Receives the start and end of the fit and each episode, epoch, batch and update.
+            num_updates: Updates made before this fit, if it resumes a run.
+        """
         self.hooks = hooks
         self.num_updates = num_updates
-        """Updates so far, over the whole run."""
+        """Number of updates so far, over the whole run."""
         self.skips_rest = False
-        """Set it to leave out the remaining updates of the current episode."""
+        """Set to True to skip the remaining updates of the current episode."""
         self.is_finished = False
-        """Set it to let the current episode be the last."""
+        """Set to True to end the run after the current episode."""
 
     @abstractmethod
     def batches(self, episode: int) -> EpisodeBatches[B]:
-        """The batches of an episode, which is collected or read now."""
+        """Collect or read an episode and return its batches.
+
+        Args:
+            episode: Index from 0.
+        """
 
     @abstractmethod
     def step(self, batch: B) -> Metrics:
         """Train on one batch, which is one update, and return its metrics.
 
-        May raise `SkippedUpdate`, after saying why: that batch makes no update.
+        Args:
+            batch: This rank's part of a batch.
+
+        Raises:
+            SkippedUpdate: The batch is skipped. The reason must be logged before.
         """
 
     def start_episode(self, episode: int, metrics: Metrics) -> None:
-        """Called before the first update of an episode, with its values."""
+        """Prepare for the first update of an episode.
+
+        Args:
+            episode: Index from 0.
+            metrics: Metrics of the episode, from its `EpisodeBatches`.
+        """
 
     def after_update(self, metrics: Metrics) -> None:
-        """Called after each update."""
+        """Handle the result of an update.
+
+        Args:
+            metrics: The result of `step`.
+        """
 
     @abstractmethod
     def end_episode(self, episode: int) -> Metrics:
-        """Publish, evaluate, save. Returns the values of the episode's last line."""
+        """Publish, evaluate and save. Returns the metrics of the episode's last line.
+
+        Args:
+            episode: Index from 0.
+        """
 
     def run(self, info: FitInfo) -> None:
-        """Train on episodes `info.first_episode` up to `info.num_episodes`, or until `is_finished`."""
+        """Train on the episodes of a fit, or until `is_finished`.
+
+        Args:
+            info: Episodes `first_episode` up to and excluding `num_episodes` are run.
+        """
         with self.hooks.span("fit", info=info):
             for episode in range(info.first_episode, info.num_episodes):
                 with self.hooks.span("episode", episode=episode) as span:
@@ -87,12 +130,18 @@ class Trainer(ABC, Generic[B]):
         return self.end_episode(episode)
 
     def learn(self, batches: Iterable[B], episode: int, epoch: int) -> None:
-        """Train on one pass. A subclass may extend it."""
+        """Train on one pass over an episode. A subclass may extend it.
+
+        Args:
+            batches: The batches of the pass, which may be lazy.
+            episode: Index from 0.
+            epoch: Index of the pass, from 0.
+        """
         for index, batch in enumerate(batches):
             try:
                 self._train_on(batch, episode, epoch, index)
             except SkippedUpdate:
-                self.num_updates -= 1  # the raiser has logged why
+                self.num_updates -= 1  # `step` has logged the reason
             if self.skips_rest:
                 return
 

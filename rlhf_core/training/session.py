@@ -1,4 +1,4 @@
-"""`TrainerSession`: one trainer process of a run, from loaded models to the final policy, under any transport."""
+"""`TrainerSession`: one trainer process of a run, from loaded models to the final policy, with any transport."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger("rlhf")
 
 
 class TrainerSession(Trainer[list[Any]]):
-    """One trainer process of a run, from loaded models to the final policy. Rank 0 writes; the others only compute."""
+    """One trainer process of a run, from loaded models to the final policy. Only rank 0 writes files."""
 
     def __init__(
         self,
@@ -58,9 +58,17 @@ class TrainerSession(Trainer[list[Any]]):
         makers: ExperienceChannel | None,
         interrupted: Callable[[], bool],
     ) -> None:
-        """publish: brings the trained weights to all engines as a version, which each takes whole or not at all.
+        """Create the session of this process.
 
-        makers: None if the run generates nothing. interrupted: whether the user has asked this process to stop."""
+        Args:
+            run: Models, algorithm, strategy and inputs of this process.
+            folder: The run folder.
+            hooks: The run's hooks.
+            publish: Called on every rank with a version. Sends the trained weights to all engines, each of which
+                applies the version completely or not at all.
+            makers: Source of samples and evaluations. None if the run generates nothing.
+            interrupted: Returns whether the user has requested this process to stop.
+        """
         super().__init__(hooks)
         self._run = run
         self._resolved = resolved = run.resolved
@@ -91,21 +99,21 @@ class TrainerSession(Trainer[list[Any]]):
         self._record = EpisodeRecord()
         self._num_samples: int | None = 0
         self._version = 0
-        """The policy version that was published last."""
+        """Policy version that was published last."""
         self._gap_version: int | None = None
-        """That version until the episode's first step, which measures the gap of log-probs to it."""
+        """That version until the episode's first step, which measures the log-prob gap to it. Then None."""
         self._episode = 0
         self._eval_before: float | None = None
         self._eval_after: float | None = None
         self._evaluated_at: int | None = None
-        """Updates made when the policy was evaluated last."""
+        """Value of `num_updates` at the last evaluation."""
         self._started = time.perf_counter()
         self._wall_before = 0.0
 
     def fit(self, resume: Path | None = None) -> FitResult:
-        """Train to the end, from the start or from a checkpoint folder; write the final policy.
+        """Train to the end, from the start or from the checkpoint folder `resume`, and write the final policy.
 
-        Raises `InterruptedRun` after Ctrl-C, once a checkpoint is written, and `GuardStop` where a hook plugin ends it.
+        Raises `InterruptedRun` after Ctrl-C, once a checkpoint is written, and `GuardStop` if a hook plugin stops it.
         """
         with self._strategy.naming_lost_peers():
             first_episode = self._begin(resume)
@@ -125,7 +133,7 @@ class TrainerSession(Trainer[list[Any]]):
         return FitResult(self._eval_before, self._eval_after, self.num_updates, self._decisions.finished)
 
     def _open_record(self, episode: int) -> EpisodeRecord:
-        """Of what comes after `episode`."""
+        """Open the record of the episodes after `episode`."""
         if not self._strategy.is_main:
             return EpisodeRecord()
         return EpisodeRecord.open(
@@ -137,7 +145,7 @@ class TrainerSession(Trainer[list[Any]]):
             num_samples=self._num_samples,
         )
 
-    # Called by the loop.
+    # Methods of `Trainer`, called by the loop.
 
     def batches(self, episode: int) -> EpisodeBatches[list[Any]]:
         self._episode, self._gap_version = episode, self._version
@@ -147,15 +155,15 @@ class TrainerSession(Trainer[list[Any]]):
             return batches
         assert self._makers is not None
         while True:
-            made = self._makers.episode(episode)
-            texts = self._record.texts(len(made.rows))
+            collected = self._makers.episode(episode)
+            texts = self._record.texts(len(collected.rows))
             try:
-                found = self._estimates.of(made, self._version, texts=texts, timer=self._record.timer)
+                estimated = self._estimates.of(collected, self._version, texts=texts, timer=self._record.timer)
             except SamplesLost as lost:
                 logger.warning("%s", lost)
                 continue
-            self._record.rollouts(episode, made, found)
-            return found
+            self._record.rollouts(episode, collected, estimated)
+            return estimated
 
     def start_episode(self, episode: int, metrics: Metrics) -> None:
         self._record.start_episode(episode, self._version if self._resolved.rolls_out else None, metrics)
@@ -176,7 +184,7 @@ class TrainerSession(Trainer[list[Any]]):
         self.skips_rest = self._decide("update", self._record.values)
 
     def end_episode(self, episode: int) -> Metrics:
-        """Publish the new policy, finish the episode's lines, evaluate and save when due, stop when asked."""
+        """Publish the new policy, finish the episode's lines, evaluate and save if due, and stop if requested."""
         run = self._resolved.run
         self._release_memory()
         self._algorithm.end_episode()
@@ -188,35 +196,35 @@ class TrainerSession(Trainer[list[Any]]):
         if run.eval is not None and (last or _due(episode, run.eval.every_episodes)):
             results = self._evaluate()
         self._decide("episode", {**metrics, **results})
-        interrupted, asked = self._decisions.interrupted, self._decisions.checkpoint_asked
+        interrupted, requested = self._decisions.interrupted, self._decisions.checkpoint_requested
         if self._decisions.finished is not None:
             last = self.is_finished = True
             results = results or self._evaluate()
         self._eval_after = results.get("eval/score") if last else None
         best = self._saver.improves({**metrics, **results})
-        due = best is not None or last or interrupted or asked or _due(episode, run.checkpoint.every_episodes)
+        due = best is not None or last or interrupted or requested or _due(episode, run.checkpoint.every_episodes)
         self._record.flush(durable=due)
         if due:
             try:
                 self._save(episode, best)
             except CheckpointError as error:
-                raise self._ended_by(error) from error
-            self._decisions.checkpoint_asked = False
+                raise self._save_only_model(error) from error
+            self._decisions.checkpoint_requested = False
         if interrupted and not last:
             self._save_model()
             raise InterruptedRun(
-                f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint is written, and the model",
+                f"stopped after episode {episode + 1} of {run.train.episodes}. A checkpoint and the model are written",
                 hint=f"continue with --output {self._folder.path} --resume auto",
             )
         return metrics
 
     def _release_memory(self) -> None:
-        """Between rollouts and updates: a large model leaves a gigabyte behind that the other cannot use."""
+        """Release host memory between rollouts and updates: a large model leaves a gigabyte that cannot be reused."""
         if self._releases_memory:
             release_freed_memory()
 
     def _save(self, episode: int, best_value: float | None = None) -> None:
-        """Write the checkpoint after `episode`; `best_value`: its metric, if it is the best so far. Collective."""
+        """Write the checkpoint after `episode`. `best_value`: its metric, if it is the best so far. Collective."""
         finished = self._decisions.finished
         self._saver.save(
             RunState(
@@ -244,7 +252,7 @@ class TrainerSession(Trainer[list[Any]]):
             self._wall_before = state.wall_s
             self._decisions.rollbacks = state.rollbacks
             if self._strategy.is_main and (changed := self._live_options.describe()):
-                logger.warning("as it was changed before the checkpoint: %s", changed)
+                logger.warning("restored from the checkpoint, different from the run file: %s", changed)
             episodes = self._resolved.run.train.episodes
             return state.next_episode if self._decisions.finished is None else episodes
         self._publish(0)
@@ -253,7 +261,7 @@ class TrainerSession(Trainer[list[Any]]):
         if before and self._strategy.is_main:
             write_json(self._folder.evaluation_before, dict(before))
         if self._decisions.may_roll_back():
-            self._save(-1)  # what it goes back to
+            self._save(-1)  # a rollback needs a checkpoint
         return 0
 
     def _load(self, path: Path) -> RunState:
@@ -265,7 +273,7 @@ class TrainerSession(Trainer[list[Any]]):
         return state
 
     def _roll_back(self, request: RollBack) -> int:
-        """Go back to the last good checkpoint with smaller learning rates. Returns its next episode. Collective."""
+        """Return to the last good checkpoint, with smaller learning rates. Returns its next episode. Collective."""
         path = self._saver.last_good(request.moment.episode)
         self._decisions.allow_rollback(request, path)
         assert path is not None
@@ -275,13 +283,13 @@ class TrainerSession(Trainer[list[Any]]):
         self._live_options.restore(factors, settings)
         self._live_options.slow_down(request.action.lr_factor)
         self._evaluated_at = None
-        self._decisions.tell_rollback(request, state, self._live_options.lr_factors)
+        self._decisions.log_rollback(request, state, self._live_options.lr_factors)
         return state.next_episode
 
     def _publish(self, version: int) -> None:
         """Send the current weights to the engines as `version`. Collective.
 
-        Raises `SyncError` where a receiver keeps its old version.
+        Raises `SyncError` if a receiver keeps its old version.
         """
         with self.hooks.span("sync", version=version):
             self._send_weights(version)
@@ -296,12 +304,12 @@ class TrainerSession(Trainer[list[Any]]):
     def _decide(
         self, at: Literal["update", "failed-update", "episode"], metrics: Metrics, error: DivergenceError | None = None
     ) -> bool:
-        """See `Decisions.take`."""
+        """Take the decisions about this moment (`Decisions.take`)."""
         moment = Moment(at=at, step=self.num_updates, episode=self._episode, metrics=metrics, error=error)
         return self._decisions.take(moment)
 
     def _evaluate(self) -> Metrics:
-        """Held-out answers under the rewards and, for a dataset, the losses on held-out records. Collective."""
+        """Score held-out answers and, for a dataset, compute the losses on held-out records. Collective."""
         if self._resolved.run.eval is None:
             return {}
         with self.hooks.span("eval", step=self.num_updates) as span:
@@ -316,7 +324,7 @@ class TrainerSession(Trainer[list[Any]]):
         return metrics
 
     def _save_model(self) -> None:
-        """Write `model/` (and `adapter/`): a plain transformers folder whatever the strategy. Collective."""
+        """Write `model/` (and `adapter/`) as a plain transformers folder, independent of the strategy. Collective."""
         weights: dict[str, Tensor] = {}
         for shard in self._strategy.state_dict_shards(self._run.models["policy"], SHARD_BYTES):
             if self._strategy.is_main:
@@ -327,17 +335,17 @@ class TrainerSession(Trainer[list[Any]]):
             lambda: model_kind_of(inner).save_policy(inner, weights, tokenizer, folder.model, folder.adapter)
         )
 
-    def _ended_by(self, error: CheckpointError) -> CheckpointError:
-        """Write the model, as a checkpoint could not be: it is much smaller. Returns the error to raise. Collective."""
+    def _save_only_model(self, error: CheckpointError) -> CheckpointError:
+        """Write the model, which is smaller than a checkpoint that failed. Returns the error to raise. Collective."""
         try:
             self._save_model()
         except CheckpointError as second:
-            return CheckpointError(f"{error.message}; {second.message}", where=error.where, hint=error.hint)
-        written = f"the model after update {self.num_updates} is written"
+            return CheckpointError(f"{error.message}, and {second.message}", where=error.where, hint=error.hint)
+        written = f"The model after update {self.num_updates} is written"
         return OnlyModelError(
-            f"{error.message}; {written}",
+            f"{error.message}. {written}",
             where=error.where,
-            hint=f"it is in {self._folder.model}; to go on from the checkpoint before, if there is one, free some "
+            hint=f"it is in {self._folder.model}. To continue from the previous checkpoint, if there is one, free "
             f"space and start again with --resume auto",
         )
 

@@ -1,4 +1,4 @@
-"""One update: micro-batches, the loss over the global batch, backward, one optimizer step for every trained role."""
+"""One update: micro-batches, the loss over the global batch, backward, one optimizer step per trained role."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ GAP_KEY = "rollout/logprob_gap_max"
 class Updater:
     """Applies `Algorithm.loss` to this rank's part of a batch.
 
-    The sums of all micro-batches of all ranks are divided by the counts of the whole update, so splitting the batch
-    over micro-batches, accumulation or ranks does not change the gradient.
+    The sums of all micro-batches of all ranks are divided by the counts of the whole update, so the gradient does not
+    depend on how the batch is split over micro-batches and ranks.
     """
 
     def __init__(
@@ -39,7 +39,16 @@ class Updater:
         micro_batch_size: int | None = None,
         plugin: str | None = None,
     ) -> None:
-        """plugin: the algorithm's label, for errors."""
+        """Create the updater of a trainer process.
+
+        Args:
+            algorithm: Provides the loss.
+            strategy: Runs backward and the optimizer steps.
+            trained: Role -> prepared model.
+            micro_batch_tokens: Maximum price of a micro-batch, in tokens. None puts all items into one.
+            micro_batch_size: Maximum number of items of a micro-batch. Overrides `micro_batch_tokens`.
+            plugin: Label of the algorithm, for errors.
+        """
         self._algorithm = algorithm
         self._strategy = strategy
         self._trained = trained
@@ -50,13 +59,16 @@ class Updater:
         self._plugin = plugin
 
     def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
-        """Train on this rank's `items` (at least one; possibly a masked filler) and step. Collective.
+        """Train on this rank's items and step. Collective.
 
-        Returns the update's metrics; `<role>/lr` is the rate it used. A role for which nothing counts on any rank makes
-        no step, nor does its schedule, and has `<role>/skipped` 1.
+        Args:
+            items: At least one. May be a single masked filler.
+            gap_version: Measure `rollout/logprob_gap_max` over samples of this policy version. Set it only for the
+                first step of an episode, while the trainer's weights are those that sampled.
 
-        gap_version: measure `rollout/logprob_gap_max` over samples of this policy version; set it only before the first
-        step of an episode, when the trainer's weights are those that sampled.
+        Returns:
+            The update's metrics. `<role>/lr` is the learning rate of this step. A role for which nothing counts on any
+            rank is not stepped, nor is its schedule, and has `<role>/skipped` 1.
         """
         with _explained_memory():
             meter = self._run(items, gap_version, backward=True)
@@ -72,7 +84,7 @@ class Updater:
         return metrics
 
     def evaluate(self, items: Sequence[Any]) -> dict[str, float]:
-        """The same metrics on this rank's held-out `items`, without training. Collective."""
+        """Return the metrics of a loss on this rank's held-out `items`, without training. Collective."""
         import torch
 
         training = {role: model.training for role, model in self._models.items()}
@@ -86,7 +98,7 @@ class Updater:
                 model.train(training[role])
 
     def _run(self, items: Sequence[Any], gap_version: int | None, *, backward: bool) -> _Meter:
-        """Run forward (and backward) on all micro-batches, in step with the other ranks."""
+        """Run forward (and backward) on all micro-batches, in lockstep with the other ranks."""
         plans = self._units.micro_batches(items, self._micro_batch)
         with errors_of(self._plugin, "collate"):
             batches = [self._algorithm.collate([items[i] for i in plan]) for plan in plans]
@@ -103,18 +115,18 @@ class Updater:
         return meter
 
     def _learning(self, counts: Mapping[str, float]) -> frozenset[str]:
-        """Roles with a nonzero count in this update. Others take no step: AdamW moves weights at zero gradient too."""
+        """Roles with a nonzero count. The others are not stepped, since AdamW changes weights even at zero gradient."""
         return frozenset(term.role for name, term in self._algorithm.terms.items() if counts[name] > 0)
 
     def _step(self, trained: TrainedModel, learns: bool) -> float:
-        """Step; returns the gradient norm before clipping, 0 where no step is made."""
+        """Step if the role learns. Returns the gradient norm before clipping, or 0 without a step."""
         if learns:
             return self._strategy.step(trained)
         self._strategy.drop_gradients(trained)
         return 0.0
 
     def _global_counts(self, batches: Sequence[Any]) -> tuple[dict[str, float], int]:
-        """Divisor of every term and the number of micro-batches, over all ranks (they keep in step)."""
+        """Divisor of every term, summed over ranks, and the number of micro-batches, the maximum over ranks."""
         import torch
 
         terms = list(self._algorithm.terms)
@@ -127,7 +139,7 @@ class Updater:
         return dict(zip(terms, totals.tolist(), strict=True)), int(steps.item())
 
     def _empty(self, items: Sequence[Any]) -> Any:
-        """A masked micro-batch, which a rank runs to stay in step when others have more micro-batches."""
+        """A masked micro-batch, which a rank runs if other ranks have more micro-batches."""
         return self._algorithm.collate([self._algorithm.masked(items[0])])
 
     def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
@@ -145,7 +157,7 @@ class Updater:
         return output
 
     def _objective(self, role: str, output: LossOutput, counts: Mapping[str, float]) -> Tensor | None:
-        """The objective of `role`: its terms over their global counts, undoing the strategy's averaging."""
+        """The objective of `role`: its terms divided by their global counts, without the strategy's averaging."""
         loss: Tensor | None = None
         for name, term in self._algorithm.terms.items():
             if term.role != role or name not in output.sums:
@@ -166,7 +178,7 @@ class Updater:
                 meter.gap = max(meter.gap, float(gap))
 
     def _check_finite(self, meter: _Meter) -> None:
-        """Agree across ranks that every loss is finite before any rank steps."""
+        """Raise `DivergenceError` on all ranks, before any of them steps, if a loss on any rank is not finite."""
         import torch
 
         bad = meter.first_not_finite()
@@ -181,7 +193,7 @@ class Updater:
 
 @contextmanager
 def _explained_memory() -> Iterator[None]:
-    """Convert an out-of-memory error to one that names the key to lower; other errors pass unchanged."""
+    """Convert an out-of-memory error to one that names the key to lower. Other errors pass unchanged."""
     try:
         yield
     except RuntimeError as error:
@@ -196,7 +208,7 @@ def _explained_memory() -> Iterator[None]:
 
 
 def _log_prob_gap(log_probs: Tensor, batch: Experience, version: int) -> Tensor | None:
-    """Largest |trainer - engine| log-prob over actions sampled by `version`; None without any."""
+    """Maximum |trainer - engine| log-prob difference over actions sampled by `version`, or None without any."""
     current = (batch.policy_versions == version)[:, None] & batch.action_mask
     if not current.any():
         return None
@@ -208,15 +220,15 @@ class _Meter:
     """Sums metrics over micro-batches and, once, over ranks."""
 
     def __init__(self, strategy: Strategy, counts: Mapping[str, float], learning: frozenset[str]) -> None:
-        """counts: of the loss terms, over the whole update."""
+        """Start with empty sums. `counts`: those of the loss terms, over the whole update."""
         self._strategy = strategy
         self._known = {f"loss/{name}": count for name, count in counts.items()}
         self.learning = learning
-        """Roles for which something counts, on any rank."""
+        """Roles for which something counts on any rank."""
         self._sums: dict[str, tuple[float, float]] = {}
-        """Total and count."""
+        """Metric -> total and count."""
         self.gap = -math.inf
-        """Largest log-prob gap, where it is measured."""
+        """Maximum log-prob gap. -inf if it is not measured."""
 
     def add(self, name: str, metric: Mean) -> None:
         total, count = self._sums.get(name, (0.0, 0.0))
@@ -227,7 +239,7 @@ class _Meter:
         return next((name for name, total in losses.items() if not math.isfinite(total)), None)
 
     def result(self) -> dict[str, float]:
-        """Means, and the largest gap, over all ranks; a mean with zero count is left out."""
+        """Means, and the maximum gap, over all ranks. Means with zero count are omitted."""
         names = sorted(set().union(*self._strategy.all_gather_objects(list(self._sums))))
         if not names:
             return {}
@@ -236,9 +248,9 @@ class _Meter:
         sums = torch.tensor([self._sums.get(name, (0.0, 0.0)) for name in names], dtype=torch.float64)
         sums = self._strategy.all_reduce(sums)
         gap = float(self._strategy.all_reduce(torch.tensor([self.gap], dtype=torch.float64), "max"))
-        found = {
+        totals = {
             name: (total, self._known.get(name, count))
             for name, (total, count) in zip(names, sums.tolist(), strict=True)
         }
-        result = {name: total / count for name, (total, count) in found.items() if count}
+        result = {name: total / count for name, (total, count) in totals.items() if count}
         return result if gap == -math.inf else {**result, GAP_KEY: gap}

@@ -1,4 +1,4 @@
-"""Sampling and training in one process, or in the SPMD processes of a launcher."""
+"""Samples and trains in one process, or in the SPMD processes of a launcher."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def build(config: LocalConfig, context: None) -> Transport:
-    """The transport of `transport: {name: local}`."""
+    """Return the transport of `transport: {name: local}`."""
     return LocalTransport()
 
 
 class LocalTransport:
-    """Every rank holds its part of the trainer, an engine, and the rewards."""
+    """Every rank has its part of the trainer, an engine, and the rewards."""
 
     def run(self, request: RunRequest) -> FitResult:
         strategy = build_strategy(request.resolved)
@@ -63,17 +63,17 @@ class LocalChannel:
     scorer: RewardScorer
     evaluator: PolicyEvaluator | None = None
     maker: PolicyExperienceMaker | None = None
-    """Like what follows, for an algorithm that learns from rollouts."""
+    """This and the following fields are for an algorithm that learns from rollouts."""
     coordinator: RolloutCoordinator[RolloutGroup]
     prompt: Callable[[int, int | None], Prompt]
-    """Of a position, and of the record that a sampler has drawn for it."""
+    """Function of a position and of the record that a sampler drew for it (None without a sampler)."""
     keep: Callable[[RolloutGroup], bool] = lambda group: True
     sampler: Sampler | None = None
-    """Judges the groups; the coordinator draws by it."""
+    """Judges the groups. The coordinator draws records from it."""
 
     @classmethod
     def of(cls, request: RunRequest, run: TrainerParts) -> LocalChannel:
-        """The channel of this rank's parts; some are built here."""
+        """Return the channel of this rank's parts. Some parts are built here."""
         algorithm, train = run.inputs.algorithm, run.resolved.run.train
         rolls_out = isinstance(algorithm, RolloutAlgorithm)
         sampler = run.inputs.sampler() if rolls_out else None
@@ -96,10 +96,10 @@ class LocalChannel:
         while not self.coordinator.ready(index):
             leases = self.coordinator.lease(1 << 30)
             if not leases:
-                raise RlhfError(f"episode {index} cannot go on: {self.coordinator.progress(index)}", where="rollout")
+                raise RlhfError(f"episode {index} cannot continue: {self.coordinator.progress(index)}", where="rollout")
             mine = leases[self.place.rank :: self.place.world_size]
-            made = list(self.maker.make([self.prompt(lease.position, lease.record) for lease in mine]))
-            gathered = [group for part in self.place.all_gather_objects(made) for group in part]
+            groups = list(self.maker.make([self.prompt(lease.position, lease.record) for lease in mine]))
+            gathered = [group for part in self.place.all_gather_objects(groups) for group in part]
             for group in sorted(gathered, key=lambda g: g.position):
                 keep = not group.is_empty and self.keep(group)
                 success = None if self.sampler is None else self.sampler.judge(group)
@@ -121,31 +121,31 @@ class LocalChannel:
         return {} if self.evaluator is None else self.evaluator.evaluate()
 
     def state_dict(self) -> dict[str, Any]:
-        """The coordinator's state, which has no groups: between two episodes all of them are taken."""
+        """Return the coordinator's state. It lacks groups, since all of them are taken between two episodes."""
         return self.coordinator.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Groups of a transport that makes episodes ahead of their training are made again."""
+        """Restore the state. Finished groups of a transport that samples ahead of training are sampled again."""
         self.coordinator.load_state_dict(
-            {**state, "open": {index: _made_again(saved) for index, saved in state["open"].items()}}
+            {**state, "open": {index: _reopen(saved) for index, saved in state["open"].items()}}
         )
 
     def states(self) -> list[dict[str, Any]]:
-        """State of all ranks' rewards and players."""
+        """Return the state of all ranks' rewards and players."""
         parts = {"rewards": self.scorer.state_dict(), "players": {} if self.maker is None else self.maker.state_dict()}
         states = self.place.all_gather_objects({name: part for name, part in parts.items() if part})
         return states if any(states) else []
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """After a resume with more ranks, some start from the same state."""
+        """Restore the state of this rank. After a resume with more ranks, some start from the same state."""
         state = states[self.place.rank % len(states)]
         self.scorer.load_state_dict(state.get("rewards", {}))
         if self.maker is not None:
             self.maker.load_state_dict(state.get("players", {}))
 
 
-def _made_again(episode: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of an open episode whose finished groups are made again."""
+def _reopen(episode: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of an open episode with its finished groups marked as outstanding."""
     positions = [group["position"] for group in episode["accepted"]]
     outcomes = {**dict.fromkeys(map(str, positions)), **episode.get("outcomes", {})}
     outstanding = sorted([*episode["outstanding"], *positions])

@@ -7,7 +7,7 @@ from ..config.processes import TransportConfig
 
 
 class LocalConfig(TransportConfig):
-    """`local` has no options: maker and trainer share one process per rank."""
+    """Options of `local`, which adds none: maker and trainer share one process per rank."""
 
 
 local = Component(

@@ -8,23 +8,23 @@ from typing import Any
 
 _WAITS = 4
 _WAIT_SECONDS = 5.0
-"""Several waits, as the first may have passed while something else held Python's lock."""
+"""Several waits, because the first may time out while other code holds the GIL."""
 
 
 class BoundedThread(threading.Thread):
-    """A daemon thread. `start` raises `MemoryError` if the thread ends before it has begun.
+    """A daemon thread. `start` raises `MemoryError` if the thread ends before it has started.
 
     `threading.Thread.start` would wait forever for a thread that runs out of memory (`ulimit -v`) in its first steps.
     """
 
     def __init__(self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()) -> None:
         super().__init__(target=target, name=name, args=args, daemon=True)
-        self._started: threading.Event = _Begun()  # CPython's own event, for which `start` waits without a deadline
+        self._started: threading.Event = _BoundedEvent()  # CPython's event, which `start` waits for without a deadline
 
 
-class _Begun(threading.Event):
+class _BoundedEvent(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         for _ in range(_WAITS):
             if super().wait(_WAIT_SECONDS):
                 return True
-        raise MemoryError("a thread could not begin: the process is out of memory (is there a limit: ulimit -v?)")
+        raise MemoryError("a thread could not start: the process is out of memory (is there a limit: ulimit -v?)")

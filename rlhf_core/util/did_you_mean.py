@@ -7,18 +7,27 @@ from difflib import get_close_matches
 
 
 def fold(name: str) -> str:
-    """Normalise a name for comparison: lower case, `_` as `-`."""
+    """Normalize a name for comparison: lower case, `_` as `-`."""
     return name.strip().lower().replace("_", "-")
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most similar to `name`, or None when none is close."""
+    """Return the known name most similar to `name`, or None if none is close."""
     folded = {fold(candidate): candidate for candidate in known}
     matches = get_close_matches(fold(name), folded, n=1, cutoff=0.6)
     return folded[matches[0]] if matches else None
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?`, or nothing."""
+    """Return the end of a message that suggests the known name closest to `name`, or an empty string.
+
+    Args:
+        name: the mistyped name.
+        known: valid names.
+
+    Example:
+        >>> 'did you mean "exact-match"?' in suggestion("exact_macth", ["exact-match", "regex"])
+        True
+    """
     match = closest(name, known)
     return f'; did you mean "{match}"?' if match else ""

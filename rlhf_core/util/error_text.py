@@ -1,4 +1,4 @@
-"""What code of others raised, and on which line of its own file."""
+"""Describes an error raised by third-party code, with its file and line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STANDARD = sysconfig.get_path("stdlib")
 
 
 def error_text(error: BaseException, *, caller: str = "rlhf_core") -> str:
-    """`KeyError: 'level' (rewards/mine.py, line 7)`.
+    """Return `KeyError: 'level' (rewards/mine.py, line 7)`.
 
-    The line is the last one in the file that core called, whatever that called in turn; there is none where core called
-    no other code. caller: a module of a library whose frames count as core's.
+    The line is the last one in the file that core called, regardless of deeper calls. It is missing if core did not
+    call other code. caller: a module of a library whose frames count as core's.
     """
     place = _own_line(error, (_CORE, _folder_of(caller)))
     return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
@@ -37,8 +37,8 @@ def _own_line(error: BaseException, callers: tuple[str, ...]) -> str:
 
 
 def _shown(file: str) -> str:
-    """The path from the current folder, where it lies below that."""
-    with suppress(FileNotFoundError):  # the current folder is gone
+    """Return the path relative to the current folder, if it is below that."""
+    with suppress(FileNotFoundError):  # the current folder was removed
         return file.removeprefix(f"{os.getcwd()}/")
     return file
 

@@ -1,4 +1,4 @@
-"""Files: replaced atomically, and opened safely in folders that others may write to."""
+"""Replaces files atomically, and opens them safely in folders that others may write to."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path` to write to; it is synced and renamed over `path`, or removed on error."""
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.unlink(missing_ok=True)  # what a kill left; a link would be followed
+    """Yield a temporary path in the folder of `path`. It is synced and renamed to `path`, or removed on error."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)  # remains of a killed process, or a link, which would be followed
     try:
-        yield beside
-        with beside.open("rb") as file:
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically by one with `content`."""
-    with replacing(path) as beside:
-        beside.write_bytes(content)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
-def oddity(path: Path, *, is_folder: bool = False) -> str | None:
-    """Name of what is in the place of a regular file (or folder); None if it is one, or is missing."""
+def type_problem(path: Path, *, is_folder: bool = False) -> str | None:
+    """Return why `path` is not a regular file (or folder), or None if it is one or is missing."""
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -43,14 +43,18 @@ def oddity(path: Path, *, is_folder: bool = False) -> str | None:
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether this is a regular file owned by this process's user."""
+    """Whether `path` is a regular file, not a link, owned by this process's user.
+
+    Args:
+        path: may be missing.
+    """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def open_unlinked(path: str, flags: int) -> int:
-    """An `opener` for `open` that does not follow a link at `path`. Raises `OSError` (ELOOP) for one."""
+def open_no_follow(path: str, flags: int) -> int:
+    """Opener for `open` that does not follow a link at `path`, but raises `OSError` (ELOOP)."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

@@ -16,17 +16,27 @@ Record = dict[str, Any]
 
 
 def read_lines(path: Path) -> Iterator[Record]:
-    """The complete lines of a file, without an incomplete last one; nothing for a missing file.
+    """Yield the complete lines of a JSON Lines file.
+
+    An incomplete last line is left out. A missing file is empty.
+
+    Args:
+        path: the file.
 
     Raises:
-        DataError: a line before the last is no JSON object; names file and line.
+        DataError: a line before the last is not a JSON object. Names file and line.
+
+    Example:
+        >>> _ = Path("lines.jsonl").write_text('{"step": 1}' + chr(10) + '{"step": 2')
+        >>> list(read_lines(Path("lines.jsonl")))
+        [{'step': 1}]
     """
-    torn: int | None = None
+    damaged: int | None = None
     for number, (record, _end) in enumerate(_scan(path), start=1):
-        if torn is not None:
-            raise DataError("is no JSON object", where=f"{path}:{torn}")
+        if damaged is not None:
+            raise DataError("is not a JSON object", where=f"{path}:{damaged}")
         if record is None:
-            torn = number
+            damaged = number
         else:
             yield record
 
@@ -37,19 +47,19 @@ def truncate_lines(path: Path, key: str, last: int) -> int:
     Returns the number of lines kept. A missing file is not created.
 
     Raises:
-        DataError: a line among those to be kept is no JSON object with such a number; the file stays as it was.
+        DataError: a line to be kept is not a JSON object with such a number. The file is unchanged.
     """
-    size = kept = torn = 0
+    size = kept = damaged = 0
     for number, (record, end) in enumerate(_scan(path), start=1):
         place = None if record is None else record.get(key)
         if not isinstance(place, int):
-            torn = torn or number
+            damaged = damaged or number
         elif place > last:
             break
-        elif torn:
+        elif damaged:
             raise DataError(
-                "is torn, and the checkpoint counts on the lines after it",
-                where=f"{path}:{torn}",
+                "is damaged, and the checkpoint depends on the lines after it",
+                where=f"{path}:{damaged}",
                 hint="resume from a checkpoint that is older than this line: --resume RUN/checkpoints/step-N",
             )
         else:
@@ -62,19 +72,19 @@ def truncate_lines(path: Path, key: str, last: int) -> int:
 
 
 class LineFile:
-    """An append-only file of lines. Use as a context manager, or call `close`."""
+    """An append-only JSON Lines file. Use it as a context manager, or call `close`."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write a line for each record, or none at all. Raises `OSError`, or `ValueError` for NaN: JSON has none."""
-        left = memoryview(b"".join(map(_line, records)))
+        """Write a line for each record, or nothing at all. Raises `OSError`, or `ValueError` for NaN and infinity."""
+        remaining = memoryview(b"".join(map(_line, records)))
         handle = self._file.fileno()
         size = os.fstat(handle).st_size
         try:
-            while left:
-                left = left[os.write(handle, left) :]
+            while remaining:
+                remaining = remaining[os.write(handle, remaining) :]
         except OSError:
             with suppress(OSError):  # a device or pipe cannot be truncated
                 os.ftruncate(handle, size)
@@ -100,13 +110,18 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file atomically."""
+    """Replace a JSON file atomically.
+
+    Args:
+        path: the file.
+        value: JSON values, without NaN and infinity.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
     write_bytes(path, text.encode("utf-8", "surrogatepass"))
 
 
 def _scan(path: Path) -> Iterator[tuple[Record | None, int]]:
-    """Each line, None if it is incomplete, with the offset of its end."""
+    """Yield each line, None if it is incomplete, with the offset of its end."""
     if not path.exists():
         return
     with path.open("rb") as file:

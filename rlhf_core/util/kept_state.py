@@ -1,4 +1,4 @@
-"""State of hook plugins and rewards that outlives a resume: `state_dict()` and `load_state_dict(state)`."""
+"""State of hook plugins and rewards that checkpoints keep: `state_dict()` and `load_state_dict(state)`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ logger = logging.getLogger("rlhf")
 
 
 def state_of(parts: Mapping[str, object]) -> dict[str, Any]:
-    """Name -> state of each part that has a `state_dict`: tensors and plain values, as a checkpoint stores them.
+    """Return name -> state of each part with a `state_dict`: tensors and plain values, as a checkpoint stores them.
 
-    Raises `HookError` where one fails.
+    Raises `HookError` if one fails.
     """
     return {name: _call(name, part, "state_dict") for name, part in parts.items() if _keeps_state(part)}
 
 
 def load_state_of(parts: Mapping[str, object], states: Mapping[str, Any]) -> None:
-    """Give each part back the state it had. Raises `HookError` where one fails; one that is new starts anew."""
+    """Restore the state of each part. Raises `HookError` if one fails. A part without a saved state starts fresh."""
     for name, part in parts.items():
         if name in states and _keeps_state(part):
             _call(name, part, "load_state_dict", states[name])

@@ -1,8 +1,8 @@
-"""Makes text fit to be written or shown: without secrets, and without what a terminal would obey.
+"""Makes text safe to write or show: without secrets, and without characters that control a terminal.
 
-A secret is recognised by its place (a key that names one, credentials or a query in a URL, a header), and from then
-on by its value: `learn` remembers it, and `redact_text` removes it from any later text, such as another library's
-error. It is replaced by `***`.
+A secret is recognized by its place (a key that names one, credentials or a query in a URL, a header). `learn` then
+remembers its value, so that `redact_text` removes it from any later text, such as another library's error. It is
+replaced by `***`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 HIDDEN = "***"
-"""Replaces a secret."""
+"""Replacement of a secret."""
 
 _WORDS = (
     r"api[_-]?key|secret|passwd|password|passphrase|pwd|credentials?|authorization|auth|bearer|cookie|signature|sig|"
@@ -32,11 +32,11 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"(?P<key>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE)
-_LEAST_CHARS = 4
-"""Shorter values are hidden in place, but not searched for in other texts, where they would match anywhere."""
-_LEAST_CHARS_OF_ENVIRONMENT = 8
+_MIN_CHARS = 4
+"""Shorter values are redacted in place, but not searched for in other texts, in which they would match anywhere."""
+_MIN_CHARS_OF_ENVIRONMENT = 8
 _known: dict[str, None] = {}
-"""Values of this process's secrets, in the forms they may be written in."""
+"""Values of this process's secrets, in all forms in which they may be written."""
 
 
 def learn(value: Any, key: str = "") -> None:
@@ -47,7 +47,7 @@ def learn(value: Any, key: str = "") -> None:
 
 def learn_secret(secret: str) -> None:
     """Remember a secret."""
-    if len(secret) < _LEAST_CHARS or secret == HIDDEN:
+    if len(secret) < _MIN_CHARS or secret == HIDDEN:
         return
     plain = {secret, unquote(secret)}
     forms = {form for each in plain for form in (each, quote(each, safe=""), quote(each), repr(each)[1:-1])}
@@ -59,16 +59,22 @@ def learn_secret(secret: str) -> None:
 def learn_environment() -> None:
     """Remember the values of environment variables with secret-like names, except paths (PWD)."""
     for name, value in os.environ.items():
-        if names_secret(name) and len(value) >= _LEAST_CHARS_OF_ENVIRONMENT and not os.path.isabs(value):
+        if names_secret(name) and len(value) >= _MIN_CHARS_OF_ENVIRONMENT and not os.path.isabs(value):
             learn_secret(value)
 
 
 def names_secret(key: str) -> bool:
-    """Whether the value under a key is a secret."""
+    """Whether the value of a key is a secret.
+
+    Example:
+        >>> names_secret("server.api_key"), names_secret("max_new_tokens"), names_secret("eos_token")
+        (True, False, False)
+    """
     return bool(_KEY.search(key))
 
 
 def _secrets(value: Any, key: str) -> Iterator[str]:
+    """Yield every secret in a value and its parts. `key` is the nearest key that may name a secret."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield from _secrets(part, key if names_secret(key) else str(name))
@@ -81,25 +87,33 @@ def _secrets(value: Any, key: str) -> Iterator[str]:
     elif isinstance(value, str):
         if key.endswith("_env"):
             yield os.environ.get(value, "")
-        for found in _USERINFO.finditer(value):
-            yield from (part for part in found[0][:-1].split(":", 1)[-1:] if part)
+        for match in _USERINFO.finditer(value):
+            yield from (part for part in match[0][:-1].split(":", 1)[-1:] if part)
         for pattern in (_QUERY, _HEADER, _BEARER):
             yield from (each["value"] for each in pattern.finditer(value) if pattern is not _QUERY or _is_query(each))
 
 
 def redact_command(command: Sequence[str]) -> list[str]:
-    """The command without the values of secret keys, `--api-key VALUE` or `KEY=VALUE`, and without known secrets."""
+    """Return the command without the values of secret keys, `--api-key VALUE` or `KEY=VALUE`, and known secrets."""
     shown: list[str] = []
-    for before, word in zip(["", *command], command, strict=False):
+    for previous, word in zip(["", *command], command, strict=False):
         key, equals, _ = word.partition("=")
-        follows_key = before.startswith("-") and "=" not in before and names_secret(before)
-        own = f"{key}={HIDDEN}" if equals and names_secret(key) else redact_text(word)
-        shown.append(HIDDEN if follows_key else own)
+        follows_key = previous.startswith("-") and "=" not in previous and names_secret(previous)
+        redacted = f"{key}={HIDDEN}" if equals and names_secret(key) else redact_text(word)
+        shown.append(HIDDEN if follows_key else redacted)
     return shown
 
 
 def redact_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a run file without its secrets, for writing and display."""
+    """Return a copy of a run file without its secrets, for writing and display.
+
+    Args:
+        config: nested mappings and lists.
+
+    Example:
+        >>> redact_mapping({"judge": {"model": "m", "api_key": "sk-1"}})
+        {'judge': {'model': 'm', 'api_key': '***'}}
+    """
     return {key: _redact(value, str(key)) for key, value in config.items()}
 
 
@@ -114,7 +128,15 @@ def _redact(value: Any, key: str) -> Any:
 
 
 def redact_text(text: str) -> str:
-    """The text without known secrets, credentials and secret queries in URLs, and secret headers."""
+    """Return the text without known secrets, credentials and secret queries in URLs, and secret headers.
+
+    Args:
+        text: any text.
+
+    Example:
+        >>> redact_text("GET https://me:pass@host/v1?token=abc&page=2")
+        'GET https://***@host/v1?token=***&page=2'
+    """
     for secret in _known:
         if secret in text:
             text = text.replace(secret, HIDDEN)
@@ -127,7 +149,7 @@ def redact_text(text: str) -> str:
 
 
 def hidden_parts(value: Any, path: str = "") -> Iterator[str]:
-    """Dotted places in a written run file where a secret was removed."""
+    """Yield the dotted places in a written run file from which a secret was removed."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from hidden_parts(part, f"{path}.{key}".lstrip("."))
@@ -138,8 +160,8 @@ def hidden_parts(value: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def _is_query(found: re.Match[str]) -> bool:
-    return names_secret(found["key"])
+def _is_query(match: re.Match[str]) -> bool:
+    return names_secret(match["key"])
 
 
 _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -149,7 +171,15 @@ _KEPT = frozenset("\n\t\u200c\u200d")
 
 
 def printable(text: str) -> str:
-    """`text` with what a terminal would obey written out as Python escapes: \\x1b in place of ESC."""
+    """Return `text` with terminal control characters as Python escapes, for example \\x1b for ESC.
+
+    Args:
+        text: any text, with several lines if needed.
+
+    Example:
+        >>> print(printable("red: " + chr(27) + "[31m"))
+        red: \\x1b[31m
+    """
     if text.isprintable():
         return text
     return "".join(repr(char)[1:-1] if is_hostile(char) else char for char in text)

@@ -1,4 +1,4 @@
-"""Seeds and generators per purpose; global random state is never used."""
+"""Seeds and generators per purpose. Global random state is never used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ _SEED_BYTES = 16
 
 
 def derive_seed(seed: int, *what: str | int) -> int:
-    """The seed for one purpose, named by `what`, of a run seeded with `seed`: in [0, 2^63).
+    """Return the seed for one purpose of a run, in [0, 2^63).
 
-    A keyed hash (BLAKE2b): purposes do not collide by concatenation ("a", "b" is not "ab", 1 is not "1"), and
-    neighbouring run seeds give unrelated streams.
+    A keyed hash (BLAKE2b). Purposes do not collide by concatenation ("a", "b" is not "ab", 1 is not "1"), and adjacent
+    run seeds give unrelated streams.
+
+    Args:
+        seed: seed of the run.
+        what: name of the purpose, in one or several parts.
+
+    Example:
+        >>> derive_seed(0, "dropout", 1) == derive_seed(0, "dropout", 1) != derive_seed(0, "dropout", 2)
+        True
     """
     digest = hashlib.blake2b(digest_size=8, key=seed.to_bytes(_SEED_BYTES, "little", signed=True))
     for part in what:
@@ -26,17 +34,27 @@ def derive_seed(seed: int, *what: str | int) -> int:
 
 
 def generator(seed: int, *what: str | int) -> numpy.random.Generator:
-    """A separate counter-based generator (Philox) for one purpose."""
+    """Return a separate counter-based generator (Philox) for one purpose."""
     import numpy
 
     return numpy.random.Generator(numpy.random.Philox(key=derive_seed(seed, *what)))
 
 
 def permutation(n: int, seed: int, *what: str | int) -> list[int]:
-    """A shuffled `range(n)` that depends on its arguments alone."""
+    """Return a shuffled `range(n)` that depends only on the arguments.
+
+    Args:
+        n: number of indices.
+        seed: seed of the run.
+        what: name of the purpose, in one or several parts.
+
+    Example:
+        >>> permutation(5, 0, "documents")
+        [0, 4, 1, 3, 2]
+    """
     return [int(i) for i in generator(seed, *what).permutation(n)]
 
 
 def prompt_order(n: int, seed: int, epoch: int) -> list[int]:
-    """Order of `n` prompts in pass `epoch`; depends on (n, seed, epoch) alone."""
+    """Return the order of `n` prompts in pass `epoch`. It depends only on (n, seed, epoch)."""
     return permutation(n, seed, "prompt-order", epoch)

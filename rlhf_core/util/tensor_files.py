@@ -1,7 +1,7 @@
-"""Tensors in safetensors files: trees of tensors and plain values.
+"""Stores trees of tensors and plain values in safetensors files.
 
 A tree (optimizer state, random states, buffers) is one file: its tensors are the file's, its structure is JSON in the
-header. Reading executes no code (no pickle).
+header. Reading does not execute code (no pickle).
 """
 
 from __future__ import annotations
@@ -22,10 +22,17 @@ _FORMAT = 1
 
 
 def save_tree(path: Path | str, tree: Any) -> None:
-    """Write `tree` to the file `path`, atomically (beside it first, then renamed).
+    """Write `tree` to a file, atomically (first to a temporary file, then renamed).
 
-    A tree is a tensor (any device; any dtype safetensors knows), a bool, int, float, str, None, or a dict, list
-    or tuple of trees. Raises `CheckpointError` on anything else.
+    Args:
+        path: the file to replace.
+        tree: a tensor (any device, any dtype of safetensors), a bool, int, float, str, None, or a dict, list or tuple
+            of trees. Any other value raises `CheckpointError`.
+
+    Example:
+        >>> save_tree("state.safetensors", {"step": 3, "betas": (0.9, 0.95)})
+        >>> load_tree("state.safetensors")
+        {'step': 3, 'betas': (0.9, 0.95)}
     """
     path = Path(path)
     tensors: dict[str, Tensor] = {}
@@ -35,7 +42,18 @@ def save_tree(path: Path | str, tree: Any) -> None:
 
 
 def load_tree(path: Path | str, device: str = "cpu") -> Any:
-    """Read a file from `save_tree`, tensors on `device`. Raises `CheckpointError` for an invalid file."""
+    """Read a file written by `save_tree`.
+
+    Args:
+        path: the file.
+        device: device of the tensors.
+
+    Returns:
+        The tree, with tuples and dict keys as they were saved.
+
+    Raises:
+        CheckpointError: the file is invalid or cannot be read.
+    """
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -43,7 +61,7 @@ def load_tree(path: Path | str, device: str = "cpu") -> Any:
         with safe_open(str(path), framework="pt", device=device) as file:
             header = (file.metadata() or {}).get(_HEADER_KEY)
             if header is None:
-                raise CheckpointError("holds tensors but no tree", where=str(path), hint="was it written by `rlhf`?")
+                raise CheckpointError("contains tensors, not a tree", where=str(path), hint="was it written by `rlhf`?")
             body = json.loads(header)
             if body.get("format") != _FORMAT:
                 raise CheckpointError(f"format {body.get('format')}, this version reads {_FORMAT}", where=str(path))
@@ -54,20 +72,29 @@ def load_tree(path: Path | str, device: str = "cpu") -> Any:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write one safetensors file atomically; tensors may be views, shared or on a device."""
+    """Write one safetensors file atomically.
+
+    Args:
+        path: the file to replace. Its folder is created.
+        tensors: name -> tensor. Tensors may be views, share memory or be on a device.
+        metadata: text values for the header.
+
+    Raises:
+        CheckpointError: the file cannot be written, for example because the disk is full.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as beside:
-            save_file(_storable(tensors), str(beside), metadata=metadata)
+        with replacing(path) as temporary:
+            save_file(_make_storable(tensors), str(temporary), metadata=metadata)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class
         raise CheckpointError(f"cannot be written: {error}", where=str(path), hint="is the disk full?") from error
 
 
-def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous, and no two with a byte in common, as safetensors requires; copies where they are not."""
+def _make_storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous CPU tensors without shared bytes, as safetensors requires. Copies only if needed."""
     seen: dict[int, list[tuple[int, int]]] = {}
     ready: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -81,6 +108,7 @@ def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    """Return the tree as JSON values, with its tensors moved to `tensors`."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -106,6 +134,7 @@ def _encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the tree that `_encode` encoded."""
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -120,7 +149,7 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def untied_names(model: nn.Module) -> dict[str, str]:
-    """Name of every entry of `model.state_dict()` -> name of its tensor; tied tensors share their first name."""
+    """Return name in `model.state_dict()` -> name of its tensor. Tied tensors share the first one's name."""
     aliases: dict[int, str] = {}
     names: dict[str, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -1,4 +1,4 @@
-"""From a resolved run to its parts, the same for every transport and in whichever process a part is."""
+"""Builds the parts of a resolved run, in the same way for every transport and process."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What a run needs before any weights are loaded: tokenizer, algorithm, prompts."""
+"""The inputs of a run that exist before any weights are loaded: tokenizer, algorithm, prompts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 
 
 class RunInputs:
-    """Tokenizer, algorithm and prompts of a run; each is built at its first use.
+    """Tokenizer, algorithm and prompts of a run. Each is built on first use.
 
-    The process that checks a run hands them to the transport. Other processes build their own.
+    The process that checks a run passes them to the transport. Other processes build their own.
+
+    Args:
+        resolved: the run.
+        checks_records: whether the algorithm checks every record of the prompts.
+        measured: number of records whose length is measured, None for all.
     """
 
     def __init__(self, resolved: ResolvedRun, *, checks_records: bool = False, measured: int | None = None) -> None:
-        """checks_records: the algorithm checks every record. measured: records whose length is measured; None: all."""
+        """Build nothing yet."""
         self.resolved = resolved
         self._checks_records = checks_records
         self._measured = measured
@@ -44,7 +49,7 @@ class RunInputs:
 
     @cached_property
     def algorithm(self) -> Algorithm[Any, Any]:
-        """The algorithm, which knows how rollouts are sampled."""
+        """The algorithm, with the run's sampling parameters."""
         resolved = self.resolved
         context = AlgorithmContext(
             resolved.sampling,
@@ -56,35 +61,35 @@ class RunInputs:
 
     @cached_property
     def prompts(self) -> PromptStream:
-        """The prompts to train on. Those to evaluate on are held out, unless they have a separate source."""
+        """The prompts to train on. Evaluation prompts are held out, unless they have a separate source."""
         options = self.resolved.run.eval
         holds_out = options is not None and None not in self.resolved.eval_prompts
         return self.stream_of(None, held_out=options.num_prompts if options is not None and holds_out else 0)
 
     @cached_property
     def eval_prompts(self) -> dict[str | None, PromptStream]:
-        """Evaluation prompts that have a separate source, by the name of their set; None is the section `eval`."""
+        """Evaluation prompts that have a separate source, by the name of their set. None is the section `eval`."""
         checked = {None} if self.resolved.measures_eval_records else set()
         sources = self.resolved.eval_prompts.items()
         return {name: self.stream_of(source, is_checked=name in checked) for name, source in sources}
 
     def sampler(self) -> Sampler | None:
-        """A new sampler of the run's prompts, which a section brings; None if all are drawn in turn.
+        """Return a new sampler of the run's prompts from a section, or None if all are drawn in turn.
 
-        Raises `ConfigError` if two sections bring one.
+        Raises `ConfigError` if two sections provide one.
         """
-        found: dict[str, Sampler] = {}
-        for name, brought in self.resolved.sections.items():
-            with errors_of(brought.label, f"sampler of the section {name}", kind=PluginError):
-                if (sampler := brought.typed(Section).sampler(self.prompts)) is not None:
-                    found[name] = sampler
-        if len(found) > 1:
-            owners = " and ".join(self.resolved.sections[name].label for name in found)
-            raise ConfigError(f"the prompts are drawn by {owners}", where=list(found)[-1], hint="remove one of them")
-        return next(iter(found.values()), None)
+        samplers: dict[str, Sampler] = {}
+        for name, section in self.resolved.sections.items():
+            with errors_of(section.label, f"sampler of the section {name}", kind=PluginError):
+                if (sampler := section.typed(Section).sampler(self.prompts)) is not None:
+                    samplers[name] = sampler
+        if len(samplers) > 1:
+            owners = " and ".join(self.resolved.sections[name].label for name in samplers)
+            raise ConfigError(f"{owners} both draw the prompts", where=list(samplers)[-1], hint="remove one of them")
+        return next(iter(samplers.values()), None)
 
     def stream_of(self, source: Configured | None, *, held_out: int = 0, is_checked: bool = True) -> PromptStream:
-        """The endless stream of prompts of `source`, or of the run's own, with `held_out` records kept apart."""
+        """Return the endless stream of prompts of `source`, or of the run's own, with `held_out` records kept apart."""
         resolved = self.resolved
         selected = source or resolved.prompts
         limits = selected.typed(PromptsConfig)

@@ -27,13 +27,22 @@ if TYPE_CHECKING:
 
 
 def build_strategy(resolved: ResolvedRun) -> Strategy:
-    """The strategy of the run; its process group is not joined yet."""
+    """Return the strategy of the run. Its process group is not joined yet.
+
+    Args:
+        resolved: the run.
+    """
     context = StrategyContext(str(resolve_device(resolved.run.model.device)))
     return cast(Strategy, resolved.strategy.build(resolved.strategy.config, context))
 
 
 def model_dtype(resolved: ResolvedRun, place: Place) -> torch.dtype:
-    """`model.dtype`; `auto` is the type of the place's parameters."""
+    """Return `model.dtype` as a torch dtype. `auto` is the dtype of the place's parameters.
+
+    Args:
+        resolved: the run.
+        place: the processes and device that hold the model.
+    """
     import torch
 
     name = resolved.run.model.dtype
@@ -41,32 +50,32 @@ def model_dtype(resolved: ResolvedRun, place: Place) -> torch.dtype:
 
 
 def load_start_policy(resolved: ResolvedRun, place: Place) -> nn.Module:
-    """Another copy of the start policy: a reference, or a module that takes the trained weights."""
+    """Load another copy of the start policy: a reference, or a module that receives the trained weights."""
     kind = model_kind_for(resolved.run.model)
     return kind.load_policy(dtype=model_dtype(resolved, place), seed=resolved.run.train.seed)
 
 
 def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dict[Role, nn.Module]:
-    """Load the policy and, if the algorithm has one, make the critic. trains: without the noise of training mode."""
+    """Load the policy and, if the algorithm has one, make the critic. trains: disable the noise of training mode."""
     from torch.nn.modules.dropout import _DropoutNd
 
     resolved, algorithm = inputs.resolved, inputs.algorithm
     kind, dtype = model_kind_for(resolved.run.model, algorithm.model_kind), model_dtype(resolved, place)
     with place.model_init_context():
         policy = kind.load_policy(dtype=dtype, seed=resolved.run.train.seed, tokenizer=inputs.tokenizer)
-        if trains:  # a ratio compares one function with itself; a dataset may be learned with an adapter's dropout
+        if trains:  # a ratio compares one function with itself, while a dataset may be learned with adapter dropout
             kind.disable_noise(policy, adapters=isinstance(algorithm, RolloutAlgorithm))
         models: dict[Role, nn.Module] = {"policy": policy}
         if "critic" in algorithm.roles:
             models["critic"] = algorithm.build_critic(policy)
-            for module in models["critic"].modules():  # its own, too: values of rollout and update are of one function
+            for module in models["critic"].modules():  # also the critic's own, so that rollout and update values agree
                 if isinstance(module, _DropoutNd):
                     module.p = 0.0
     return models
 
 
 def check_frozen(algorithm: Algorithm[Any, Any], tokenizer: Any) -> None:
-    """Raise `UserInputError` if a frozen model cannot be, or its tokens are not those of the policy's `tokenizer`."""
+    """Raise `UserInputError` if a frozen model is invalid, or its tokens differ from the policy's `tokenizer`."""
     for role, frozen in getattr(algorithm, "frozen_models", {}).items():
         with _of_role(role):
             kind = model_kind_for(ModelConfig(path=frozen.path))
@@ -75,7 +84,7 @@ def check_frozen(algorithm: Algorithm[Any, Any], tokenizer: Any) -> None:
 
 
 def place_frozen(role: Role, frozen: FrozenModel, place: Place, *, dtype: torch.dtype, seed: int) -> nn.Module:
-    """A frozen model that the algorithm declares, a teacher say, placed. dtype: the one that `auto` stands for."""
+    """Load and place a frozen model that the algorithm declares, such as a teacher. dtype: used for `auto`."""
     import torch
 
     chosen = dtype if frozen.dtype == "auto" else getattr(torch, frozen.dtype)
@@ -94,7 +103,7 @@ def _of_role(role: Role) -> Iterator[None]:
 
 
 def prepare(resolved: ResolvedRun, role: Role, model: nn.Module, strategy: Strategy) -> TrainedModel:
-    """The model with its optimizer and schedule, as the strategy trains it."""
+    """Return the model with its optimizer and schedule, as the strategy trains it."""
     model.train()
     options, train = resolved.optimizer.typed(OptimizerConfig), resolved.run.train
     optimizer = make_optimizer(resolved, role, model, strategy)
@@ -109,14 +118,14 @@ def prepare(resolved: ResolvedRun, role: Role, model: nn.Module, strategy: Strat
 
 
 def updates_per_episode(train: TrainConfig) -> int:
-    """Optimizer steps of an episode in which no sample is dropped."""
+    """Return the optimizer steps of an episode in which no sample is dropped."""
     return train.epochs_per_episode * math.ceil(train.samples_per_episode / train.train_batch_size)
 
 
 def make_optimizer(resolved: ResolvedRun, role: str, model: nn.Module, strategy: Strategy) -> Optimizer:
-    """The optimizer of the trained parameters of `model`, before a strategy wraps it.
+    """Return the optimizer of the trained parameters of `model`, before a strategy wraps it.
 
-    Raises `PluginError` if it leaves parameters out or already has state: a strategy may still replace parameters.
+    Raises `PluginError` if it omits parameters or already has state, since a strategy may still replace parameters.
     """
     selected = resolved.optimizer
     options = selected.typed(OptimizerConfig)
@@ -127,16 +136,16 @@ def make_optimizer(resolved: ResolvedRun, role: str, model: nn.Module, strategy:
     held = {id(each) for group in optimizer.param_groups for each in group["params"]}
     problem = None
     if held != {id(each) for each in parameters.values()}:
-        problem = "does not hold exactly the parameters that it was given"
+        problem = "does not hold exactly the parameters that it was passed"
     elif any(optimizer.state.values()):
         problem = "has state before its first step, which is lost if the strategy shards or moves the parameters"
     if problem is not None:
-        raise PluginError(f"its optimizer {problem}", where=selected.label, hint="tell the plugin's authors")
+        raise PluginError(f"its optimizer {problem}", where=selected.label, hint="report this to the plugin's authors")
     return optimizer
 
 
 def make_scheduler(optimizer: Optimizer, schedule: Configured, *, warmup_updates: int, total_updates: int) -> LambdaLR:
-    """A scheduler that is stepped once per update: linear warm-up from above 0, then the factors of `schedule`."""
+    """Return a scheduler to step once per update: linear warm-up from above 0, then the factors of `schedule`."""
     from torch.optim.lr_scheduler import LambdaLR
 
     context = ScheduleContext(warmup_updates=warmup_updates, total_updates=total_updates)

@@ -1,4 +1,4 @@
-"""The parts of a run around the models of one process; transports take what they need of them."""
+"""The parts of a run around the models of one process. Transports use the parts they need."""
 
 from __future__ import annotations
 
@@ -33,9 +33,16 @@ if TYPE_CHECKING:
 
 
 class RunParts:
-    """Engine, rewards, passes, makers and evaluation around models; each is built at its first use.
+    """Engine, rewards, passes, makers and evaluation around models. Each is built on first use.
 
-    So the order of first uses is the order in which models are loaded. `close` ends what was built.
+    The order of first uses is therefore the order in which models are loaded. `close` ends all parts.
+
+    Args:
+        inputs: tokenizer, algorithm and prompts.
+        place: the processes and device of the models.
+        models: role -> model, instead of loading those of the run.
+        cache_folder: folder for caches of rewards, None to disable them.
+        run_folder: folder for journals of players. It may be missing on this machine.
 
     Example:
         inputs = RunInputs(resolved)
@@ -52,29 +59,27 @@ class RunParts:
         cache_folder: Path | None = None,
         run_folder: Path | None = None,
     ) -> None:
-        """models: by role, in place of those that the run names. cache_folder: of the rewards; None remembers none.
-
-        run_folder: for the journals of players; it may not exist on this machine.
-        """
+        """Build nothing yet."""
         self.inputs = inputs
         self.resolved = inputs.resolved
         self.place = place
-        self._given = models
+        self._loaded_models = models
         self._cache_folder = cache_folder
         self._run_folder = run_folder
-        self._opened = ExitStack()
+        self._resources = ExitStack()
 
     @cached_property
     def models(self) -> Mapping[Role, nn.Module]:
         """Policy and, if the algorithm has one, critic of this process."""
-        return load_models(self.inputs, self.place) if self._given is None else self._given
+        return load_models(self.inputs, self.place) if self._loaded_models is None else self._loaded_models
 
     @cached_property
     def engine(self) -> RolloutEngine:
         """The engine over the policy of this process. A transport may set another one that wraps it."""
-        return self._opened.enter_context(closing(self._engine_over(self.place.unwrap(self.models["policy"]))))
+        return self._resources.enter_context(closing(self._engine_over(self.place.unwrap(self.models["policy"]))))
 
     def _engine_over(self, model: nn.Module) -> RolloutEngine:
+        """Build the run's engine over `model`."""
         resolved = self.resolved
         context = EngineContext(
             model,
@@ -93,28 +98,29 @@ class RunParts:
         return self._scorer_of(self.resolved.rewards, self._cache_folder)
 
     def _scorer_of(self, rewards: Sequence[Configured], cache_folder: Path | None = None) -> RewardScorer:
+        """Build a scorer of these rewards, which `close` ends."""
         run = self.resolved.run
         context = RewardContext(str(self.place.device), run.train.seed, run.model.path, cache_folder)
         specs = []
         for reward in rewards:
             entry = reward.typed(RewardEntry)
             specs.append(make_reward_spec(reward, entry, context, entry, name=entry.label, weight=entry.weight))
-        return self._opened.enter_context(closing(RewardScorer(specs)))
+        return self._resources.enter_context(closing(RewardScorer(specs)))
 
     def player(self, purpose: Purpose, sampling: SamplingParams) -> RunPlayer:
-        """A new player, by which the policy answers prompts."""
+        """Return a new player, through which the policy answers prompts."""
         run, seed = self.resolved, self.resolved.run.train.seed
         tokenizer, folder = self.inputs.tokenizer, self._run_folder
         return RunPlayer(run, self.engine, tokenizer, sampling, seed=seed, purpose=purpose, folder=folder)
 
     @cached_property
     def passes(self) -> GroupPasses | None:
-        """The algorithm's passes over finished samples; None if it learns from a dataset. A transport may wrap them."""
+        """The algorithm's passes over finished samples, None if it learns from a dataset. Transports may wrap them."""
         return self.pass_models if isinstance(self.inputs.algorithm, RolloutAlgorithm) else None
 
     @cached_property
     def pass_models(self) -> GroupPasses:
-        """The passes with the models that run forward: policy, critic, reference, and what else the algorithm declares.
+        """The passes with the models that run forward: policy, critic, reference, and others the algorithm declares.
 
         With LoRA the reference is the policy with its adapter off. Models may be in host memory between their passes,
         unless they are sharded, or the policy itself.
@@ -148,7 +154,7 @@ class RunParts:
         )
 
     def maker(self, hooks: HookRelay) -> PolicyExperienceMaker:
-        """A new maker of the run's samples; all of them share engine, rewards and passes."""
+        """Return a new maker of the run's samples. All makers share engine, rewards and passes."""
         algorithm, sampling = self.inputs.algorithm, self.resolved.sampling
         is_greedy = isinstance(algorithm, RolloutAlgorithm) and algorithm.needs_greedy_answer
         maker = PolicyExperienceMaker(
@@ -159,22 +165,22 @@ class RunParts:
             hooks=hooks,
             passes=self.passes,
         )
-        return self._opened.enter_context(closing(maker))
+        return self._resources.enter_context(closing(maker))
 
     @cached_property
     def evaluator(self) -> PolicyEvaluator | None:
-        """Scores the policy on held-out prompts, or on the first ones of separate sources; None if the run does not."""
+        """Scores the policy on held-out prompts, or on the first ones of separate sources. None without evaluation."""
         options = self.resolved.run.eval
         if options is None or not self.resolved.evaluation_sets:
             return None
         streams = self.inputs.eval_prompts
         sets = []
-        for name, own in self.resolved.evaluation_sets:
+        for name, set_options in self.resolved.evaluation_sets:
             other, stream = self.resolved.eval_rewards.get(name or ""), streams.get(name)
             scorer = self.scorer if other is None else self._scorer_of(other)
-            source, first = (self.inputs.prompts, None) if stream is None else (stream, own.num_prompts)
+            source, first = (self.inputs.prompts, None) if stream is None else (stream, set_options.num_prompts)
             prompts = source.evaluation_prompts(first)
-            sets.append(EvaluatedSet(name=name, options=own, prompts=prompts, scorer=scorer))
+            sets.append(EvaluatedSet(name=name, options=set_options, prompts=prompts, scorer=scorer))
         evaluator = PolicyEvaluator(
             sets,
             player=partial(self.player, "evaluation"),
@@ -182,18 +188,24 @@ class RunParts:
             batch_size=options.batch_size,
             place=self.place,
         )
-        return self._opened.enter_context(closing(evaluator))
+        return self._resources.enter_context(closing(evaluator))
 
     def close(self) -> None:
-        """End what was built, the newest first."""
-        self._opened.close()
+        """Close all parts, the newest first."""
+        self._resources.close()
 
 
 class TrainerParts(RunParts):
-    """The parts of a process that trains: loads policy and critic, and has the joined strategy prepare them."""
+    """The parts of a process that trains: loads policy and critic, and has the joined strategy prepare them.
+
+    Args:
+        inputs: tokenizer, algorithm and prompts.
+        strategy: has joined its process group.
+        run_folder: folder for the rewards' cache and the journals of players.
+    """
 
     def __init__(self, inputs: RunInputs, strategy: Strategy, *, run_folder: Path | None = None) -> None:
-        """run_folder: has the rewards' cache and the journals of players."""
+        """Load and prepare the models."""
         self.strategy = strategy
         models = load_models(inputs, strategy, trains=True)
         self.trained = {role: prepare(inputs.resolved, role, model, strategy) for role, model in models.items()}
@@ -204,13 +216,14 @@ class TrainerParts(RunParts):
 
     @cached_property
     def _engine_and_publish(self) -> tuple[RolloutEngine, Callable[[int], None]]:
+        """The engine, and the function that copies the policy's weights into it."""
         engine, publish = build_colocated_engine(
             self.strategy,
             self.models["policy"],
             build=self._engine_over,
             copy=lambda: load_start_policy(self.resolved, self.strategy),
         )
-        return self._opened.enter_context(closing(engine)), publish
+        return self._resources.enter_context(closing(engine)), publish
 
     @cached_property
     def engine(self) -> RolloutEngine:
@@ -218,5 +231,5 @@ class TrainerParts(RunParts):
 
     @property
     def publish(self) -> Callable[[int], None]:
-        """Brings the policy's weights to `engine`, as a version."""
+        """Function that copies the policy's weights into `engine`, as a version."""
         return self._engine_and_publish[1]

@@ -49,7 +49,7 @@ def test_both_stages_are_ordinary_runs_in_one_folder(tmp_path):
     assert status(tmp_path / "run") == status(tmp_path / "run/warm-start") == "done"
     assert "warm-start/model" in (tmp_path / "run/config.yaml").read_text()
     assert result.summary["eval_before"] is not None
-    with pytest.raises(UserInputError, match="already holds a run"):
+    with pytest.raises(UserInputError, match="already contains a run"):
         run_quickstart(WARM_START, PPO, output=tmp_path / "run")
 
 
@@ -87,7 +87,7 @@ def test_ctrl_c_in_the_warm_start_says_how_to_go_on(tmp_path):
         run_quickstart(WARM_START, PPO, output=tmp_path / "run", hooks=[Interrupt()])
     assert f"--output {tmp_path / 'run'} --resume auto:" in str(caught.value)
     assert status(tmp_path / "run") == "interrupted"
-    with pytest.raises(UserInputError, match="already holds a run"):
+    with pytest.raises(UserInputError, match="already contains a run"):
         run_quickstart(WARM_START, PPO, output=tmp_path / "run")
     assert run_quickstart(WARM_START, PPO, output=tmp_path / "run", resume="auto").summary["status"] == "done"
 
@@ -145,7 +145,7 @@ def test_a_pause_during_the_warm_start_holds_it_until_it_is_resumed(tmp_path, ca
     control.thread.join()
     assert control.codes == [0, 0] and control.num_updates[0] == control.num_updates[1] < 2
     out = capfd.readouterr().out
-    assert "warm-start: paused; resume goes on" in out and "warm-start: goes on" in out
+    assert "warm-start: paused: `resume` continues the run" in out and "warm-start: resumed" in out
     assert result.summary["status"] == status(folder / "warm-start") == "done"
     assert [event["command"] for event in RunFolder(folder / "warm-start").events(CONTROL)] == ["pause", "resume"]
     assert RunFolder(folder).events(CONTROL) == []

@@ -204,7 +204,7 @@ def test_a_bug_keeps_its_traceback(run_file, monkeypatch, capsys, log):
         (["train", "none.yaml"], "cannot read the run file"),
         (["train", "--set", "nonsense"], '"nonsense" is not key.path=value'),
         (["train", "--algorithm", "fake-lern"], 'no algorithm "fake-lern" is installed'),
-        (["train", "--reward", "fake-shout:x"], '"x" is no weight'),
+        (["train", "--reward", "fake-shout:x"], '"x" is not a weight'),
         (["plugins", "show", "fake-larn"], 'no plugin "fake-larn" is installed; did you mean'),
         (["plugins", "show", "algorithm/fake-lern"], 'did you mean "fake-learn"?'),
         (["plugins", "check", "fake-lern"], 'no plugin "fake-lern" is installed; did you mean "fake-learn"?'),

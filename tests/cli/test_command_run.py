@@ -46,7 +46,7 @@ def test_its_help_shows_the_flags_of_a_run_before_its_own(commands, capsys):
     ("flags", "message"),
     [
         (["--set", "algorithm.kl_cof=1"], "kl_coef"),
-        (["--num-processes", "2"], "--num-processes 2: strategy single is one process"),
+        (["--num-processes", "2"], "--num-processes 2: strategy single supports one process"),
         (["--set", "prompts.filter=./mine.py:easy"], "prompts: rlhf count does not run code from files"),
     ],
 )

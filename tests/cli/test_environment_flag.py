@@ -102,9 +102,9 @@ def test_show_lists_its_own_options_and_those_of_core(install, games, capsys):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("Nothing", "Nothing is no environment: it has no reset"),
+        ("Nothing", "Nothing is not an environment: reset is missing"),
         ("Taken", "its options max_turns, retries have names that core reads itself"),
-        ("Cuont", 'has no class "Cuont"; did you mean "Count"?'),
+        ("Cuont", 'does not define a class "Cuont"; did you mean "Count"?'),
     ],
 )
 def test_what_is_no_environment_is_refused_before_anything_runs(run_file, games, capsys, name, told):
@@ -116,7 +116,7 @@ def test_what_is_no_environment_is_refused_before_anything_runs(run_file, games,
     ("family", "section", "told"),
     [
         ("qwen3", {"history": "append"}, None),
-        ("chatml", {"tool_format": "xml"}, r"there is no tool format 'xml'"),
+        ("chatml", {"tool_format": "xml"}, r"unknown tool format 'xml'"),
     ],
 )
 def test_a_dry_run_holds_the_chat_template_against_the_section(tmp_path, games, family, section, told):
@@ -138,7 +138,7 @@ def test_a_file_of_tools_that_is_not_there_is_told_before_anything_runs(tmp_path
     monkeypatch.chdir(tmp_path)
     section = {"name": "tools", "functions": ["./nowhere.py:add"]}
     run = {"model": {"path": "builtin:tiny-digits"}, "environment": section, "rewards": [{"name": "length"}]}
-    with pytest.raises(ConfigError, match=r"environment: there is no file .*/nowhere\.py"):
+    with pytest.raises(ConfigError, match=r"environment: no such file: .*/nowhere\.py"):
         train(run, output=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 

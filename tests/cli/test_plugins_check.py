@@ -112,7 +112,7 @@ def test_components_with_their_default_options(install, kind):
     install("acme", {f"rlhf.{kind}": targets}, {"acme_components": COMPONENTS, "acme_builds": BUILDS})
     found = discover(kind)
     verdicts = dict(zip(names, probe([found[f"acme-{name}"] for name in names], whole=True), strict=True))
-    assert verdicts["asks"] == ("not run", "Asks. (needs the option path)")
+    assert verdicts["asks"] == ("not run", "Asks. (requires the option path)")
     assert verdicts["refuses"].status == "not run" and "there is no GPU here" in verdicts["refuses"].detail
     assert verdicts["raises"].status == "broken" and "RuntimeError: boom" in verdicts["raises"].detail
     assert verdicts["other"].status == "broken" and "returned a int" in verdicts["other"].detail
@@ -150,7 +150,7 @@ def test_environments_are_played(install):
     assert verdicts["fine"] == ("ok", "Says it once more.")
     assert verdicts["needy"].status == "not run" and "a task without a prompt" in verdicts["needy"].detail
     assert verdicts["brittle"].status == "broken" and "step raised ValueError" in verdicts["brittle"].detail
-    assert verdicts["nothing"].status == "broken" and "is no environment" in verdicts["nothing"].detail
+    assert verdicts["nothing"].status == "broken" and "is not an environment" in verdicts["nothing"].detail
 
 
 LEARNERS = (
@@ -175,7 +175,7 @@ def test_an_algorithm_is_held_to_its_contract(install):
 def test_a_hook_plugin_without_hooks_is_broken(install, capsys):
     install("acme", {"rlhf.hooks": {"acme-deaf": "acme_deaf"}}, {"acme_deaf": "def other(): pass"})
     assert run(["plugins", "check", "hooks/acme-deaf"]) == 1
-    assert "it has no hook" in capsys.readouterr().out
+    assert "it does not define a hook" in capsys.readouterr().out
 
 
 SLOPPY = """
@@ -192,4 +192,4 @@ loose = Component("Loose.", Loose, "acme_sloppy:build")
 def test_one_that_fails_its_contract_is_broken(install):
     install("acme", {"rlhf.hooks": {"acme-loose": "acme_sloppy:loose"}}, {"acme_sloppy": SLOPPY})
     ((status, detail),) = probe([discover("hooks")["acme-loose"]], whole=False)
-    assert status == "broken" and "a misspelled option goes unseen" in detail
+    assert status == "broken" and "a misspelled option is not detected" in detail

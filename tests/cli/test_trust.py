@@ -12,7 +12,7 @@ from rlhf_cli.main import run as rlhf
 from rlhf_core import train
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
-from rlhf_core.entry.allowed_code import allowed_before, note_allowed
+from rlhf_core.entry.allowed_code import load_allowed_code, record_allowed_code
 from rlhf_core.entry.run_record import _code_run
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins.trust import FileTrust
@@ -323,30 +323,30 @@ def test_the_folder_of_another_run_is_not_believed(place, capsys):
 def test_a_resume_runs_what_its_own_run_was_allowed_to(place):
     file = Path("other/mine.py").absolute()
     own = run_folder(place / "own", file)
-    note_allowed(own, [file])
-    assert allowed_before(own) == {file}
+    record_allowed_code(own, [file])
+    assert load_allowed_code(own) == {file}
     moved = own.rename(place / "moved")
-    assert allowed_before(moved) == frozenset()
+    assert load_allowed_code(moved) == frozenset()
     own.mkdir()  # by someone else
-    assert allowed_before(own) == frozenset()
+    assert load_allowed_code(own) == frozenset()
     own.rmdir()
-    assert allowed_before(moved.rename(own)) == {file}
-    note_allowed(own, [])
-    assert allowed_before(own) == frozenset()
+    assert load_allowed_code(moved.rename(own)) == {file}
+    record_allowed_code(own, [])
+    assert load_allowed_code(own) == frozenset()
 
 
 def test_no_note_can_be_kept(place):
     (place / "data").write_text("a file")
-    note_allowed(place, [place / "x.py"])
-    assert allowed_before(place) == frozenset()
+    record_allowed_code(place, [place / "x.py"])
+    assert load_allowed_code(place) == frozenset()
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]"])
 def test_a_note_that_is_none_allows_nothing(place, content):
-    note_allowed(place, [place / "x.py"])
+    record_allowed_code(place, [place / "x.py"])
     (note,) = (place / "data" / "rlhf" / "allowed-code").iterdir()
     note.write_text(content)
-    assert allowed_before(place) == frozenset()
+    assert load_allowed_code(place) == frozenset()
 
 
 def test_a_run_goes_on_with_what_it_ran(place, capsys):

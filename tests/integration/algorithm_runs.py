@@ -145,8 +145,8 @@ def make_runs(out: Path, deployment: str, names: Sequence[str]) -> None:
 @contextmanager
 def one_ray() -> Iterator[None]:
     """Ray, as the transport starts it, for all runs inside."""
-    from rlhf_ray.cluster import connected
+    from rlhf_ray.cluster import connect
     from rlhf_ray.config import RayConfig
 
-    with quick_workers(), connected(RayConfig()):
+    with quick_workers(), connect(RayConfig()):
         yield

@@ -87,7 +87,7 @@ def test_every_pair_of_values_is_tried() -> None:
 @pytest.fixture(scope="module")
 def place(ray_worker_source: None) -> Iterator[None]:
     """One Ray for all runs of this module; its processes, and this one, compute on one thread and find `vllm`."""
-    from rlhf_ray.cluster import connected
+    from rlhf_ray.cluster import connect
     from rlhf_ray.config import RayConfig
 
     before = torch.get_num_threads()
@@ -96,7 +96,7 @@ def place(ray_worker_source: None) -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
         patch.syspath_prepend(str(STAND_IN))
-        with quick_workers(), connected(RayConfig()):
+        with quick_workers(), connect(RayConfig()):
             yield
     torch.set_num_threads(before)
 

@@ -71,7 +71,7 @@ def test_what_cannot_be_set_is_refused_and_the_run_goes_on(tmp_path):
     without = {**BASE, "algorithm": {"name": "ppo", "kl_coef": 0}}
     result = start(without, tmp_path / "run", hooks=[Send({2: "set kl_coef=0.1"})])
     assert result.summary["status"] == "done"
-    assert "cannot be changed while a run goes on" in events(result.run_folder)[0]["answer"]
+    assert "cannot be changed during a run" in events(result.run_folder)[0]["answer"]
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -136,7 +136,7 @@ def test_the_command_steers_a_run_of_two_processes(tmp_path):
         set_lr = command("control", folder, "set", "lr=1e-5")
         assert set_lr.returncode == 0, set_lr.stderr
         assert len(lines(folder / "metrics.jsonl")) == step
-        assert command("control", folder, "resume").stdout == "goes on\n"
+        assert command("control", folder, "resume").stdout == "resumed\n"
         assert command("control", folder, "pause").returncode == 0
         process.send_signal(signal.SIGTERM)  # a paused run hears it
         _, err = process.finish()
@@ -144,4 +144,4 @@ def test_the_command_steers_a_run_of_two_processes(tmp_path):
     assert lines(folder / "metrics.jsonl")[-1]["policy/lr"] == pytest.approx(1e-5)
     gone = command("control", folder, "pause")
     assert gone.returncode == 2
-    assert "no run is going on" in gone.stderr
+    assert "no run is active" in gone.stderr

@@ -144,7 +144,7 @@ def no_room(monkeypatch):
 
 def test_the_model_is_written_where_the_last_checkpoint_has_no_room(tmp_path, no_room):
     folder = tmp_path / "run"
-    with pytest.raises(CheckpointError, match="the disk is full; the model after update 4 is written") as caught:
+    with pytest.raises(CheckpointError, match="the disk is full. The model after update 4 is written") as caught:
         start({}, folder)
     assert caught.value.exit_code == 1
     assert str(folder / "model") in caught.value.hint
@@ -159,7 +159,7 @@ def test_where_neither_has_room_the_error_says_both(tmp_path, no_room, monkeypat
         raise CheckpointError("the model cannot be written: no room", where="model")
 
     monkeypatch.setattr("rlhf_models.causal_lm.CausalLM.save_policy", full)
-    with pytest.raises(CheckpointError, match="the disk is full; the model cannot be written: no room"):
+    with pytest.raises(CheckpointError, match="the disk is full, and the model cannot be written: no room"):
         start({}, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["model"]) == ("failed", None)

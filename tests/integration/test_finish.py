@@ -42,7 +42,7 @@ def test_a_resume_of_it_has_nothing_to_do(tmp_path, capsys, own_logger):
     assert run(["train", "--output", str(tmp_path / "run"), "--resume", "auto"]) == 0
     said = capsys.readouterr()
     assert "already done: early-stop: reward/mean is" in said.err
-    assert "to go on, change hooks.early-stop (metric, above, below, patience)" in said.err
+    assert "To continue, change hooks.early-stop (metric, above, below, patience)" in said.err
     assert "error" not in said.err
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.jsonl")} == before
 
@@ -211,7 +211,7 @@ def test_its_options_are_checked_and_written_down(tmp_path):
     file.write_text(HOOK)
     with pytest.raises(ConfigError, match=r'unknown key; did you mean "stop_at"'):
         start({**BASE, "hooks": {f"{file}:Counter": {"stopat": 3}}}, tmp_path / "run")
-    with pytest.raises(ConfigError, match=r'no class "Contour"; did you mean "Counter"'):
+    with pytest.raises(ConfigError, match=r'not define a class "Contour"; did you mean "Counter"'):
         start({**BASE, "hooks": {f"{file}:Contour": {}}}, tmp_path / "run")
 
 
@@ -274,7 +274,7 @@ def test_a_hook_of_a_file_is_run_under_the_rules_of_rewards(tmp_path, capsys, ow
     file = write_run(tmp_path / "runs", {**BASE, "hooks": {name: {"stop_at": 1}}})
     out = ["--output", str(tmp_path / "run")]
     assert run(["train", str(file), *out]) == 2
-    assert "its code is not run" in capsys.readouterr().err
+    assert "its code is not executed" in capsys.readouterr().err
     assert run(["config", "check", str(file)]) == 0
     assert run(["train", str(file), *out, "--trust"]) == 0
     assert run(["train", *out, "--resume", "auto", "--set", "train.seed=1"]) == 0  # as the run was allowed to

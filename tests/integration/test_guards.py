@@ -55,7 +55,7 @@ def test_a_run_driven_into_kl_blow_up_is_rolled_back_and_finishes(tmp_path):
     first = manifest(result.run_folder)["events"][0]
     assert (first["kind"], first["guard"], first["lr_factors"]["policy"]) == ("rollback", "kl", 0.05)
     assert result.metrics[-1]["policy/lr"] == pytest.approx(0.05 * 0.05 ** result.summary["rollbacks"])
-    assert "rollback 1: back to update" in (result.run_folder / "run.log").read_text()
+    assert "Rollback 1: back to update" in (result.run_folder / "run.log").read_text()
 
 
 def test_a_rollback_without_a_smaller_rate_repeats_the_run_exactly(tmp_path):

@@ -158,6 +158,6 @@ def test_a_column_of_an_environment_and_another_owner(tmp_path: Path) -> None:
 
     (tmp_path / "game.py").write_text(GAME.replace('"grade": Column', '"temperature": Column'))
     run = {"environment": {"name": f"{tmp_path}/game.py:Game"}, "rewards": []}
-    with pytest.raises(ConfigError, match="core's sampling and environment .*Game.* both bring a column 'temp"):
+    with pytest.raises(ConfigError, match="core's sampling and environment .*Game.* both declare a column 'temp"):
         start(run, tmp_path / "run", trust=True)
     assert not (tmp_path / "run").exists()

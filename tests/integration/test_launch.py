@@ -166,6 +166,6 @@ def test_a_hook_object_cannot_travel(tmp_path):
         def rlhf_fit_start(self):
             """Never called."""
 
-    with pytest.raises(UserInputError, match="Hook cannot travel"):
+    with pytest.raises(UserInputError, match="Hook cannot be sent"):
         start(DDP, tmp_path / "run", num_processes=2, hooks=[Hook()])
     assert not (tmp_path / "run").exists()

@@ -29,7 +29,7 @@ def test_a_function_is_a_reward(tmp_path):
     longer = {**run, "train": {**run["train"], "episodes": 2}}
     again = train(longer, output=tmp_path / "run", rewards=[brevity], resume="auto")
     assert again.metrics[-1]["episode"] == 1
-    with pytest.raises(ConfigError, match=r"has to be given again, or named in its file: FILE\.py:brevity"):
+    with pytest.raises(ConfigError, match=r"again, or name it in its file: FILE\.py:brevity"):
         train(tmp_path / "run" / "config.yaml", dry_run=True)
     assert {tuple(line["rewards"]) for line in samples(tmp_path / "run")} == {("brevity",)}
 
@@ -40,7 +40,7 @@ def test_it_is_added_to_the_rewards_of_the_run(tmp_path):
 
 
 def test_what_it_cannot_do_is_refused(tmp_path):
-    with pytest.raises(UserInputError, match=r"brevity cannot travel to another process\n.*FILE\.py:FUNCTION"):
+    with pytest.raises(UserInputError, match=r"brevity cannot be sent to another process\n.*FILE\.py:FUNCTION"):
         train(tiny_run(), output=tmp_path / "run", rewards=[brevity], num_processes=2)
     with pytest.raises(ConfigError, match="no_reward"):
         train(tiny_run(), output=tmp_path / "run", rewards=[no_reward])
@@ -51,6 +51,6 @@ def test_what_it_cannot_do_is_refused(tmp_path):
 
 @pytest.mark.parametrize("rewards", [[brevity], [{"name": brevity}]])
 def test_a_function_in_the_mapping_says_what_to_do(tmp_path, rewards):
-    with pytest.raises(ConfigError, match="a function cannot stand in a run file") as caught:
+    with pytest.raises(ConfigError, match="a run file cannot contain a function") as caught:
         start({"rewards": rewards}, tmp_path / "run")
-    assert "FILE.py:brevity; or, for a reward: train(run, rewards=[brevity])" in caught.value.hint
+    assert "FILE.py:brevity, or, for a reward: train(run, rewards=[brevity])" in caught.value.hint

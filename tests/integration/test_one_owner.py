@@ -123,12 +123,12 @@ def test_a_run_whose_file_vanishes_fails_by_name(tmp_path, name):
         if episode == 1:
             (tmp_path / "run" / name).unlink()
 
-    with pytest.raises(RlhfError, match=f"{name}.* while the run went on"):
+    with pytest.raises(RlhfError, match=f"{name}.* during the run"):
         start({}, tmp_path / "run", hooks=[Each(remove)])
     assert summary(tmp_path / "run")["status"] == "failed"
 
 
-@pytest.mark.parametrize("raised", [None, UserInputError("it is wrong while the run went on")])
+@pytest.mark.parametrize("raised", [None, UserInputError("it is wrong during the run")])
 @pytest.mark.parametrize("is_anothers", [False, True])
 def test_a_run_whose_folder_vanishes_fails_and_leaves_the_next_one_alone(tmp_path, is_anothers, raised):
     def remove(episode):
@@ -140,7 +140,7 @@ def test_a_run_whose_folder_vanishes_fails_and_leaves_the_next_one_alone(tmp_pat
         if raised is not None:
             raise raised
 
-    with pytest.raises(RlhfError, match="while the run went on"):
+    with pytest.raises(RlhfError, match="during the run"):
         start(EACH, tmp_path / "run", hooks=[Each(remove)])
     assert set(tree(tmp_path)) == ({"run", "run/.lock", "run/metrics.jsonl"} if is_anothers else set())
 

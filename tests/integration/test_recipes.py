@@ -156,7 +156,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(fetch: Fetch, tmp_path
     (tmp_path / "mine" / "thesis.txt").write_text("long")
     stand_ins = {"distribution": lambda name: Package(gguf), "find_spec": lambda name: name}
     said = fetch(tmp_path / "mine", **stand_ins, describe=lambda package, path: {"sha256": "0"})
-    assert said.count("\n") == 1 and "holds something else" in said and "--to" in said
+    assert said.count("\n") == 1 and "has other contents" in said and "--to" in said
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 

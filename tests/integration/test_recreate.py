@@ -46,7 +46,7 @@ def test_a_run_file_beside_it_is_refused(tmp_path):
     assert "specify only one of them" in done.stderr
     empty = command("train", "--from", tmp_path / "run")
     assert empty.returncode == 2
-    assert "this folder holds no run" in empty.stderr
+    assert "this folder does not contain a run" in empty.stderr
 
 
 @pytest.mark.usefixtures("no_plots")

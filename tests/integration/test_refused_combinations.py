@@ -14,21 +14,21 @@ from rlhf_testing.runs import tiny_run
 RAY = {"name": "ray"}
 NUMBER = "guess-number"
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
-    "single x processes": ({"strategy": {"name": "single"}}, 2, "strategy single is one process.*strategy .*ddp"),
+    "single x processes": ({"strategy": {"name": "single"}}, 2, "strategy single supports one process.*strategy .*ddp"),
     "ray x processes": ({"transport": RAY, "strategy": {"name": "ddp"}}, 2, "--set transport.num_trainers=2"),
-    "ray trainers x single": ({"transport": {**RAY, "num_trainers": 2}}, 1, "strategy single is one process"),
+    "ray trainers x single": ({"transport": {**RAY, "num_trainers": 2}}, 1, "strategy single supports one process"),
     "processes x small batch": ({"strategy": {"name": "ddp"}}, 5, "--set train.prompts_per_episode=5"),
     "grpo x group of one": (
         {"algorithm": {"name": "grpo"}, "train": {"samples_per_prompt": 1}},
         1,
-        "a group of one teaches nothing",
+        "nothing is learned from a group of one",
     ),
     "grpo x critic": (
         {"algorithm": {"name": "grpo"}, "optimizer": {"critic_lr": 1e-3}},
         1,
-        "grpo has no critic",
+        "grpo does not train a critic",
     ),
-    "reward-model x rewards": ({"algorithm": {"name": "reward-model"}}, 1, "it writes no answers"),
+    "reward-model x rewards": ({"algorithm": {"name": "reward-model"}}, 1, "not answers that a reward"),
     "sft x environment": (
         {"algorithm": {"name": "sft"}, "rewards": None, "environment": {"name": NUMBER}},
         1,

@@ -80,11 +80,11 @@ def test_the_column_reaches_the_loss(tmp_path):
 
 
 def test_the_column_reaches_the_loss_over_ray(tmp_path, ray_worker_source):
-    from rlhf_ray.cluster import connected
+    from rlhf_ray.cluster import connect
     from rlhf_ray.config import RayConfig
 
     local = metrics(start(RUN, tmp_path / "local").run_folder)
-    with quick_workers(), connected(RayConfig()):
+    with quick_workers(), connect(RayConfig()):
         remote = metrics(start({**RUN, **RAY}, tmp_path / "ray").run_folder)
     assert [line["acme/gap"] for line in remote] == [line["acme/gap"] for line in local]
     assert [line["loss/policy"] for line in remote] == [line["loss/policy"] for line in local]

@@ -148,7 +148,7 @@ def test_a_checkpoint_of_one_run_is_not_gone_on_with_in_anothers_folder(tmp_path
     shutil.copytree(straight.run_folder, other)
     before = (other / "metrics.jsonl").read_text()
     for resume in (straight.run_folder, straight.run_folder / "checkpoints" / "step-4"):
-        with pytest.raises(UserInputError, match="goes on in .*, not in .*\n.*--from"):
+        with pytest.raises(UserInputError, match="continues in .*, not in .*\n.*--from"):
             start(BASE, other, resume=str(resume))
     assert (other / "metrics.jsonl").read_text() == before
 

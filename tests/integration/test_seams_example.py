@@ -316,7 +316,7 @@ def test_a_column_of_two_passes(tmp_path: Path, install: Any, capsys: pytest.Cap
         assert run(["train", str(file), *flags]) == 2
         assert (
             f"the pass rlhf_example_novelty.witness.WitnessPass {algorithm} and the pass acme_rare.Rarity {algorithm} "
-            "both bring a column 'novelty'"
+            "both declare a column 'novelty'"
         ) in said(capsys)
     assert not (tmp_path / "run").exists(), "nothing ran"
 

@@ -102,7 +102,7 @@ def test_a_wrong_number_of_processes_in_a_manifest_is_told(tmp_path, capsys, cou
 def test_model_algorithm_and_prompts_cannot_change(tmp_path, changes, key):
     start(EACH, tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
-    with pytest.raises(UserInputError, match=f"{key}(.|\n)*start anew"):
+    with pytest.raises(UserInputError, match=f"{key}(.|\n)*start a new run"):
         start({**EACH, **changes}, tmp_path / "run", resume="auto")
     assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.name != ".lock"} == {
         path: content for path, content in before.items() if path.name != ".lock"
@@ -122,7 +122,7 @@ def test_another_model_and_other_records_under_the_same_name_are_refused(tmp_pat
     moved.write_bytes(data.read_bytes())
     start({**run, "prompts": {"name": "jsonl", "path": str(moved)}}, tmp_path / "run", resume="auto")
     moved.write_text('{"prompt": "21>"}\n' * 8)
-    with pytest.raises(UserInputError, match="its records are not those"):
+    with pytest.raises(UserInputError, match="the records differ from those"):
         start({**run, "prompts": {"name": "jsonl", "path": str(moved)}}, tmp_path / "run", resume="auto")
 
 
@@ -176,7 +176,7 @@ def test_a_resume_of_a_folder_that_does_not_exist_yet_starts_the_run(tmp_path, c
     """So that a job in a queue has one command, for its first start and for those after."""
     folder = tmp_path / "run"
     err = command(capsys, "--output", folder, "--resume", "auto", code=2)
-    assert "no run to continue" in err and "give the run file" in err and not folder.exists()
+    assert "no run to continue" in err and "also pass the run file" in err and not folder.exists()
     again = (write_run(tmp_path, EACH), "--output", folder, "--resume", "auto")
     command(capsys, *again, "--dry-run")
     assert not folder.exists()
@@ -197,7 +197,7 @@ def test_a_folder_that_was_only_locked_can_be_started_again_with_its_run_file(tm
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").write_text("1")
     err = command(capsys, "--output", tmp_path / "run", "--resume", "auto", code=2)
-    assert "give the run file" in err
+    assert "also pass the run file" in err
     command(capsys, write_run(tmp_path, EACH), "--output", tmp_path / "run", "--resume", "auto")
     assert status(tmp_path / "run") == "done"
 
@@ -243,7 +243,7 @@ def test_samples_that_were_removed_are_noticed(tmp_path, left):
     path.unlink()
     if left is not None:
         path.write_text("".join(kept[:left] + kept[left + 1 :]))
-    with pytest.raises(CheckpointError, match=r"samples.jsonl: holds \d+ lines.*counts 16(.|\n)*logging.samples"):
+    with pytest.raises(CheckpointError, match=r"samples.jsonl: contains \d+ lines.*counts 16(.|\n)*logging.samples"):
         start({**EACH, "train": {**TRAIN, "episodes": 3}}, folder, resume="auto")
     assert status(folder) == "failed"
     start({**EACH, "train": {**TRAIN, "episodes": 3}, "logging": {"samples": "none"}}, folder, resume="auto")

@@ -58,7 +58,7 @@ def train(tmp_path, changes, capsys, code=2, *flags):
         ({"model": {"path": "builtin:none"}}, "builtin:tiny-digits"),
         ({"model": {"path": "./nowhere"}}, "no folder './nowhere'"),
         ({"prompts": {"name": "jsonl", "path": "nowhere.jsonl"}}, "nowhere.jsonl"),
-        ({"eval": {"num_prompts": 64}}, "none is left to train on"),
+        ({"eval": {"num_prompts": 64}}, "leave none to train on"),
         ({"eval": {"prompts": {"name": "jsonl", "path": "nowhere.jsonl"}}}, "nowhere.jsonl"),
         ({"engine": {"max_cache_tokens": 64, "max_new_tokens": 128}}, "engine.max_cache_tokens"),
         ({"rewards": [{"name": "./nowhere.py:f"}]}, "nowhere.py"),
@@ -163,7 +163,7 @@ def test_a_run_file_that_is_not_there(tmp_path, capsys):
 
 def test_wrong_flags(tmp_path, capsys):
     assert "ddp" in train(tmp_path, {}, capsys, 2, "--num-processes", "2")
-    assert "no reward" in train(tmp_path, {}, capsys, 2, "--reward", "exact-match:x")
+    assert "is not a reward" in train(tmp_path, {}, capsys, 2, "--reward", "exact-match:x")
     assert "key.path=value" in train(tmp_path, {}, capsys, 2, "--set", "nothing")
     assert "no checkpoint" in train(tmp_path, {}, capsys, 2, "--resume", "nowhere")
 
@@ -274,7 +274,7 @@ def test_a_dry_run_refuses_a_folder_that_holds_a_run(tmp_path, capsys):
     (tmp_path / "out" / "config.yaml").touch()
     for flags in ([str(run)], []):
         assert rlhf(["train", *flags, "--dry-run", "--output", str(tmp_path / "out")]) == 2
-        assert "already holds a run" in capsys.readouterr().err
+        assert "already contains a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_prompts_that_are_left_out_are_told(tmp_path, capsys, dry_run):
 def test_a_dry_run_says_who_makes_prompts_that_have_no_text(capsys):
     assert rlhf(["train", "--environment", "guess-number", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "the environment makes the prompts, each when its episode begins\n" in out
+    assert "the environment makes each prompt when its episode begins\n" in out
     assert "0 tokens" not in out and "ids: " not in out
 
 
@@ -327,7 +327,7 @@ def test_wrong_lines_after_the_first_are_all_found_before_training(tmp_path, dry
     with pytest.raises(DataError) as caught:
         start({"algorithm": {"name": "sft"}, "prompts": source}, tmp_path / "run", dry_run=dry_run)
     assert f"{path}:8: the record lacks a completion text" in caught.value.message
-    assert f"{path}:21: there is no `prompt`" in caught.value.message
+    assert f"{path}:21: `prompt` is missing" in caught.value.message
     sets = {"held": {"prompts": source, "rewards": ["exact-match"]}}
     with pytest.raises(DataError) as caught:
         start({"eval": {"sets": sets}}, tmp_path / "run", dry_run=dry_run)

@@ -129,7 +129,7 @@ def broken_record(chain: Chain) -> str:
         session.end(*((code, status) for code in (1, 2) for status in ("before", "failed")))
         chain.session = None
         # What a config lacks is told by option.
-        named = (path.name, "--trust", f"{chain.folder}: a resume goes on with", f"config of {chain.folder}")
+        named = (path.name, "--trust", f"{chain.folder}: a resume keeps", f"config of {chain.folder}")
         if not any(each in session.error for each in named):
             raise Wrong(f"refused without a word of {path.name}: {session.error}")
         path.write_bytes(content)

@@ -156,7 +156,7 @@ def second_driver(chain: Chain) -> None:
             second.end((2, "before"), (2, "done"))
         finally:
             second.kill()
-        if "another process" not in second.error and "already holds a run" not in second.error:
+        if "another process" not in second.error and "already contains a run" not in second.error:
             raise Wrong(f"the second driver was refused by {second.error}")
     finally:
         session.process.send_signal(signal.SIGCONT)

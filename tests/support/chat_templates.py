@@ -1,7 +1,7 @@
-"""Chat templates in the manner of known model families, each with a small byte-level tokenizer made in code.
+"""Chat templates modeled on known model families, each with a small byte-level tokenizer created in code.
 
-They write what those families' own templates write for the conversations of tests; dates and long default texts are
-left out.
+For the conversations of tests they produce the same text as those families' templates, without dates and long default
+texts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "t"), ("i", "n"), ("Ċ", "Ċ"), ("e", "r")]
-"""Few, so that most texts have several encodings and only one that `encode` gives."""
+"""Few merges, so that most texts have several tokenizations, of which `encode` returns one."""
 
 CHATML = """
 {%- for message in messages %}
@@ -164,7 +164,7 @@ NO_END = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>\n' }}{%- endif %}
 """
-"""A reply ends where the next message begins, as in GLM-4."""
+"""A reply ends with the start of the next message, as in GLM-4."""
 
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _LLAMA3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>")
@@ -184,12 +184,12 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str, str | None]] = {
         None,
     ),
 }
-"""Template, special tokens, EOS and BOS by name."""
+"""Template, special tokens, EOS and BOS by family."""
 
 
 @lru_cache
 def chat_tokenizer(family: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a family. As in the originals, encoding a text by itself puts a BOS before it."""
+    """Return the tokenizer of a family. As in the originals, encoding a separate text adds a BOS."""
     template, specials, eos, bos = FAMILIES[family]
     return byte_tokenizer(template, specials, eos=eos, bos=bos)
 
@@ -197,7 +197,7 @@ def chat_tokenizer(family: str) -> PreTrainedTokenizerBase:
 def byte_tokenizer(
     template: str | None, specials: Sequence[str] = ("<eos>",), *, eos: str = "<eos>", bos: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer with few merges."""
+    """Create a byte-level BPE tokenizer with few merges."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in MERGES)]
     tokenizer = Tokenizer(BPE({token: index for index, token in enumerate(tokens)}, MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -216,7 +216,7 @@ def byte_tokenizer(
 
 
 def byte_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """A token a byte: text that, decoded and encoded anew, mostly gives other ids."""
+    """Encode a text with one token per byte. Decoding and encoding it again usually gives other ids."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     pieces = byte_level.pre_tokenize_str(text)
     return tuple(tokenizer.convert_tokens_to_ids(char) for piece, _ in pieces for char in piece)

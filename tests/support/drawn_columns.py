@@ -1,4 +1,4 @@
-"""Arbitrary columns of arbitrary samples, for hypothesis; and what it is to be the same, bit for bit."""
+"""Arbitrary columns of arbitrary samples for hypothesis, and their exact comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBERS = st.floats(allow_nan=False)
 
 @st.composite
 def columns_of(draw: st.DrawFn, *, num_samples: int = 5) -> list[BufferItem]:
-    """Samples of groups of two, all with the same columns, whose values are any bits."""
+    """Draw samples in groups of two, all with the same columns, whose values are arbitrary bits."""
     kinds = draw(
         st.dictionaries(
             NAMES,
@@ -32,7 +32,7 @@ def columns_of(draw: st.DrawFn, *, num_samples: int = 5) -> list[BufferItem]:
     )
     tails = {name: draw(st.lists(st.integers(0, 3), max_size=2)) for name in kinds}
     bits = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-    made = []
+    items = []
     of_prompt: dict[tuple[int, str], Any] = {}
     for sample in range(num_samples):
         length = draw(st.integers(1, 6))
@@ -46,8 +46,8 @@ def columns_of(draw: st.DrawFn, *, num_samples: int = 5) -> list[BufferItem]:
             if kind.per == "prompt":
                 values[name] = of_prompt.setdefault((sample // 2, name), values[name])
         item = make_item(sample, group_id=sample // 2, num_actions=length)
-        made.append(with_columns(item, Columns(values, kinds)))
-    return made
+        items.append(with_columns(item, Columns(values, kinds)))
+    return items
 
 
 def with_columns(item: BufferItem, columns: Columns) -> BufferItem:
@@ -57,7 +57,7 @@ def with_columns(item: BufferItem, columns: Columns) -> BufferItem:
 
 
 def any_bits(shape: list[int], dtype: torch.dtype, bits: torch.Generator) -> torch.Tensor:
-    """NaN, infinities and subnormal numbers among them."""
+    """Return random bits as a tensor, including NaN, infinities and subnormal numbers."""
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=bits).bool()
     size = torch.empty((), dtype=dtype).element_size()

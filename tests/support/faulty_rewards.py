@@ -1,4 +1,4 @@
-"""Rollouts, and rewards that misbehave, in a module that a process of its own can import or run."""
+"""Rollouts, and faulty rewards, in a module that another process can import or run."""
 
 import ctypes
 import os
@@ -77,7 +77,7 @@ SEEN = set()
 
 
 def hangs_or_crashes_after_a_look(rollouts):
-    """Scores -1 for an answer that this process has scored before; sample 1 hangs, sample 4 crashes."""
+    """Score -1 for an answer that this process has scored before. Sample 1 hangs, sample 4 crashes."""
     scores = []
     for each in rollouts:
         scores.append(-1.0 if each.completion in SEEN else float(each.completion))
@@ -94,7 +94,7 @@ def hangs(rollouts):
 
 
 def hangs_with_the_lock_held(rollouts):
-    # In C and without letting another thread run: nothing in the same process could end it.
+    # C code that never releases the lock, so that nothing in this process could end it.
     while True:
         ctypes.PyDLL(None).usleep(100_000)
 
@@ -117,7 +117,7 @@ def leaks(rollouts):
 
 
 class Touches:
-    """Where its pickle is read, a file is made."""
+    """Unpickling it creates a file."""
 
     def __init__(self, path):
         self.path = path
@@ -142,7 +142,7 @@ def process_id(rollouts):
 
 
 class Recipe:
-    """Makes one of the functions here where it is unpickled."""
+    """Loads one of the functions here, in the process that calls it."""
 
     def __init__(self, path, name):
         self.path = path
@@ -155,7 +155,7 @@ class Recipe:
 
 
 def never_lets_go_of_the_lock(rollouts):
-    re.match("(a|aa)+$", "a" * 100 + "b")  # for years
+    re.match("(a|aa)+$", "a" * 100 + "b")  # takes years
 
 
 def says_who_and_never_lets_go_of_the_lock(rollouts):
@@ -180,7 +180,7 @@ def answers_a_batch_and_then_holds_the_lock(rollouts):
 
 
 class HangsAtClose:
-    """A reward whose `close` waits for ever."""
+    """A reward whose `close` never returns."""
 
     def __call__(self, rollouts):
         return right(rollouts)

@@ -1,4 +1,4 @@
-"""The specification of a hook, by its event's name."""
+"""Finds the specification of a hook by its event's name."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from rlhf_core.hookspecs import PREFIX, SPECS
 
 
 def spec_function(event: str) -> Callable[..., Any]:
-    """The function of `hookspecs` for an event, which has no prefix."""
+    """Return the function of `hookspecs` for an event (the name without prefix)."""
     return next(vars(spec)[f"{PREFIX}{event}"] for spec in SPECS.values() if f"{PREFIX}{event}" in vars(spec))

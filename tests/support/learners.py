@@ -1,4 +1,4 @@
-"""The source of a small algorithm of a plugin, to which tests add what is wrong with it."""
+"""The source of a small algorithm plugin, to which tests add errors."""
 
 LEARNER = """
 from dataclasses import replace

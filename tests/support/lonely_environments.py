@@ -1,4 +1,4 @@
-"""Environments, in a file that another process can run: well-behaved ones of every form, and ones that do harm."""
+"""Environments of every form, correct and faulty, in a file that another process can run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf_episodes import EpisodeTruncated, Outcome
 
 
 class Counts:
-    """Three turns; the reward of each is its number and a tenth of the task's seed."""
+    """Three turns. The reward of each is its number plus a tenth of the last digit of the task's seed."""
 
     def __init__(self, *, turns: int = 3):
         self.turns = turns
@@ -30,7 +30,7 @@ class Counts:
 
 
 class CountsAsync(Counts):
-    """The same in coroutines."""
+    """The same with coroutines."""
 
     async def reset(self, task):
         await asyncio.sleep(0)
@@ -57,7 +57,7 @@ class Sums:
 
 
 class Forks:
-    """Two branches at a time, in the form that core drives, with all that it may look at as metrics."""
+    """Two branches at a time in `run(task, policy)`, with all visible limits as metrics."""
 
     async def run(self, task, policy):
         try:
@@ -96,7 +96,7 @@ class GivesUp:
 
 
 class Faulty:
-    """Does what a prompt's answer says, in one place; ends well where it says nothing."""
+    """Causes the fault named by a prompt's answer in one method. Without a fault the episode ends normally."""
 
     def __init__(self, *, where: str = "step", flag: str = ""):
         self.where = where
@@ -121,7 +121,7 @@ class Faulty:
         return "2", 1.0, True
 
     def _do(self):
-        """Sample 1 alone does harm, every time, or where `flag` names a file until that is there."""
+        """Cause the fault for sample 1 only: every time, or once if `flag` names a file."""
         if self.number != 1:
             return None
         if self.flag:
@@ -149,7 +149,7 @@ class Faulty:
         if fault == "segfault":
             ctypes.string_at(0)
         if fault == "lock":
-            re.match("(a|aa)+$", "a" * 100 + "b")  # for years, with Python's lock
+            re.match("(a|aa)+$", "a" * 100 + "b")  # takes years, holding Python's lock
         if fault == "sleep":
             time.sleep(600)
         if fault == "memory":
@@ -167,14 +167,14 @@ class Faulty:
 
 
 class FaultyInLoop(Faulty):
-    """The same in a coroutine, which holds up all others."""
+    """The same in a coroutine, which blocks all others."""
 
     async def step(self, reply):
         return Faulty.step(self, reply)
 
 
 class Wanders:
-    """Waits in step for what `lock` holds up: both run when their process no longer goes on."""
+    """Sample 0 holds Python's lock while others sleep in `step`, so that all are running when their process hangs."""
 
     def reset(self, task):
         self.task = task
@@ -189,7 +189,7 @@ class Wanders:
 
 
 class SaysWho:
-    """Its reward is the process it is in."""
+    """The reward is the id of its process."""
 
     def reset(self, task):
         return "0"
@@ -199,7 +199,7 @@ class SaysWho:
 
 
 class Imports:
-    """Its reward is how many of the heavy libraries are loaded."""
+    """The reward is the number of heavy libraries that are loaded."""
 
     def reset(self, task):
         return "0"
@@ -209,7 +209,7 @@ class Imports:
 
 
 def _scribble():
-    """Write what is no message over the connection of this process."""
+    """Write an invalid message to the connection of this process."""
     for number in map(int, os.listdir("/proc/self/fd")):
         try:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
@@ -219,7 +219,7 @@ def _scribble():
 
 
 class Storm:
-    """Five turns; now and then, at random places of a sample, one of four kinds of harm, or an error if `calm`."""
+    """Five turns with a rare fault of one of four kinds at a random turn, or only an error if `calm`."""
 
     def __init__(self, *, calm: bool = False):
         self.calm = calm

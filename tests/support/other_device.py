@@ -1,8 +1,8 @@
-"""A device that is not the CPU, on a machine that has no other: PyTorch's backend for devices written in Python.
+"""A second device on a machine with only a CPU: PyTorch's backend for devices written in Python.
 
-`DEVICE` computes on the CPU, but a tensor there is another thing than one on the CPU: an operation that is given both
-raises what it would raise on a GPU, and so does reading a value without moving it first. What a GPU allows is allowed:
-a number of no dimensions from the CPU among operands, indices from there, and copies.
+`DEVICE` computes on the CPU, but distinguishes its tensors from CPU tensors: an operation on both raises the same error
+as on a GPU, and so does reading a value without moving it first. Operations that a GPU allows are allowed: CPU scalars
+without dimensions among the operands, CPU indices, and copies.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _aten = torch.ops.aten
 _MOVES = {_aten._to_copy.default, _aten.copy_.default}
 _INDEXING = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default}
 _SCALARS = {_aten.where.self, _aten.fill_.Tensor, _aten.masked_fill.Tensor, _aten.masked_fill_.Tensor}
-"""Take a number from the CPU, as all do that compute each element by itself (`torch.Tag.pointwise`)."""
+"""Operations that accept a CPU scalar, as all elementwise ones do (`torch.Tag.pointwise`)."""
 _MADE = (
     "arange", "arange.start", "arange.start_step", "empty.memory_format", "empty_strided", "randperm",
     "randperm.generator", "tril_indices", "triu_indices",
 )  # fmt: skip
-"""What makes a tensor out of none; PyTorch makes all others out of `empty`."""
+"""Operations that create a tensor. PyTorch implements all others with `empty`."""
 computed: set[str] = set()
-"""Names of the operations that were given a tensor on `DEVICE`."""
+"""Names of the operations that were called with a tensor on `DEVICE`."""
 
 
 class OtherTensor(Tensor):
-    """A tensor on `DEVICE`; `values` are on the CPU, for this file only."""
+    """A tensor on `DEVICE`. `values` is on the CPU, and only this file may use it."""
 
     values: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, values: Tensor) -> OtherTensor:
-        """With the layout of `values` and none of its memory."""
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        """Create a tensor with the layout of `values`, without its memory."""
+        tensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             values.size(),
             strides=values.stride(),
@@ -52,24 +52,24 @@ class OtherTensor(Tensor):
             dtype=values.dtype,
             device=DEVICE,
         )
-        made.values = values
-        return cast("OtherTensor", made)
+        tensor.values = values
+        return cast("OtherTensor", tensor)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        """Without the values: printing would move them."""
+        """Omit the values, since printing would move them."""
         return f"OtherTensor({tuple(self.shape)}, {self.dtype})"
 
     def tolist(self) -> Any:
-        """As on a GPU: the values are moved for it."""
+        """Return the values. A GPU would move them for this call, too."""
         return self.values.tolist()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Says which tensors share memory."""
+        """Return the storage, by which tensors that share memory are found."""
         return self.values.untyped_storage()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute on the CPU, if a GPU would compute it."""
+        """Compute on the CPU if a GPU would accept the operands."""
         computed.add(str(func))
         kwargs = dict(kwargs or {})
         if func not in _MOVES:
@@ -80,10 +80,10 @@ class OtherTensor(Tensor):
             kwargs["device"] = _CPU
         plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
         if func is _aten._fused_sdp_choice.default:
-            return 0  # products and a softmax: what any device can do
+            return 0  # products and a softmax, which any device supports
         out = func(*plain_args, **plain_kwargs)
         if func is _aten.copy_.default or "out" in kwargs or func._schema.is_mutable:
-            return _written(func, args, kwargs, out)
+            return _in_place_result(func, args, kwargs, out)
         if leaves:
             return out.clone() if any(out is each for each in tree_flatten(plain_args)[0]) else out
         return tree_map(_wrapped, out)
@@ -97,17 +97,17 @@ def _wrapped(value: Any) -> Any:
     return OtherTensor(value) if isinstance(value, Tensor) and not isinstance(value, OtherTensor) else value
 
 
-def _written(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """What an operation in place returns: the tensors it was given, not new ones."""
-    given = {id(each.values): each for each in tree_flatten((args, kwargs))[0] if isinstance(each, OtherTensor)}
-    for each in given.values():
+def _in_place_result(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """Return the operand tensors of an in-place operation instead of new ones."""
+    operands = {id(each.values): each for each in tree_flatten((args, kwargs))[0] if isinstance(each, OtherTensor)}
+    for each in operands.values():
         if each.values.shape != each.shape:
             raise NotImplementedError(f"{func} gave a tensor another shape in place")
-    return tree_map(lambda value: given.get(id(value), value), out)
+    return tree_map(lambda value: operands.get(id(value), value), out)
 
 
 def _check_places(func: Any, args: Any, kwargs: Any) -> None:
-    """Raise `RuntimeError` where a GPU would: a tensor is on the CPU that is not allowed there."""
+    """Raise `RuntimeError` like a GPU if an operand must not be on the CPU."""
     generator = kwargs.get("generator")
     if generator is not None and generator.device.type == "cpu":
         raise RuntimeError(f"{func}: expected a generator on {DEVICE}, found one on the CPU")
@@ -115,13 +115,15 @@ def _check_places(func: Any, args: Any, kwargs: Any) -> None:
     takes_numbers = torch.Tag.pointwise in func.tags or func in _SCALARS | _INDEXING
     for value in tree_flatten((checked, kwargs))[0]:
         if isinstance(value, Tensor) and not isinstance(value, OtherTensor) and (value.ndim or not takes_numbers):
-            said = f"{func}: expected all tensors to be on {DEVICE}, found one of shape {tuple(value.shape)} on the CPU"
-            print(said, file=sys.stderr, flush=True)  # the error itself may end the process: see `usable`
-            raise RuntimeError(said)
+            message = (
+                f"{func}: expected all tensors to be on {DEVICE}, found one of shape {tuple(value.shape)} on the CPU"
+            )
+            print(message, file=sys.stderr, flush=True)  # the error itself may end the process: see `usable`
+            raise RuntimeError(message)
 
 
 class _Module:
-    """`torch.elsewhere`: what PyTorch asks a device's module."""
+    """`torch.elsewhere`: the functions that PyTorch calls in a device's module."""
 
     def is_available(self) -> bool:
         return True
@@ -136,7 +138,7 @@ class _Module:
         return 0
 
     def manual_seed_all(self, seed: int) -> None:
-        """Its random numbers are the CPU's."""
+        """Do nothing, since random numbers come from the CPU."""
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -147,7 +149,7 @@ class _Module:
 
 @cache
 def register() -> None:
-    """Make `DEVICE` known to PyTorch, for the rest of this process: there is no way back."""
+    """Register `DEVICE` with PyTorch, until this process ends."""
     _setup_privateuseone_for_python_backend("elsewhere", backend_module=_Module())
     library = torch.library.Library("aten", "IMPL")
     for name in _MADE:
@@ -159,7 +161,7 @@ def register() -> None:
 
 @contextmanager
 def usable() -> Iterator[None]:
-    """What PyTorch needs for a device in Python: it ends the process where an error passes through a backward pass."""
+    """Settings for a Python device, without which an error in a backward pass ends the process."""
     with torch.autograd.grad_mode.set_multithreading_enabled(False), set_checkpoint_early_stop(False):
         yield
 

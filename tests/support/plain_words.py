@@ -2,7 +2,7 @@
 
 `CONTRIBUTING.md`, "Plain words", explains what to write instead. `plain_words.toml` lists accepted phrases and reasons.
 
-usage: plain_words.py [PATH...]    only these files or folders; without arguments everything
+usage: plain_words.py [PATH...]    only these files or folders (default: everything)
 """
 
 from __future__ import annotations
@@ -19,9 +19,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("rlhf_core/**/*.py", "cli/**/*.py", "start/**/*.py", "libraries/*/src/**/*.py", "plugins/*/*/src/**/*.py")
-PAGES = ("*.md", "docs/**/*.md", "*/*/README.md", "plugins/*/*/README.md", "recipes/**/*.md", "benchmarks/*.md")
-SKIPPED = ("docs/reference/", "CHANGELOG.md", "/templates/")
+CODE = ("rlhf_core/**", "cli/**", "start/**", "libraries/*/src/**", "plugins/*/*/src/**")
+SOURCES = tuple(f"{folder}/*.py" for folder in (*CODE, "examples/*/src/**", "examples/seed", "recipes/**", "docs"))
+PAGES = (
+    "*.md",
+    "*/README.md",
+    "*/*/README.md",
+    "plugins/*/*/README.md",
+    "docs/**/*.md",
+    "changes/*.md",
+    "benchmarks/*.md",
+)
+SKIPPED = ("docs/reference/", "/templates/")
 MESSAGES = ("hint", "description", "help", "summary")
 """Keyword arguments that users read."""
 

@@ -1,4 +1,4 @@
-"""Episodes of environments written in tests, played with `FakeEngine`."""
+"""Plays episodes of environments written in tests with `FakeEngine`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EOS = 2
 
 
 class Says(FakeEngine):
-    """Answers turn `offset` of a branch with `turns(sample id, branch, number of its tokens before)`."""
+    """Answers a turn with `answer(sample id, branch, number of the branch's earlier tokens)`."""
 
     def __init__(self, answer: Callable[[int, int, int], Sequence[int]]) -> None:
         super().__init__(answer=lambda request, version: answer(request.sample_id, request.branch, request.offset))
@@ -33,10 +33,10 @@ class Reworded(FakeEngine):
     """Answers the k-th turn of a sample with the ids of the k-th text, and an EOS."""
 
     def __init__(self, tokenizer: Any, texts: Sequence[str], end: int | None = None) -> None:
-        asked: dict[int, int] = {}
+        turns: dict[int, int] = {}
 
         def answer(request: Any, version: int) -> Sequence[int]:
-            turn = asked[request.sample_id] = asked.get(request.sample_id, -1) + 1
+            turn = turns[request.sample_id] = turns.get(request.sample_id, -1) + 1
             ids = tokenizer(texts[turn % len(texts)], add_special_tokens=False)["input_ids"]
             return [*ids, EOS if end is None else end]
 
@@ -55,7 +55,7 @@ def player(
     times: PhaseTimes | None = None,
     **options: Any,
 ) -> EnvironmentPlayer:
-    """A player of the environments that `make` makes."""
+    """Create a player of the environments that `make` returns."""
     tokenizer = tokenizer or tiny_tokenizer()
     return EnvironmentPlayer(
         partial(new_environment, make),
@@ -74,20 +74,20 @@ def player(
 
 
 def play(make: Callable[[], Any], *, samples: int = 1, prompt: Any = None, **options: Any) -> list[Played]:
-    """The episodes of one prompt, by sample id."""
+    """Play the episodes of one prompt, and return them sorted by sample id."""
     each = prompt or make_prompt(0)
-    found = player(make, **options).play([(each, number) for number in range(samples)])
-    return sorted(found, key=lambda played: played.sample_id)
+    episodes = player(make, **options).play([(each, number) for number in range(samples)])
+    return sorted(episodes, key=lambda played: played.sample_id)
 
 
 def play_one(make: Callable[[], Any], **options: Any) -> Played:
-    """The episode of one sample."""
+    """Play the episode of one sample."""
     (played,) = play(make, **options)
     return played
 
 
 class Echo:
-    """Answers each turn with its number; rewards turn k with k + 1; ends after `turns`."""
+    """Replies to each turn with its number, rewards turn k with k + 1, and ends after `turns`."""
 
     def __init__(self, turns: int = 3, first: Any = None, observations: Sequence[Any] | None = None) -> None:
         self.turns, self.first, self.observations = turns, first, observations
@@ -105,7 +105,7 @@ class Echo:
 
 
 class Driven:
-    """An environment in the form that core drives."""
+    """An environment of the form `run(task, policy)`."""
 
     def __init__(self, run: Callable[[Any, Any], Any]) -> None:
         self._run = run
@@ -115,17 +115,17 @@ class Driven:
 
 
 def driven(run: Callable[[Any, Any], Any]) -> Callable[[], Driven]:
-    """Makes environments of an async function."""
+    """Return a factory of environments from an async function."""
     return lambda: Driven(run)
 
 
 def three_digits(sample: int, branch: int, offset: int) -> Sequence[int]:
-    """7, 8, EOS: each turn alike."""
+    """Return 7, 8, EOS for each turn."""
     return [11, 12, EOS]
 
 
 def branches(tokenizer: Any, replies: Sequence[str], given: Sequence[Any], *, history: str = "branch") -> list[Rollout]:
-    """Rollouts of an episode after "hello", with turns sampled as `replies`, each after its part of `given`."""
+    """Return the rollouts of an episode after "hello", with sampled `replies`, each after its part of `given`."""
     prompt = PromptEncoder(tokenizer).prompt({"prompt": [{"role": "user", "content": "hello"}]}, 0, "test")
     sampled = iter(replies)
 
@@ -140,12 +140,12 @@ def branches(tokenizer: Any, replies: Sequence[str], given: Sequence[Any], *, hi
 
 
 def rollouts(played: Played) -> list[Rollout]:
-    """One of each row."""
+    """Return a rollout for each row."""
     return [rollout_of(row, played) for row in played.rows]
 
 
 def items(played: Played, scores: Mapping[str, float] | None = None) -> list[BufferItem]:
-    """The trainer's, one of each row. scores: of the rewards beside the environment."""
+    """Return the trainer's item for each row. scores: of the rewards in addition to the environment."""
     rewards = SampleRewards.of(played, scores or {})
     return [
         item_of(row, rollout, rewards, played, None) for row, rollout in zip(played.rows, rollouts(played), strict=True)

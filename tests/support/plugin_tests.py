@@ -1,4 +1,4 @@
-"""Running the tests of a plugin in a process of their own."""
+"""Runs the tests of a plugin in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from running import PATIENCE_SECONDS
 
 
 def run_pytest(folder: Path, *paths: str, select: str = "test") -> str:
-    """Pytest's output for the tests in `folder`, with `paths` to import from."""
+    """Run pytest for `folder` with `paths` on the import path, and return its output."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     arguments = ["-q", "--tb=line", "-rA", "-p", "no:cacheprovider", "--strict-markers", "-k", select]
     done = subprocess.run(

@@ -1,10 +1,10 @@
-"""Public names whose docstring is not complete in Google style.
+"""Lists public names whose docstring is incomplete in Google style.
 
 A function documents each parameter under `Args:`, its result under `Returns:` or `Yields:` (unless the summary starts
 with that word), and each error that it raises itself under `Raises:`. A class documents the parameters of its
 `__init__`, and a protocol or abstract class every public method, and shows in `Example:` how it is called.
 
-usage: public_docstrings.py [PATH...]    only names defined in these files or folders; without arguments all
+usage: public_docstrings.py [PATH...]    only names defined in these files or folders (default: all)
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import public_surface  # noqa: E402
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ABSTRACT = {"Protocol", "ABC"}
 WELL_KNOWN = {"state_dict", "load_state_dict", "close"}
-"""Methods that need no docstring in a protocol."""
+"""Methods of a protocol that may omit a docstring."""
 _SECTION = r"(?m)^(Args|Returns|Yields|Raises|Example|Examples|Attributes):"
 
 
 def public_names() -> Iterator[tuple[str, Path, ast.stmt, ast.stmt | None]]:
-    """Module and name, the file and the statement that define it, and the next statement; each definition once."""
+    """Yield each definition once: module and name, its file and statement, and the next statement."""
     seen = set()
     pages = (public_surface.plugin_page(), public_surface.transport_page(), public_surface.library_surface())
     for page in pages:
@@ -41,7 +41,7 @@ def public_names() -> Iterator[tuple[str, Path, ast.stmt, ast.stmt | None]]:
 
 
 def problems(node: ast.stmt, after: ast.stmt | None) -> Iterator[str]:
-    """Missing parts of one definition's docstring."""
+    """Yield the missing parts of one definition's docstring."""
     if isinstance(node, Function):
         yield from _of_function(node)
     elif isinstance(node, ast.ClassDef):
@@ -63,7 +63,7 @@ def _of_class(node: ast.ClassDef) -> Iterator[str]:
             if not method.name.startswith("_") and method.name not in WELL_KNOWN:
                 yield from (f"{method.name}: {each}" for each in _of_method(method))
         if not re.search(r"(?m)^Examples?:", text):
-            yield "no Example: of who calls it"
+            yield "no Example: with its callers"
 
 
 def _of_method(node: Function) -> Iterator[str]:
@@ -78,8 +78,8 @@ def _of_function(node: Function) -> Iterator[str]:
     yield from _of_summary(text)
     yield from (f"no Args: {name}" for name in _undocumented(node, text))
     result = "None" if node.returns is None else ast.unparse(node.returns)
-    is_told = re.search(r"(?m)^(Returns|Yields):", text) or re.match(r"(Return|Yield|Whether)", text)
-    if result not in ("None", "NoReturn", "Never") and not is_told:
+    has_returns = re.search(r"(?m)^(Returns|Yields):", text) or re.match(r"(Return|Yield|Whether)", text)
+    if result not in ("None", "NoReturn", "Never") and not has_returns:
         yield "no Returns:"
     raised = re.search(r"(?ms)^Raises:(.*?)(^\S|\Z)", text)
     for each in ast.walk(node):

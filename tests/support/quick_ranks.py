@@ -1,7 +1,7 @@
-"""The processes of `--num-processes`, forked from their launcher: each is there seconds sooner.
+"""Forks the processes of `--num-processes` from their launcher, which is seconds faster than starting them.
 
-A process is as real as one that a launch starts: a child of the launcher, in a session of its own, with the
-environment it was given and nothing that the launcher had open.
+Like a process started by a launch, each is a child of the launcher with its own session and environment, and without
+the launcher's open files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ForkedRank:
 
 @contextmanager
 def quick_ranks() -> Iterator[None]:
-    """Inside, `--num-processes` of this process forks its ranks."""
+    """Context in which `--num-processes` of this process forks its ranks."""
     from rlhf_strategies import ranks
 
     before = ranks._started
@@ -65,10 +65,10 @@ def quick_ranks() -> Iterator[None]:
 
 
 def _work(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Be the rank: what `python -m rlhf_strategies.launched REQUEST` does, without a new interpreter."""
+    """Run the rank like `python -m rlhf_strategies.launched REQUEST`, without a new interpreter."""
     code = 1
     try:
-        gc.freeze()  # what is the launcher's is never ended here
+        gc.freeze()  # the launcher's objects are never finalized here
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,9 +1,8 @@
-"""Ray's workers in a fraction of a second: forked from one process that has imported already what they import.
+"""Starts Ray's workers in a fraction of a second: forks them from a process that has already imported their modules.
 
-A worker is as real as one that Ray starts by itself, with its own process, connection and death. Between it and the
-raylet stands a small stub, which the raylet starts: it hands the command line on and lives as long as the worker.
-Whoever ends the stub ends the worker, so that by process tree and environment all is found as without this. A stub
-that gets no worker becomes one, as Ray would have started it.
+Like a worker started by Ray, each has its own process and connection. The raylet starts a small stub, which passes on
+the command line and runs as long as its worker. Ending the stub ends the worker, so that the process tree and the
+environment look the same to tests. A stub that does not get a worker becomes one, as Ray would have started it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import Any
 from running import fsync_of_pipes
 
 ADDRESS = "RLHF_TEST_RAY_WORKERS"
-"""Environment variable: the socket at which stubs ask for a worker."""
+"""Environment variable with the socket at which stubs request a worker."""
 _STUB = str(Path(__file__).with_name("ray_worker_stub.py"))
 _PRELOAD = (
     "peft",
@@ -38,15 +37,15 @@ _PRELOAD = (
     "rlhf_core.training.session",
     "rlhf_colossalai.ddp",
 )
-"""Not Ray itself: its C++ half reads the environment when it is imported."""
+"""Without Ray itself, whose C++ part reads the environment when it is imported."""
 TAKEN = b"+"
-"""Byte sent to a stub when its worker is forked; without it, it becomes the worker itself."""
+"""Byte sent to a stub once its worker is forked. Without it, the stub becomes the worker."""
 _ORDER_SECONDS = 10.0
 
 
 @contextmanager
 def worker_source() -> Iterator[None]:
-    """Inside, `quick_workers` has somebody to ask, in this process and in those it starts."""
+    """Context with the process that forks workers for `quick_workers`, here and in processes started inside."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         address = os.path.join(folder, "workers")
         listener.bind(address)
@@ -60,7 +59,7 @@ def worker_source() -> Iterator[None]:
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
-        listener.close()  # should the source die, a stub is refused, and starts a worker as Ray does
+        listener.close()  # if the source dies, a stub is refused and starts a worker like Ray
         os.environ[ADDRESS] = address
         try:
             yield
@@ -73,10 +72,10 @@ def worker_source() -> Iterator[None]:
 
 @contextmanager
 def quick_workers() -> Iterator[None]:
-    """A Ray that is started inside gets its workers from there; as Ray does it where there is no source."""
+    """Context in which a started Ray gets its workers from the process of `worker_source`."""
     from ray._private import ray_constants
 
-    assert ADDRESS in os.environ, "no source of workers: it is started by the fixture `ray_worker_source`"
+    assert ADDRESS in os.environ, "no source of workers, which the fixture `ray_worker_source` starts"
     before = ray_constants.SETUP_WORKER_FILENAME
     ray_constants.SETUP_WORKER_FILENAME = _STUB
     try:
@@ -86,14 +85,14 @@ def quick_workers() -> Iterator[None]:
 
 
 def serve(listener_number: int) -> None:
-    """Fork a worker for every stub that asks, until standard input closes; then end those that run."""
+    """Fork a worker for every request of a stub until standard input closes. Then kill the running workers."""
     for name in _PRELOAD:
         with suppress(ImportError):  # a plugin that is not installed here
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
     listener = socket.socket(fileno=listener_number)
-    running: dict[int, tuple[int, socket.socket]] = {}  # process, connection by the descriptor of the process
+    running: dict[int, tuple[int, socket.socket]] = {}  # descriptor of a process -> (process id, connection)
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
@@ -104,7 +103,7 @@ def serve(listener_number: int) -> None:
                         os.kill(pid, signal.SIGKILL)
                     return
                 if key.fd not in selector.get_map():
-                    continue  # another event of this round was the end of both
+                    continue  # closed by another event of this round
                 if key.fileobj is listener:
                     connection, _ = listener.accept()
                     if (received := _received(connection)) is None:
@@ -123,10 +122,10 @@ def serve(listener_number: int) -> None:
                     selector.register(descriptor, selectors.EVENT_READ)
                     selector.register(connection, selectors.EVENT_READ, pid)
                     _send(connection, TAKEN)
-                elif key.data is not None:  # the stub is gone
+                elif key.data is not None:  # the stub ended
                     os.kill(key.data, signal.SIGKILL)
                     selector.unregister(key.fileobj)
-                else:  # the worker is
+                else:  # the worker ended
                     pid, connection = running.pop(key.fd)
                     _, status = os.waitpid(pid, 0)
                     selector.unregister(key.fd)
@@ -138,7 +137,7 @@ def serve(listener_number: int) -> None:
 
 
 def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """A stub's request; None where it went before it was complete."""
+    """Return a stub's request, or None if the stub ended before it was complete."""
     connection.settimeout(_ORDER_SECONDS)
     streams: list[int] = []
     try:
@@ -156,13 +155,13 @@ def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | N
         return None
 
 
-def _send(connection: socket.socket, said: bytes) -> None:
-    with suppress(OSError):  # where nobody listens any more
-        connection.sendall(said)
+def _send(connection: socket.socket, message: bytes) -> None:
+    with suppress(OSError):  # the other end is closed
+        connection.sendall(message)
 
 
 def _work(order: dict[str, Any], streams: list[int]) -> None:
-    """Be the worker: what Ray's `setup_worker.py` does, without a new interpreter."""
+    """Run the worker like Ray's `setup_worker.py`, without a new interpreter."""
     os.setpgid(0, 0)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -176,8 +175,8 @@ def _work(order: dict[str, Any], streams: list[int]) -> None:
 
     context = "--serialized-runtime-env-context="
     arguments = [each for each in order["arguments"] if not each.startswith((context, "--language="))]
-    (given,) = [each[len(context) :] for each in order["arguments"] if each.startswith(context)] or ["{}"]
-    update_envs(RuntimeEnvContext.deserialize(given).env_vars)
+    (serialized,) = [each[len(context) :] for each in order["arguments"] if each.startswith(context)] or ["{}"]
+    update_envs(RuntimeEnvContext.deserialize(serialized).env_vars)
     added = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
     sys.path[1:1] = added
     sys.argv = arguments

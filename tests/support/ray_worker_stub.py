@@ -1,4 +1,4 @@
-"""A raylet starts this stub as a worker: it asks for a forked one (see `quick_ray.py`) and ends as that does."""
+"""A raylet starts this stub as a worker. It requests a forked one (see `quick_ray.py`) and exits with its status."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of families whose replies have their own form, shortened as in chat_templates.py."""
+"""Chat templates modeled on families with their own format of replies, shortened as in chat_templates.py."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ GEMMA4_FIRST = (
 {%- if add_generation_prompt -%}{{- '<|turn>model\n<|channel>thought\n<channel|>' -}}{%- endif -%}
 """
 )
-"""As first published: results are turns, and a prompt ends with an empty thought."""
+"""The first published version: results are turns, and a prompt ends with an empty thought."""
 GEMMA4 = (
     _GEMMA4_THOUGHTS
     + _GEMMA4_TOOLS
@@ -156,7 +156,7 @@ GEMMA4 = (
 {%- if add_generation_prompt and ns.last not in ('called', 'answered') -%}{{- '<|turn>model\n' -}}{%- endif -%}
 """
 )
-"""As later: results follow their call in its turn, and thoughts before calls are kept until the user speaks."""
+"""A later version: results follow their call in its turn, and thoughts before calls are kept until the user's turn."""
 NEMOTRON_3 = """
 {%- if tools %}{{- '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{%- endif %}
 {%- set ns = namespace(user=-1) %}
@@ -210,6 +210,6 @@ _FAMILIES = {
 
 @lru_cache
 def reply_tokenizer(family: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a family."""
+    """Return the tokenizer of a family."""
     template, specials, eos = _FAMILIES[family]
     return byte_tokenizer(template, specials, eos=eos, bos="<s>" if "<s>" in specials else None)

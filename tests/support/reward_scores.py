@@ -15,7 +15,7 @@ def rollouts():
 
 @pytest.fixture
 def score():
-    """`score(rewards, rollouts, **options)`: the scores, and the scorer that gave them."""
+    """`score(rewards, rollouts, **options)` returns the scores and their scorer."""
     scorers = []
 
     def run(rewards, rollouts, *, recipe=None, plugin="dist 1.0", **options):

@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: reading a run folder, without what differs between equal runs."""
+"""Helpers for tests of whole runs: reading a run folder without the values that differ between equal runs."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ TIMES = ("time/", "memory/", "tokens_per_second/", "reward_calls/")
 
 
 def start(changes, output, **options):
-    """A tiny run in this process; its result."""
+    """Run a tiny run in this process, and return its result."""
     return train(tiny_run(changes), output=output, **options)
 
 
@@ -24,7 +24,7 @@ def lines(path):
 
 
 def metrics(folder):
-    """The lines of `metrics.jsonl` without times, memory and throughput."""
+    """Return the lines of `metrics.jsonl` without times, memory and throughput."""
     return [
         {key: value for key, value in line.items() if not key.startswith(TIMES)}
         for line in lines(folder / "metrics.jsonl")
@@ -36,19 +36,19 @@ def samples(folder):
 
 
 def write_run(folder, changes=None):
-    """A tiny run as a run file."""
+    """Write a tiny run as a run file."""
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(tiny_run(changes)))
     return path
 
 
 def command(*arguments, cwd=None):
-    """The command, to its end."""
+    """Run the command until it ends."""
     return run_rlhf(*arguments, cwd=cwd)
 
 
 def tree(folder):
-    """Every file and folder below `folder`, with contents: to see that nothing changed."""
+    """Return every path below `folder` with its contents, to detect changes."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))

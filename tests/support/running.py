@@ -1,7 +1,7 @@
-"""Helpers for tests that start processes: waits with room for a busy machine, and an end for whatever was started.
+"""Helpers for tests that start processes: patient waits for a busy machine, and cleanup of started processes.
 
-What a test starts ends with the test, also where pytest's limit of time cuts it. Each process carries a mark in its
-environment and hands it to those below it, by which they are found although the one that started them is gone.
+Processes end with the test that started them, even if pytest's timeout aborts it. Each process inherits a mark in its
+environment, by which it is found even after its parent has exited.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 import psutil
 
 PATIENCE_SECONDS = 600.0
-"""How long a test waits for anything: more than five times what the longest wait takes on an idle machine."""
+"""Timeout of every wait in a test, more than five times the duration of the longest one on an idle machine."""
 MARK = "RLHF_TEST_PROCESSES"
-"""Environment variable of all that tests start; a process inherits the mark of who started it, with its own behind."""
+"""Environment variable of all processes that tests start. A process appends its own mark to that of its parent."""
 _END_SECONDS = 60.0
 _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload(
@@ -45,7 +45,7 @@ _FORKS.set_forkserver_preload(
 
 
 def wait_until(done: Callable[[], Any], what: str, *, every_seconds: float = 0.05) -> None:
-    """Ask again and again whether it is done. Fails after `PATIENCE_SECONDS`, naming `what` it waited for."""
+    """Poll until `done()` is true. Fails after `PATIENCE_SECONDS`, naming `what` it waited for."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not done():
         assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:g} s for {what}"
@@ -53,17 +53,17 @@ def wait_until(done: Callable[[], Any], what: str, *, every_seconds: float = 0.0
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Processes that run and have this mark or one behind it, whatever became of who started them."""
-    found = []
+    """Return the running processes whose mark starts with this one, even if their parent has exited."""
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK, "").startswith(mark):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def command_line(process: psutil.Process) -> str:
-    """Its beginning; empty where it has ended meanwhile."""
+    """Return the start of a process's command line. Empty if it has ended."""
     try:
         return " ".join(process.cmdline())[:200]
     except psutil.NoSuchProcess:
@@ -71,7 +71,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 def kill(processes: Callable[[], list[psutil.Process]]) -> None:
-    """kill -9 of these, asked for again until there are none."""
+    """Send SIGKILL to `processes()` until none is left."""
     deadline = time.monotonic() + _END_SECONDS
     while left := processes():
         assert time.monotonic() < deadline, f"these do not end: {left}"
@@ -85,22 +85,22 @@ _FSYNC = os.fsync
 
 
 def fsync_of_pipes(number: int) -> None:
-    """`os.fsync` where it is refused; of a file or a folder nothing, however long the disk would take."""
+    """Call `os.fsync` only for pipes and other files that refuse it. Skip regular files and folders, which is slow."""
     mode = os.fstat(number).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         _FSYNC(number)
 
 
 def heap_bytes() -> int:
-    """Heap bytes in use by this process; unlike resident pages, nothing else on the machine changes them."""
+    """Return the heap bytes in use by this process. Unlike resident memory, other processes do not affect them."""
     heap = psutil.heap_info()
     return int(heap.heap_used + heap.mmap_used)
 
 
 class Forked:
-    """A function in a process of its own, forked from one that has imported torch and transformers already.
+    """Runs a function in a process that is forked from one with torch and transformers already imported.
 
-    It is as real as one that was started anew, seconds sooner; in a session of its own, its output in files.
+    This is seconds faster than starting a process. It has its own session, and its output goes to files.
     """
 
     def __init__(
@@ -122,19 +122,19 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; negative where a signal ended it."""
+        """The exit code. None while it runs, negative if a signal ended it."""
         return self._process.exitcode
 
     def assert_runs(self) -> None:
         assert self.returncode is None, f"it ended with {self.returncode}: {self.output()}"
 
     def output(self) -> tuple[str, str]:
-        """The text it has written to stdout and stderr."""
+        """Return the text written to stdout and stderr so far."""
         out, err = (path.read_text() if path.exists() else "" for path in self._streams)
         return out, err
 
     def finish(self) -> tuple[str, str]:
-        """Wait for its end; stdout and stderr."""
+        """Wait for its end, and return stdout and stderr."""
         self._process.join(PATIENCE_SECONDS)
         assert self.returncode is not None, f"runs for more than {PATIENCE_SECONDS:g} s: {self.output()}"
         return self.output()
@@ -144,12 +144,12 @@ class Forked:
             os.kill(self.pid, number)
 
     def processes(self) -> list[psutil.Process]:
-        """It and all that it started, as far as they run."""
+        """Return the process and all of its descendants that are running."""
         own = [psutil.Process(self.pid)] if self.returncode is None else []
         return own + marked(self.mark)
 
     def end(self) -> None:
-        """kill -9 of all of it."""
+        """Kill the process and all of its descendants."""
         self.send_signal(signal.SIGKILL)
         kill(lambda: marked(self.mark))
         self._process.join(_END_SECONDS)
@@ -170,7 +170,7 @@ def _forked(
     os.environ.clear()
     os.environ.update(environment)
     os.fsync = fsync_of_pipes
-    tempfile.tempdir = None  # what the process that it was forked from has found
+    tempfile.tempdir = None  # inherited from the parent
     function(*arguments)
 
 
@@ -185,7 +185,7 @@ def _command(plots: bool, quick_ray: bool, quick_ranks: bool, *arguments: str) -
 
 
 def without_report() -> None:
-    """From here on runs of this process write no report, whose plots take longer than a tiny run."""
+    """Disable the report in this process, since its plots take longer than a tiny run."""
     if find_spec("rlhf_report") is not None:
         import rlhf_report
 
@@ -207,17 +207,21 @@ def _quick_ranks() -> AbstractContextManager[None]:
 def rlhf(
     *arguments: object, plots: bool = False, quick_ray: bool = False, quick_ranks: bool = False, **options: Any
 ) -> Forked:
-    """The command with these arguments, started; plots take longer than a tiny run.
+    """Start the command with these arguments.
 
-    `quick_ray`: the Ray that it starts has its workers from the fixture `ray_worker_source`. `quick_ranks`: the
-    processes of `--num-processes` are forked, too.
+    Args:
+        arguments: Arguments of `rlhf`.
+        plots: Write the report, which takes longer than a tiny run.
+        quick_ray: Fork the workers of its Ray (fixture `ray_worker_source`).
+        quick_ranks: Fork the processes of `--num-processes`.
+        options: Options of `Forked`.
     """
     return Forked(_command, plots, quick_ray, quick_ranks, *map(str, arguments), **options)
 
 
 @contextmanager
 def ended(*started: Forked) -> Iterator[None]:
-    """Whatever is left of these at the end is killed."""
+    """Kill the remains of these processes at the end."""
     try:
         yield
     finally:
@@ -226,7 +230,7 @@ def ended(*started: Forked) -> Iterator[None]:
 
 
 def run_to_end(function: Callable[..., None], *arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A function in a forked process, to its end: exit code, stdout and stderr."""
+    """Run a function in a forked process until it ends. Return exit code, stdout and stderr."""
     started = Forked(function, *arguments, **options)
     with ended(started):
         out, err = started.finish()
@@ -235,30 +239,30 @@ def run_to_end(function: Callable[..., None], *arguments: Any, **options: Any) -
 
 
 def run_rlhf(*arguments: object, plots: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command with these arguments, to its end."""
+    """Run the command with these arguments until it ends."""
     return run_to_end(_command, plots, False, False, *map(str, arguments), **options)
 
 
 def run_all(*started: Forked) -> None:
-    """Wait for all of these, which must end well; at the first that does not, or in vain, all are killed."""
+    """Wait until all of these end with status 0. If one fails or the wait times out, all are killed."""
     with ended(*started):
         wait_until(
             lambda: all(each.returncode == 0 for each in started) or any(each.returncode for each in started),
             f"the end of {len(started)} processes",
         )
-        said = "\n".join(text[-3000:] for each in started for text in each.output())
-        assert [each.returncode for each in started] == [0] * len(started), said
+        output = "\n".join(text[-3000:] for each in started for text in each.output())
+        assert [each.returncode for each in started] == [0] * len(started), output
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return an unused port of this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def ranks(world_size: int) -> list[dict[str, str]]:
-    """The environment of each process of a group, as a launcher sets it."""
+    """Return the environment of each process of a group, as a launcher sets it."""
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]

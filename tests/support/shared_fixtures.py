@@ -1,4 +1,4 @@
-"""Shared by all tests: fake distributions, as an installer would leave them, and a hub that does not answer."""
+"""Fixtures of all tests: fake distributions, as if they were installed, and a hub that does not answer."""
 
 import importlib
 import signal
@@ -50,7 +50,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 @pytest.fixture(scope="session", autouse=True)
 def sigint_not_ignored() -> Iterator[None]:
-    """Ctrl-C means what it does in a terminal, also where a shell started the tests in the background."""
+    """Handle Ctrl-C as in a terminal, even if a shell started the tests in the background."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,7 +60,7 @@ def sigint_not_ignored() -> Iterator[None]:
 
 @pytest.fixture
 def sighup_not_ignored() -> Iterator[None]:
-    """SIGHUP means what it does in a terminal, also where the tests were started by `nohup`."""
+    """Handle SIGHUP as in a terminal, even if `nohup` started the tests."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -118,7 +118,7 @@ def whisper(rollouts) -> list[float]:
 
 @pytest.fixture
 def fake_plugins(install: Install) -> None:
-    """One distribution with plugins of every kind; none of them needs anything heavy."""
+    """Install a distribution with lightweight plugins of every kind."""
     groups = {
         "algorithms": {"fake-learn": "learn", "fake-relearn": "relearn", "fake-offline": "offline"},
         "strategies": {"fake-place": "place"},
@@ -137,7 +137,7 @@ def fake_plugins(install: Install) -> None:
 
 @pytest.fixture
 def fake_run() -> dict[str, object]:
-    """A run file of those plugins."""
+    """A run file with those plugins."""
     return {
         "model": {"path": "some-model"},
         "prompts": {"name": "fake-lines", "path": "p.jsonl", "max_prompt_tokens": 16},
@@ -151,7 +151,7 @@ def fake_run() -> dict[str, object]:
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A port of this machine that refuses connections, as the hub; the cache is empty."""
+    """Use a local port that refuses connections as the hub, with an empty cache."""
     from huggingface_hub import constants
 
     with socket.socket() as taken:

@@ -1,15 +1,15 @@
-"""Runs the slow tests: all of them (`make soak`), or the slice whose turn it is (`make soak-slice`, from `.ci/run`).
+"""Runs the slow tests: all of them (`make soak`), or the next slice (`make soak-slice`, from `.ci/run`).
 
     python tests/support/slices.py all [PYTEST ARGUMENT …]
     python tests/support/slices.py next [UNTIL]
 
-`all` writes how long every file took to `tests/durations.json`. `next` deals the files into slices of at most
+`all` writes the duration of every file to `tests/durations.json`. `next` deals the files into slices of at most
 `SLICE_SECONDS`, runs slice number (commits modulo number of slices), and runs each failing test once more, alone: a
 test that fails twice fails the slice. A file longer than `LONGEST_FILE_SECONDS` is dealt test by test.
 
 The slice ends after `LIMIT_SECONDS`, or at UNTIL (seconds since 1970, as `date +%s` prints them) if that is sooner.
 Tests that were not run by then are named and do not fail the slice. A test that was still running is ended and
-named, and fails the slice if it ran for longer than `HANGING_SECONDS`; before that it may be slow on a busy machine.
+named, and fails the slice only if it ran for longer than `HANGING_SECONDS`, since a busy machine is slow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SLICE_SECONDS = 30 * 60.0
 LIMIT_SECONDS = 35 * 60.0
 """Maximum duration of a slice: one deadline for targets, tests and retries, at which processes are killed."""
 LAST_START_SECONDS = 5 * 60.0
-"""No test starts when less than this is left; failed tests reserve the time to run them again."""
+"""Minimum remaining time for starting a test. Failed tests reserve the time to run them again."""
 HANGING_SECONDS = 10 * 60.0
 """A test that ran for longer than this when it was cut counts as failed."""
 OUT_OF_TIME = 124
@@ -43,7 +43,7 @@ OUT_OF_TIME = 124
 LONGEST_FILE_SECONDS = 10 * 60.0
 UNKNOWN_FILE_SECONDS = 120.0
 TARGETS = ("soak-clients",)
-"""Targets of the Makefile with tests that need an environment of their own; dealt like files."""
+"""Targets of the Makefile with tests that need a separate environment. Dealt like files."""
 TARGET_SECONDS = 300.0
 _SLOW = "slow and not gpu"
 
@@ -61,23 +61,23 @@ class Slice:
 
 
 def units(collected: Iterable[str], durations: Durations) -> dict[str, float]:
-    """What is dealt, file or id of a test -> expected seconds, from the ids of all collected tests.
+    """Return the units to deal (file or id of a test -> expected seconds) from the ids of all collected tests.
 
     A new test of a file that is dealt test by test counts as much as the mean of the known ones.
     """
-    found: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     for test in collected:
         file, _, name = test.partition("::")
         known = durations.get(file, UNKNOWN_FILE_SECONDS)
         if isinstance(known, Mapping):
-            found[test] = known.get(name, sum(known.values()) / max(1, len(known)))
+            seconds_of[test] = known.get(name, sum(known.values()) / max(1, len(known)))
         else:
-            found[file] = known
-    return found | dict.fromkeys(TARGETS, TARGET_SECONDS)
+            seconds_of[file] = known
+    return seconds_of | dict.fromkeys(TARGETS, TARGET_SECONDS)
 
 
 def deal(expected: Mapping[str, float], slice_seconds: float = SLICE_SECONDS) -> list[Slice]:
-    """The fewest slices that first-fit decreasing finds; what is longer than a slice gets one of its own."""
+    """Return the slices found by first-fit decreasing. A unit longer than a slice gets its own."""
     slices: list[Slice] = []
     for unit, seconds in sorted(expected.items(), key=lambda each: (-each[1], each[0])):
         fitting = next((each for each in slices if each.seconds + seconds <= slice_seconds), None)
@@ -91,7 +91,7 @@ def deal(expected: Mapping[str, float], slice_seconds: float = SLICE_SECONDS) ->
 def measured(
     lines: Iterable[Mapping[str, object]], before: Durations, collected: Iterable[str]
 ) -> dict[str, float | dict[str, float]]:
-    """Durations after a run. Files that were not run, and tests of files dealt test by test, keep theirs.
+    """Return the durations after a run. Files that were not run, and tests of files dealt test by test, keep theirs.
 
     If a test of a file failed or was not run, the file's duration may grow but not shrink. A skipped test counts.
     """
@@ -119,7 +119,7 @@ def measured(
 
 
 def collect() -> list[str]:
-    """Ids of all slow tests that this environment can run."""
+    """Return the ids of all slow tests that this environment can run."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", _SLOW, "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=600)
     ids = [line for line in done.stdout.splitlines() if "::" in line and not line.startswith("SKIPPED")]
@@ -129,7 +129,7 @@ def collect() -> list[str]:
 
 
 def run(command: Sequence[str], *, seconds: float | None = None, environment: Mapping[str, str] | None = None) -> int:
-    """Exit status of the command. After `seconds` all of its processes are killed: the status is `OUT_OF_TIME`."""
+    """Run a command and return its exit status. After `seconds` all of its processes are killed (`OUT_OF_TIME`)."""
     if seconds is None:
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     process = subprocess.Popen(command, cwd=ROOT, env=environment, process_group=0)
@@ -143,7 +143,7 @@ def run(command: Sequence[str], *, seconds: float | None = None, environment: Ma
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process group and whatever below it has a group of its own."""
+    """Kill the process group, and descendants with their own group."""
     below = psutil.Process(process.pid).children(recursive=True)  # before they lose their parent
     os.killpg(process.pid, signal.SIGKILL)
     for each in below:
@@ -155,12 +155,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def run_tests(
     tests: Sequence[str], *, seconds: float | None = None, last_start: float | None = None
 ) -> tuple[int, list[dict[str, object]]]:
-    """Pytest's exit status and the last record of every test that was started.
+    """Run tests, and return pytest's exit status and the last record of every test that was started.
 
     Args:
         tests: Files and ids of tests, or other arguments of pytest.
         seconds: Time after which pytest is killed.
-        last_start: Time after which pytest skips the remaining tests; these have no record.
+        last_start: Time after which pytest skips the remaining tests, without a record.
     """
     with TemporaryDirectory() as folder:
         record = Path(folder) / "record.jsonl"
@@ -175,14 +175,14 @@ def run_tests(
         command = [sys.executable, "-m", "pytest", "-p", "slow_record", "-m", _SLOW, *tests]
         try:
             status = run(command, seconds=seconds, environment=environment)
-        except KeyboardInterrupt:  # pytest had it, too; what was measured is kept
+        except KeyboardInterrupt:  # pytest received it, too. The measurements so far are kept
             status = 130
         lines = [json.loads(line) for line in record.read_text().splitlines()]
         return status, list({line["test"]: line for line in lines}.values())
 
 
 def make(target: str, seconds: float) -> int:
-    """Exit status of `make TARGET`."""
+    """Run `make TARGET`, and return its exit status."""
     return run(["make", target], seconds=seconds)
 
 
@@ -191,7 +191,7 @@ def number_of_commits() -> int:
 
 
 def run_all(arguments: Sequence[str]) -> int:
-    """Run every slow test, and keep what they took."""
+    """Run every slow test, and record the durations."""
     collected = collect()
     status, lines = run_tests(arguments)
     before = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
@@ -200,7 +200,7 @@ def run_all(arguments: Sequence[str]) -> int:
 
 
 def run_next(limit_seconds: float = LIMIT_SECONDS) -> int:
-    """Run the slice whose turn it is; 0 if every test that was run passed, at the latest when run again."""
+    """Run the next slice. Return 0 if every test that was run passed, possibly in the second try."""
     deadline = time.monotonic() + min(limit_seconds, LIMIT_SECONDS)
     durations = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     collected = collect()
@@ -236,13 +236,13 @@ def run_next(limit_seconds: float = LIMIT_SECONDS) -> int:
 
 
 def _print_not_run(names: Iterable[str], status: int = 0) -> None:
-    """Name what was not run; `status` is pytest's."""
+    """Print the tests that were not run. `status` is pytest's."""
     for name in names:
         print(f"not run: {'out of time' if status in (0, 1, OUT_OF_TIME) else 'pytest ended'}: {name}", flush=True)
 
 
 def _run_target(target: str, deadline: float) -> int:
-    """Exit status of a target of the Makefile; one that fails is run once more."""
+    """Run a target of the Makefile, again if it fails, and return its exit status."""
     status = 0
     for _ in range(2):
         left = deadline - time.monotonic()
@@ -261,7 +261,7 @@ def _run_target(target: str, deadline: float) -> int:
 
 
 def _run_again(failed: Iterable[str], deadline: float) -> int:
-    """0 if each of these tests passes alone before the deadline."""
+    """Run each of these tests alone. Return 0 if all pass before the deadline."""
     for test in failed:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -279,7 +279,7 @@ def _run_again(failed: Iterable[str], deadline: float) -> int:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `run` ends what it started
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `run` kills its processes
     match sys.argv[1:]:
         case ["all", *arguments]:
             raise SystemExit(run_all(arguments))

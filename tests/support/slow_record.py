@@ -1,9 +1,8 @@
-"""A pytest plugin (`-p slow_record`) that records outcome and duration of every test, and starts none after a deadline.
+"""Pytest plugin (`-p slow_record`) that records outcome and duration of every test, and skips tests after a deadline.
 
-`RLHF_TEST_RECORD` is the file that gets a JSON line when a test starts and one when it ends: the last one counts.
-Its `at` is the time of `time.monotonic`.
-`RLHF_TEST_SECONDS` is the time, in seconds, after which the remaining tests are skipped without a record; a failed test
-brings that time forward by its own duration, which running it again will take.
+`RLHF_TEST_RECORD` is the file that receives a JSON line when a test starts and one when it ends, of which the last one
+counts. Its `at` is the time of `time.monotonic`. `RLHF_TEST_SECONDS` is the time, in seconds, after which the remaining
+tests are skipped without a record. A failed test brings that time forward by its duration, which the second try needs.
 """
 
 from __future__ import annotations

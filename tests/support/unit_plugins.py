@@ -1,4 +1,4 @@
-"""An algorithm whose loss compares the two rows of a pair, and passes with another price and another layout."""
+"""An algorithm whose loss compares the two rows of a pair, and passes with a different price and layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf_forward.rows import PaddedRows
 
 
 class PairMargin(RolloutAlgorithm):
-    """Raises the first answer of a prompt above the second one; the loss is a mean over pairs."""
+    """Raises the log-prob of a prompt's first answer above the second one. The loss is a mean over pairs."""
 
     roles = frozenset({"policy"})  # type: ignore[assignment]
     terms = {"policy": LossTerm("policy")}  # type: ignore[assignment]
@@ -47,7 +47,7 @@ class PairMargin(RolloutAlgorithm):
 
 
 class Reversed:
-    """The rows in the opposite order; its actions are put back in order."""
+    """The rows in reverse order. `of_actions` restores the order."""
 
     def __init__(self, rows: PaddedRows) -> None:
         self._rows = rows
@@ -65,7 +65,7 @@ class Reversed:
 
 
 class ReversedPasses(PaddedPasses):
-    """A price without padding, and rows in the opposite order."""
+    """Passes with a price without padding, and rows in reverse order."""
 
     entered = 0
 

@@ -110,7 +110,7 @@ def test_ranks_share_them(needs: str, items: list[BufferItem]) -> None:
 
 def test_a_column_that_some_samples_lack_is_named() -> None:
     have = with_columns(make_item(0), Columns({"novelty": torch.zeros(4)}, {"novelty": Column()}))
-    with pytest.raises(ValueError, match=r"column 'novelty' is there for some samples .* missing for \[1\]"):
+    with pytest.raises(ValueError, match=r"column 'novelty' is set for some samples .* missing for \[1\]"):
         collate([have, make_item(1)])
 
 
@@ -132,9 +132,9 @@ def test_a_kind_that_is_not() -> None:
 def test_two_owners_of_one_name() -> None:
     column = {"novelty": Column()}
     check_owners([("algorithm a", column), ("engine b", {})])
-    with pytest.raises(ConfigError, match="algorithm a and engine b both bring a column 'novelty'"):
+    with pytest.raises(ConfigError, match="algorithm a and engine b both declare a column 'novelty'"):
         check_owners([("algorithm a", column), ("engine b", column)])
-    with pytest.raises(ConfigError, match="pass acme.P and pass acme.P both bring a column 'novelty'"):
+    with pytest.raises(ConfigError, match="pass acme.P and pass acme.P both declare a column 'novelty'"):
         check_owners([("pass acme.P", column)] * 2)
 
 
@@ -170,7 +170,7 @@ def test_a_run_with_two_owners_is_refused_before_it_starts(
     with pytest.raises(ConfigError) as found:
         check_run(resolved)
     message = str(found.value)
-    assert 'algorithm "ppo" (rlhf-' in message and owner in message and f"both bring a column {column!r}" in message
+    assert 'algorithm "ppo" (rlhf-' in message and owner in message and f"both declare a column {column!r}" in message
 
 
 def test_the_rewards_of_greedy_answers_are_a_column_of_the_algorithm_that_needs_them(
@@ -179,7 +179,7 @@ def test_the_rewards_of_greedy_answers_are_a_column_of_the_algorithm_that_needs_
     monkeypatch.setattr("rlhf_hf.config.HfEngineConfig.columns", {"greedy_rewards": Column()})
     check_run(resolve(tiny_run()))
     monkeypatch.setattr("rlhf_ppo.algorithm.PPO.needs_greedy_answer", True)
-    with pytest.raises(ConfigError, match=r"algorithm .*ppo.* and engine .*hf.* both bring a column 'greedy_rewards'"):
+    with pytest.raises(ConfigError, match=r"algorithm .*ppo.* and engine .*hf.* declare a column 'greedy_rewards'"):
         check_run(resolve(tiny_run()))
 
 
@@ -194,5 +194,5 @@ class Reads(GroupPass):
 
 def test_a_pass_reads_its_model_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_ppo.algorithm.PPO.passes", lambda self, context: [Reads(context)])
-    with pytest.raises(PluginError, match=r"(?s)reads `context.models` when it is made.*algorithm \"ppo\""):
+    with pytest.raises(PluginError, match=r"(?s)reads `context.models` in its constructor.*algorithm \"ppo\""):
         check_run(resolve(tiny_run()))

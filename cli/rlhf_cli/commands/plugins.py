@@ -148,7 +148,7 @@ def check(name: str | None) -> int:
       rlhf plugins check reward/exact-match
     """
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import strays
+    from rlhf_core.plugins.discovery import unread_entry_points
 
     try:
         from rlhf_testing.probe import probe
@@ -162,7 +162,7 @@ def check(name: str | None) -> int:
         for ref, verdict in zip(refs, verdicts, strict=True)
     ]
     print_table(["plugin", "distribution", "status", "detail"], rows)
-    stray_groups = [] if name is not None else strays()
+    stray_groups = [] if name is not None else unread_entry_points()
     for message in stray_groups:
         echo(f"error: {message}", err=True)
     return int(bool(stray_groups) or any(verdict.status == "broken" for verdict in verdicts))
@@ -171,7 +171,7 @@ def check(name: str | None) -> int:
 def _named(name: str | None) -> list[PluginRef]:
     """Return the plugins named NAME or KIND/NAME, or all plugins if `name` is None. Raises `PluginError` if none is."""
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import GROUPS, discover, strays
+    from rlhf_core.plugins.discovery import GROUPS, discover, unread_entry_points
     from rlhf_core.plugins.names import KNOWN
     from rlhf_core.util.did_you_mean import fold, suggestion
 
@@ -184,7 +184,7 @@ def _named(name: str | None) -> list[PluginRef]:
     if not found:
         known = [ref.name for kind in kinds for ref in installed[kind].values()]
         homes = {home for kind in kinds for each, home in KNOWN.get(kind, {}).items() if fold(each) == fold(last)}
-        hint = "; ".join(strays(last)) or (
+        hint = "; ".join(unread_entry_points(last)) or (
             f"pip install {' or '.join(sorted(homes))}" if homes else "rlhf plugins list"
         )
         raise PluginError(f'no plugin "{name}" is installed{suggestion(last, known)}', hint=hint)

@@ -99,10 +99,10 @@ def train(
     if restart and resume != "auto":
         raise click.UsageError("--restart needs --resume auto")
     if resume is not None:
-        from rlhf_core.entry.resume import begun_run
+        from rlhf_core.entry.resume import find_resumed_run
 
         is_described = request.algorithm is not None or request.environment is not None
-        request = replace(request, resumed=begun_run(resume, output) or (None if is_described else output))
+        request = replace(request, resumed=find_resumed_run(resume, output) or (None if is_described else output))
     mapping, dropped = request.mapping()
     log_to_stderr(verbosity or "normal")
     if verbosity != "quiet":

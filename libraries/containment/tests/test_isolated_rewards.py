@@ -52,8 +52,8 @@ def test_one_process_is_kept_and_is_not_ours(isolated, rollouts):
         ("dies", "ended its process with exit code 7"),
         ("raises", r"raised KeyError: 'no such model' \(\S*faulty_rewards.py, line \d+\)"),
         ("wrong_count", "returned 1 values for 4 samples"),
-        ("not_numbers", r"answered 'good' \(str\) is no number"),
-        ("missing", 'has no function "missing"'),
+        ("not_numbers", r"returned an invalid score: 'good' \(str\) is not a number"),
+        ("missing", 'not define a function "missing"'),
     ],
 )
 def test_what_fails_is_said(isolated, name, message):
@@ -77,7 +77,7 @@ def test_an_answer_of_another_form_is_named(answer):
 
 
 def test_an_answer_comes_over_as_it_is():
-    scores = [0.1, BadScore("'good' (str) is no number")]
+    scores = [0.1, BadScore("'good' (str) is not a number")]
     assert read_answer(scored(scores), 2) == scores
     with pytest.raises(RewardFault) as raised:
         read_answer(failed("x" * 20_000), 2)

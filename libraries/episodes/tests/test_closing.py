@@ -33,7 +33,7 @@ def test_an_environment_is_closed_measured_and_may_truncate():
 
 def test_what_is_said_of_a_failure_is_about_the_step_and_not_the_close():
     closed = []
-    with pytest.raises(EpisodeError, match="step gave 3, not"):
+    with pytest.raises(EpisodeError, match="step returned 3, not"):
         list(player(lambda: Holds(closed, lambda reply: 3)).play([(make_prompt(0), 0)]))
     assert len(closed) == 1
 
@@ -45,5 +45,5 @@ def test_a_close_that_fails_spoils_no_episode_and_hides_no_error(caplog):
     assert played.turn_rewards == {0: 1.0}
     assert "close of an environment raised ZeroDivisionError" in caplog.text
     made.step = lambda reply: 3
-    with pytest.raises(EpisodeError, match="step gave 3, not"):
+    with pytest.raises(EpisodeError, match="step returned 3, not"):
         list(player(lambda: made).play([(make_prompt(0), 0)]))

@@ -139,8 +139,8 @@ def test_text_that_is_none_is_its_environments_fault():
 HARM = {
     "os._exit": "step ended its process with exit code 7",
     "segfault": "step crashed: its process was ended by SIGSEGV",
-    "lock": "step gave no answer within 1 s",
-    "sleep": "step gave no answer within 1 s",
+    "lock": "step did not return within 1 s",
+    "sleep": "step did not return within 1 s",
     "memory": "step took .* bytes of memory, more than its limit of 400,000,000",
     "print": "step printed more than 8,388,608 bytes within 10 s",
     "scribble": "step wrote a message of 4,294,967,295 bytes",
@@ -153,7 +153,7 @@ HARM = {
 def test_one_that_does_harm_fails_alone(name, fault, caplog):
     """The others are made again: none is lost, and their rewards and tokens are what they would have been."""
     well = play(section("Faulty", isolate=False))
-    options = {"timeout_seconds": 1.0 if "answer" in HARM[fault] else START, "memory_limit_bytes": 400_000_000}
+    options = {"timeout_seconds": 1.0 if "return" in HARM[fault] else START, "memory_limit_bytes": 400_000_000}
     with caplog.at_level(logging.WARNING):
         found = play(section(name, isolate=True, on_failure="zero", **options), answer=fault)
     assert [each.rows[0].columns["environment"]["failed"] for each in found] == [0, 1, 0, 0]
@@ -189,7 +189,7 @@ def test_so_does_a_tool_that_is_given_what_a_model_wrote(tmp_path, caplog):
         found = play(environment, engine=FakeEngine(answer=answer), tokenizer=tokenizer, max_new_tokens=100)
     assert [each.rows[0].columns["environment"]["failed"] for each in found] == [0, 1, 0, 0]
     assert "<re.Match object" in found[0].rows[0].turns[1].text
-    assert "sample 1: tool match gave no answer within 1 s" in caplog.text
+    assert "sample 1: tool match did not return within 1 s" in caplog.text
 
 
 @pytest.mark.parametrize("fault", ["os._exit", "lock"])
@@ -210,7 +210,7 @@ def test_where_several_run_each_is_played_alone(caplog):
     found = play(section("Wanders", isolate=True, on_failure="zero", timeout_seconds=1.0), samples=3)
     assert [each.rows[0].columns["environment"]["failed"] for each in found] == [1, 0, 0]
     assert [each.reward for each in found] == [0.0, 1.0, 1.0]
-    assert "environment Wanders: its process does not go on; 3 episodes whose code ran then are played" in caplog.text
+    assert "environment Wanders: its process is blocked. 3 episodes whose code was running are played" in caplog.text
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_a_slow_start_is_no_slow_call(tmp_path, monkeypatch):
     with closing(player_of(environment)) as player:
         assert len(list(player.play([(make_prompt(0), number) for number in range(4)]))) == 4
         assert (False, True) in seen
-        assert player.waits == ((False, False) in seen)
+        assert player.is_slow == ((False, False) in seen)
 
 
 def test_it_loads_no_heavy_library():
@@ -282,7 +282,7 @@ def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path)
         (
             "import os; os._exit(5)",
             "environment Counts",
-            "in a process of its own, it ended its process with exit code 5",
+            "when a child process imported it, it ended its process with exit code 5",
         ),
         ("kept = bytearray(b'x') * 500_000_000; time.sleep(600)", "environment Counts", "it took .* bytes of memory"),
         ("while True: print('x' * 1_000_000)", "environment Counts", "it printed more than 8,388,608 bytes"),

@@ -12,32 +12,32 @@ from rlhf_core.errors import ConfigError, PluginError, RlhfError
 from rlhf_episodes.contract import EpisodeTruncated, Outcome
 from rlhf_episodes.episode import State
 from rlhf_episodes.isolation.messages import (
-    Answer,
     BadMessage,
-    Ended,
+    EpisodeEnded,
+    EpisodeFailed,
     ErrorMessage,
-    Failed,
-    Frames,
+    FrameReader,
     TurnRequest,
-    picklable,
+    TurnResult,
     read_from_child,
     to_child,
     to_host,
+    to_picklable,
 )
 
 
 def messages():
     turn = TurnRequest(episode=1, branch=0, turn=2, messages=[{"role": "user", "content": "é\n"}], tools=[], stop=["a"])
     outcome = Outcome(reward=0.1, turn_rewards={0: 1.0}, metrics={"speed": 2.0}, bad_tool_calls=3)
-    ended = Ended(episode=1, outcome=outcome)
-    failed = Failed(episode=1, error=ErrorMessage.of(PluginError("no", where="here", hint="do")))
+    ended = EpisodeEnded(episode=1, outcome=outcome)
+    failed = EpisodeFailed(episode=1, error=ErrorMessage.of(PluginError("no", where="here", hint="do")))
     return [turn, ended, failed]
 
 
 @given(st.lists(st.integers(1, 40), max_size=20))
 def test_messages_come_over_whole_however_they_are_cut(cuts):
     data = b"".join(to_host(message.model_dump()) for message in messages())
-    frames, found = Frames(1000), []
+    frames, found = FrameReader(1000), []
     for cut in [*cuts, len(data)]:
         frames.feed(data[:cut])
         data = data[cut:]
@@ -52,24 +52,24 @@ def test_messages_come_over_whole_however_they_are_cut(cuts):
         b"",
         b"\x80\x04.",
         b"[" * 100_000,
-        b'{"say": "none"}',
-        b'{"say": "doing", "episode": "1", "call": "step"}',
-        b'{"say": "left", "episode": 1, "turn": 1, "more": 1}',
-        b'{"say": "left", "episode": 1, "turn": ' + b"9" * 5000 + b"}",
-        b'{"say": "ended", "episode": 1, "outcome": {"reward": NaN}}',
-        b'{"say": "ended", "episode": 1, "outcome": {"reward": "1"}}',
-        b'{"say": "ended", "episode": 1, "outcome": {"status": "over"}}',
-        b'{"say": "ended", "episode": 1, "outcome": {"turn_rewards": {"first": 1}}}',
-        b'{"say": "failed", "episode": 1, "fault": "' + b"x" * 10_001 + b'"}',
+        b'{"type": "none"}',
+        b'{"type": "call-started", "episode": "1", "call": "step"}',
+        b'{"type": "turn-canceled", "episode": 1, "turn": 1, "more": 1}',
+        b'{"type": "turn-canceled", "episode": 1, "turn": ' + b"9" * 5000 + b"}",
+        b'{"type": "ended", "episode": 1, "outcome": {"reward": NaN}}',
+        b'{"type": "ended", "episode": 1, "outcome": {"reward": "1"}}',
+        b'{"type": "ended", "episode": 1, "outcome": {"status": "over"}}',
+        b'{"type": "ended", "episode": 1, "outcome": {"turn_rewards": {"first": 1}}}',
+        b'{"type": "failed", "episode": 1, "fault": "' + b"x" * 10_001 + b'"}',
     ],
 )
 def test_what_is_none_is_named(data):
-    with pytest.raises(BadMessage, match="wrote what is no message"):
+    with pytest.raises(BadMessage, match="wrote an invalid message"):
         read_from_child(data)
 
 
 def test_a_message_that_is_too_long_is_refused_before_it_has_come():
-    frames = Frames(10)
+    frames = FrameReader(10)
     frames.feed(b"\0\0\0\x0b")
     with pytest.raises(BadMessage, match="wrote a message of 11 bytes, more than 10"):
         frames.take()
@@ -78,7 +78,7 @@ def test_a_message_that_is_too_long_is_refused_before_it_has_come():
 @pytest.mark.parametrize("content", ["\ud800", float("nan"), b"bytes", {1, 2}])
 def test_what_is_no_json_is_an_error_of_who_says_it(content):
     with pytest.raises((TypeError, ValueError)):
-        to_host({"say": "turn", "episode": 1, "messages": [{"content": content}]})
+        to_host({"type": "turn", "episode": 1, "messages": [{"content": content}]})
 
 
 def test_errors_come_over_with_their_kind():
@@ -94,9 +94,9 @@ def test_what_the_process_is_told_is_pickled_errors_included():
     class Unknown(Exception):
         pass
 
-    state, frames = State(1, 4, None, None, can_fork=True), Frames()
+    state, frames = State(1, 4, None, None, can_fork=True), FrameReader()
     for error in (EpisodeTruncated("no turn"), KeyError("k"), ConfigError("no", where="here"), Unknown("why")):
-        frames.feed(to_child(Answer(1, 2, picklable(error), state)))
+        frames.feed(to_child(TurnResult(1, 2, to_picklable(error), state)))
         told = pickle.loads(frames.take()).reply
         known = not isinstance(error, Unknown)
         assert (type(told), str(told)) == ((type(error), str(error)) if known else (RuntimeError, "Unknown: why"))

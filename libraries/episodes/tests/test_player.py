@@ -204,7 +204,7 @@ def test_a_branch_has_one_turn_at_a_time():
         await asyncio.gather(policy.turn(), policy.turn())
         return Outcome()
 
-    with pytest.raises(EpisodeError, match="was not waited for"):
+    with pytest.raises(EpisodeError, match="this branch has an unfinished turn"):
         play_one(driven(run))
 
 
@@ -311,7 +311,7 @@ def test_an_engine_that_mixes_up_or_forgets_turns_is_told_so():
 
     from rlhf_core.errors import RlhfError
 
-    with pytest.raises(RlhfError, match="answered branch 7 of sample 0, which is not or no longer asked for"):
+    with pytest.raises(RlhfError, match="answered branch 7 of sample 0, which is not or no longer requested"):
         play_one(Echo, engine=Mixes())
     with pytest.raises(RlhfError, match="left 1 of 1 requests"):
         play_one(Echo, engine=Forgets())

@@ -42,11 +42,11 @@ FAULTS = {
     "interrupts": (raises(KeyboardInterrupt()), "step raised KeyboardInterrupt"),
     "stops iteration": (lambda: next(iter(())), "step raised StopIteration"),
     "cancels": (raises(asyncio.CancelledError()), "step raised CancelledError"),
-    "gives no triple": (lambda: ("text", 1.0), r"step gave \('text', 1.0\), not \(observation, reward, done\)"),
+    "gives no triple": (lambda: ("text", 1.0), r"step returned \('text', 1.0\), not \(observation, reward, done\)"),
     "gives no number": (lambda: ("text", "much", True), "the reward of step is 'much', not a number"),
     "gives no finite number": (lambda: ("text", float("nan"), True), "the reward of turn 0 is nan"),
-    "gives no text": (lambda: (5, 1.0, False), "step gave 5, neither text nor chat messages nor None"),
-    "floods": (lambda: ("1" * 1_000_001, 1.0, False), "step gave 1000001 characters, more than 1000000"),
+    "gives no text": (lambda: (5, 1.0, False), "step returned 5, not text, chat messages or None"),
+    "floods": (lambda: ("1" * 1_000_001, 1.0, False), "step returned 1000001 characters, more than 1000000"),
 }
 
 
@@ -92,7 +92,7 @@ def test_what_is_no_environment_ends_the_run_whatever_the_policy():
         def tool(self, a: int):
             return a
 
-    with pytest.raises(PluginError, match="no docstring"):
+    with pytest.raises(PluginError, match="docstring is missing"):
         play_one(Undocumented, on_failure="drop")
 
 
@@ -110,13 +110,13 @@ def test_an_episode_without_a_turn_is_a_failure():
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [
-        (None, "gave a NoneType, not an Outcome"),
+        (None, "returned a NoneType, not an Outcome"),
         (Outcome(status="over"), "the status 'over'"),
-        (Outcome(status="failed"), "says that the episode failed"),
+        (Outcome(status="failed"), "reported that the episode failed"),
         (Outcome(reward=float("inf")), "the reward is inf"),
-        (Outcome(turn_rewards={1: 1.0}), "rewards turn 1, but there were 1"),
+        (Outcome(turn_rewards={1: 1.0}), "rewarded turn 1 of 1"),
         (Outcome(metrics={"speed": "high"}), "the metric speed is 'high'"),
-        (Outcome(metrics={"failed_fraction": 1.0}), "failed_fraction, which is the name of a metric of core's"),
+        (Outcome(metrics={"failed_fraction": 1.0}), "a metric named failed_fraction, a name that core uses itself"),
     ],
 )
 def test_an_outcome_is_checked(outcome, message):
@@ -184,7 +184,7 @@ def hanging():
 @pytest.mark.parametrize("where", ["its constructor", "reset", "step"])
 def test_a_call_that_hangs_ends_at_its_deadline(hanging, where):
     hanging.where = where
-    with pytest.raises(EpisodeError, match=rf"{where} gave no answer within 0.2 s"):
+    with pytest.raises(EpisodeError, match=rf"{where} did not return within 0.2 s"):
         play_one(hanging, timeout_seconds=0.2)
     found = play_one(hanging, timeout_seconds=0.2, retries=1, on_failure="zero")
     assert len(found.rows) == (where == "step")
@@ -253,7 +253,7 @@ def test_a_coroutine_that_waits_for_ever_is_cancelled():
         finally:
             ended.append(task.sample_id)
 
-    with pytest.raises(EpisodeError, match="run gave no answer within 0.2 s"):
+    with pytest.raises(EpisodeError, match="run did not return within 0.2 s"):
         play_one(driven(run), timeout_seconds=0.2)
     assert ended == [0]
 
@@ -327,9 +327,9 @@ def test_a_coroutine_that_blocks_the_loop_ends_the_run(monkeypatch):
         go.wait(60)
 
     try:
-        with pytest.raises(EpisodeError, match="blocks") as raised:
+        with pytest.raises(EpisodeError, match="has blocked the event loop") as raised:
             play_one(driven(run), timeout_seconds=0.2, on_failure="drop")
-        assert "plain functions" in raised.value.hint
+        assert "plain function" in raised.value.hint
     finally:
         go.set()
 

@@ -61,6 +61,21 @@ def test_methods_are_tools():
     assert '"name": "add"' in rollouts(played)[0].prompt
 
 
+def test_arguments_of_a_tool_may_have_any_name():
+    class Archive:
+        def look_up(self, name: str, function: str, what: str) -> str:
+            """Looks up."""
+            return f"{name} {function} {what}"
+
+    tokenizer = chat_tokenizer("chatml")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    arguments = '{"name": "a", "function": "b", "what": "c"}'
+    call = f'<tool_call>\n{{"name": "look_up", "arguments": {arguments}}}\n</tool_call>'
+    options = {"tokenizer": tokenizer, "engine": Reworded(tokenizer, [call, "3"], end), "max_new_tokens": 300}
+    played = play_one(Archive, prompt=encoded(tokenizer, {"prompt": "hello"}), **options)
+    assert [turn.text for turn in played.rows[0].turns] == [call, "a b c", "3"]
+
+
 def test_tools_may_be_functions_and_are_fixed_at_the_first_turn():
     class Functions:
         def __init__(self):

@@ -47,7 +47,7 @@ def test_a_function_of_an_environment_for_which_no_thread_begins_fails(no_thread
         add(workers)
 
     monkeypatch.setattr(Workers, "_add", forbidding)
-    with pytest.raises(EpisodeError, match="raised MemoryError: a thread could not begin"):
+    with pytest.raises(EpisodeError, match="raised MemoryError: a thread could not start"):
         play_one(Echo, timeout_seconds=600)
 
 

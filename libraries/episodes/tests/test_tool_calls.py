@@ -71,9 +71,9 @@ def test_text_without_a_call_is_no_call(form, text):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("add(1)", "it is no valid JSON: Expecting value at character 0"),
-        ('{"name": "add", "arguments": {"a": 1}', "it is no valid JSON: Expecting ',' delimiter at character 37"),
-        ('{"name": "add"} and more', "there is more after the JSON value, at character 15"),
+        ("add(1)", "it is not valid JSON: Expecting value at character 0"),
+        ('{"name": "add", "arguments": {"a": 1}', "it is not valid JSON: Expecting ',' delimiter at character 37"),
+        ('{"name": "add"} and more', "there is more text after the JSON value, at character 15"),
         ("[]", 'a call is a JSON object with "name" and "arguments"'),
         ('{"arguments": {}}', '"name" has to be the name of a function'),
         ('{"name": 5}', '"name" has to be the name of a function'),
@@ -81,15 +81,15 @@ def test_text_without_a_call_is_no_call(form, text):
         ('{"name": "add", "arguments": [1]}', '"arguments" of add have to be a JSON object'),
         (
             '{"name": "add", "arguments": "1 2"}',
-            '"arguments" of add: there is more after the JSON value, at character 1',
+            '"arguments" of add: there is more text after the JSON value, at character 1',
         ),
-        ('{"name": "add", "name": "now"}', "the key 'name' is given twice"),
-        ('{"name": "add", "arguments": {"a": NaN}}', "NaN is no JSON number"),
-        ('{"name": "add", "arguments": {"a": -Infinity}}', "-Infinity is no JSON number"),
+        ('{"name": "add", "name": "now"}', "the key 'name' occurs twice"),
+        ('{"name": "add", "arguments": {"a": NaN}}', "NaN is not a JSON number"),
+        ('{"name": "add", "arguments": {"a": -Infinity}}', "-Infinity is not a JSON number"),
         ('{"name": "add", "arguments": {"a": 1e999}}', "the number 1e999 is too large"),
         ('{"name": "add", "arguments": {"a": ' + "9" * 5000 + "}}", "a number has more than 300 digits"),
-        ('{"name": "add", "arguments": {"a": "\\ud800"}}', "it has half of a surrogate pair, which is no text"),
-        ('{"name": "\ud800"}', "it has half of a surrogate pair, which is no text"),
+        ('{"name": "add", "arguments": {"a": "\\ud800"}}', "it has half of a surrogate pair, which is not text"),
+        ('{"name": "\ud800"}', "it has half of a surrogate pair, which is not text"),
         ('{"name": "add", "arguments": ' + "[" * 100_0 + "}", f"it is nested more than {MAX_DEPTH} deep"),
         ('{"name": "' + "x" * MAX_CHARS, f"it is longer than {MAX_CHARS} characters"),
     ],
@@ -101,7 +101,7 @@ def test_a_call_that_cannot_be_read_says_why(text, reason):
 def test_a_call_that_is_not_closed():
     assert calls(HERMES, '<tool_call>{"name": "add"') == ["</tool_call> is missing"]
     assert calls(LLAMA3, '{"name": "add", "parameters": {') == [
-        "it is no valid JSON: Expecting property name enclosed in double quotes at character 31"
+        "it is not valid JSON: Expecting property name enclosed in double quotes at character 31"
     ]
     assert calls(LLAMA3, "<|python_tag|>print(1)") == ["no JSON object follows <|python_tag|>"]
 
@@ -179,7 +179,7 @@ ARGUMENTS = st.dictionaries(
 @given(arguments=ARGUMENTS, ascii_only=st.booleans())
 def test_a_call_that_is_written_is_read(arguments, ascii_only):
     written = json.dumps(arguments, ensure_ascii=ascii_only)
-    if any(tag in written for tag in ("tool_call>", "think>", "<|python_tag|>", "[TOOL_CALLS]")):
+    if any(tag in written for tag in ("tool_call>", "think>", "THINK]", "<|python_tag|>", "[TOOL_CALLS]")):
         return
     call = ToolCall(name="add", arguments=arguments)
     assert HERMES.parse(f'<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>') == (call,)

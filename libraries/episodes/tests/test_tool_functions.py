@@ -154,12 +154,12 @@ def odd(a: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (undocumented, r'tool "undocumented": it has no docstring\n  -> say in one what it does'),
-        (untyped, r'tool "untyped": its parameter "a" has no type\n  -> write it as `a: int`'),
-        (open_ended, r'tool "open_ended": its parameter "\*numbers: .*int.*" cannot be given by name'),
+        (undocumented, r'tool "undocumented": its docstring is missing\n  -> describe it to the model in one'),
+        (untyped, r'tool "untyped": its parameter "a" is not annotated\n  -> write its type, as in `a: int`'),
+        (open_ended, r'tool "open_ended": its parameter "\*numbers: .*int.*" cannot be passed by name'),
         (unknown, r"tool \"unknown\": its signature cannot be read: name 'Answer' is not defined"),
-        (odd, r'tool "odd": its types make no schema: .*MonkeyPatch'),
-        (Game.move, r'tool "Game.move": its parameter "self" has no type'),
+        (odd, r'tool "odd": its types cannot be described by a schema: .*MonkeyPatch'),
+        (Game.move, r'tool "Game.move": its parameter "self" is not annotated'),
     ],
 )
 def test_a_function_that_cannot_be_a_tool_is_named(function, message):

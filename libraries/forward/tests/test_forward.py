@@ -14,7 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from rlhf_core.batching import collate
 from rlhf_core.types import BufferItem
 from rlhf_forward import token_log_probs
-from rlhf_forward.forward import causal_lm_logits, innermost, policy_forward, value_forward
+from rlhf_forward.forward import policy_forward, value_forward
+from rlhf_forward.logits import causal_lm_logits, innermost
 from rlhf_forward.rows import PaddedRows
 
 VOCABULARY = 17

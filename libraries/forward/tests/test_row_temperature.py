@@ -119,5 +119,5 @@ def test_a_batch_fills_an_optional_column() -> None:
     first, second = make_item(0), make_item(1)
     with_level = replace(first, columns=Columns({"level": [3, 4]}, kinds))
     assert collate([second, with_level]).columns["level"].tolist() == [[-1, -1], [3, 4]]
-    with pytest.raises(ValueError, match=r"column 'score' is there for some samples of a batch and missing for \[1\]"):
+    with pytest.raises(ValueError, match=r"column 'score' is set for some samples of a batch and missing for \[1\]"):
         collate([replace(first, columns=Columns({"score": [1.0] * 4}, kinds)), second])

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from rlhf_core.batching import collate
 from rlhf_core.components import EngineContext
 from rlhf_core.types import BufferItem, GenerationRequest, Rollout, SamplingParams
-from rlhf_forward.forward import causal_lm_logits, policy_forward, value_forward
+from rlhf_forward.forward import policy_forward, value_forward
+from rlhf_forward.logits import causal_lm_logits
 from rlhf_forward.row_lengths import length_switches
 from rlhf_passes.fast_passes import fast_passes
 from rlhf_testing.models import tiny_tokenizer

@@ -17,7 +17,8 @@ from rlhf_core.batching import collate
 from rlhf_core.models.forward_passes import applying
 from rlhf_core.types import BufferItem, Experience
 from rlhf_forward.architectures import with_trait
-from rlhf_forward.forward import causal_lm_logits, model_rows, policy_forward
+from rlhf_forward.forward import model_rows, policy_forward
+from rlhf_forward.logits import causal_lm_logits
 from rlhf_forward.rows import PaddedRows
 from rlhf_passes import lean_head
 from rlhf_passes.fast_passes import FastPasses

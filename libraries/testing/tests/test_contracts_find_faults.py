@@ -161,15 +161,15 @@ def test_faults_are_found_and_named(report):
     }
     assert expected <= set(failed), report
     for hint in (
-        "say deterministic = False if so meant",
-        "say looks_at_batch = True if so meant",
+        "set deterministic = False",
+        "set looks_at_batch = True",
         "ZeroDivisionError",
-        "copy what you change",
-        "a misspelled option goes unseen",
-        "the sign?",
+        "modify a copy instead",
+        "a misspelled option is not detected",
+        "Is the sign wrong?",
         "`loss` must return sums",
-        "is each sum over rows one over ranks?",
-        "nats off a forward pass of the policy",
+        "is each sum over rows reduced over ranks?",
+        "log-probs differ from a forward pass",
     ):
         assert hint in report, f"{hint}\n{report}"
     fine = {name for name in ("TestSign::test_micro_batches_do_not_change_the_gradient",) if name in failed}

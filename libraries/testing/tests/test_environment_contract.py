@@ -124,10 +124,10 @@ def test_faults_are_found_and_named(install, tmp_path):
     assert not {name for name in failed if name.startswith(("TestFine", "TestWords"))}, report
     assert {f"Test{name}::{test}" for name, test in FOUND_BY.items()} <= failed, report
     for hint in (
-        "nothing is kept between episodes",
-        "take them from task.seed",
+        "keep no state between episodes",
+        "draw tasks from task.seed",
         "the reward of turn 0 is nan",
         "step raised ValueError: invalid literal for int()",
-        "step gave ('once more', 0.0), not (observation, reward, done)",
+        "step returned ('once more', 0.0), not (observation, reward, done)",
     ):
         assert hint in report, f"{hint}\n{report}"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from rlhf_web.client import _error_text, _seconds_asked_for
+from rlhf_web.client import _error_text, _retry_after_seconds
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("2", 2.0), ("99999", 60.0), ("Fri, 31 Dec 1999", 0.0), ("", 0.0)])
 def test_retry_after(header, seconds):
-    assert _seconds_asked_for(header) == seconds
+    assert _retry_after_seconds(header) == seconds
 
 
 def test_messages_of_errors_are_one_short_printable_line():

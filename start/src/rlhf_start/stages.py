@@ -12,7 +12,7 @@ from typing import Any
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import ResolvedRun
 from rlhf_core.entry.ledger import RunLedger
-from rlhf_core.entry.resume import begun_run, find_checkpoint
+from rlhf_core.entry.resume import find_checkpoint, find_resumed_run
 from rlhf_core.entry.train import TrainResult, prepare, train, train_in
 from rlhf_core.errors import InterruptedRun
 from rlhf_core.plugins.trust import FileTrust
@@ -51,7 +51,7 @@ def run_quickstart(
         output: Run folder. Default: named after the algorithm and the time.
         resume: As for `train`, like all other arguments, which apply to the last stage.
     """
-    started = begun_run(resume, output)
+    started = find_resumed_run(resume, output)
     resume = None if started is None else resume
     first = {WARM_START: warm_start, **(stages or {})}
     if dry_run:

@@ -79,7 +79,7 @@ def test_a_transport_with_processes_of_its_own_says_by_which_option(run):
 def test_a_strategy_says_across_how_many_processes_it_trains(run):
     resolved = resolve({**run, "strategy": "acme-pair"})
     check_processes(resolved, 2)
-    with pytest.raises(ConfigError, match="strategy acme-pair is at most 2 processes") as caught:
+    with pytest.raises(ConfigError, match="strategy acme-pair supports at most 2 processes") as caught:
         check_processes(resolved, 3)
     assert "acme-many" in caught.value.hint and "acme-pair" not in caught.value.hint
 
@@ -87,7 +87,9 @@ def test_a_strategy_says_across_how_many_processes_it_trains(run):
 def test_so_it_does_of_those_a_transport_starts(run):
     run = {**run, "strategy": "acme-pair"}
     resolve({**run, "transport": {"name": "acme-fleet", "workers": 2}})
-    with pytest.raises(ConfigError, match=r"transport\.workers: strategy acme-pair is at most 2 processes, not 3"):
+    with pytest.raises(
+        ConfigError, match=r"transport\.workers: strategy acme-pair supports at most 2 processes, not 3"
+    ):
         resolve({**run, "transport": {"name": "acme-fleet", "workers": 3}})
 
 
@@ -104,7 +106,7 @@ def test_weights_in_flight_need_an_engine_that_takes_them(run):
     run = {**run, "transport": {"name": "acme-fleet", "lag": 1, "flies": True}}
     resolve({**run, "engine": "acme-nimble"})
     with pytest.raises(
-        ConfigError, match=r"transport\.weights.*acme-steady takes new weights between two batches only"
+        ConfigError, match=r"transport\.weights.*acme-steady accepts new weights only between two batches"
     ):
         resolve({**run, "engine": "acme-steady"})
     resolve({**run, "engine": "acme-steady", "transport": {"name": "acme-fleet", "lag": 1}})

@@ -65,14 +65,14 @@ def test_scalars_are_read_as_yaml_1_2(text, value):
 @pytest.mark.parametrize(
     ("text", "where", "message"),
     [
-        ("model:\n\tpath: x\n", "x:2:1", "YAML allows no tab here: use spaces"),
-        ("model:\n  path: x\n\ttrain: 3\n", "x:3:1", "YAML allows no tab here: use spaces"),
+        ("model:\n\tpath: x\n", "x:2:1", "YAML does not allow a tab here: use spaces"),
+        ("model:\n  path: x\n\ttrain: 3\n", "x:3:1", "YAML does not allow a tab here: use spaces"),
         ("model: {path: x\ntrain: {episodes: 3}\n", "x:1:8", 'the "{" is not closed, or a comma is missing after it'),
         ("a: 1\nrewards: [{name: x}\n", "x:2:10", 'the "[" is not closed, or a comma is missing after it'),
-        ("model: {path:", "x:1:14", 'the file ends, and a "{" or "[" is not closed'),
+        ("model: {path:", "x:1:14", 'the file ends before a "{" or "[" is closed'),
         ('a: "text\nb: 3\n', "x:1:4", "the quote is not closed"),
         ("a: b: c\n", "x:1:5", 'unexpected ":": put text that contains ": " in quotes'),
-        ("a:\n  b: 1\n c: 2\n", "x:3:2", "does not fit the lines above: check the indentation"),
+        ("a:\n  b: 1\n c: 2\n", "x:3:2", "does not match the lines above: check the indentation"),
         ("a: {b: 1}}\n", "x:1:10", "check the indentation, brackets and quotes of this line"),
         ("a: @x\n", "x:1:4", 'text that begins with "@" needs quotes'),
     ],
@@ -136,14 +136,14 @@ def test_short_forms_are_written_out():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rewards.1.weight=2", r'"1" is no item of the list \(items: 0 to 0\)'),
-        ("rewards.x=2", '"x" is no item'),
-        ("train.seed.deep=2", "train.seed is 3, which has no parts"),
+        ("rewards.1.weight=2", r'"1" is not an item of the list \(items: 0 to 0\)'),
+        ("rewards.x=2", '"x" is not an item'),
+        ("train.seed.deep=2", "train.seed is 3, which does not contain keys"),
         ("train.seed", "is not key.path=value"),
         ("=3", "is not key.path=value"),
         ("a..b=3", "is not key.path=value"),
         ("train.seed=[1", r'the "\[" is not closed'),
-        ("nonsense=", "has no value"),
+        ("nonsense=", "needs a value"),
     ],
 )
 def test_a_wrong_override_names_itself(override, message):
@@ -174,7 +174,7 @@ def test_the_short_form_of_a_reward(text, name, weight):
 
 @pytest.mark.parametrize("text", ["brevity:much", "brevity:nan", "brevity:inf", ":1", "./my.py:f:x"])
 def test_a_wrong_weight_is_an_error(text):
-    with pytest.raises(ConfigError, match="is no reward"):
+    with pytest.raises(ConfigError, match="is not a reward"):
         parse_reward(text)
 
 
@@ -182,12 +182,12 @@ def test_a_wrong_weight_is_an_error(text):
     ("text", "where", "message"),
     [
         ("a: 1\nb: [1\n", ":2:4", "is not closed"),
-        ("a: 1\nb: 2\na: 3\n", ":3:1", 'the key "a" is given twice, first on line 1'),
-        ("a:\n  b: 1\n  b: 2\n", ":3:3", 'the key "b" is given twice, first on line 2'),
+        ("a: 1\nb: 2\na: 3\n", ":3:1", 'the key "a" is set twice, first on line 1'),
+        ("a:\n  b: 1\n  b: 2\n", ":3:3", 'the key "b" is set twice, first on line 2'),
         ("a: 1\n2: 3\n", ":2:1", "the key 2 is not text"),
         ("a: !!python/object:os.system {}\n", ":1:4", "could not determine a constructor"),
         ("a: *nowhere\n", ":1:4", "undefined alias"),
-        ("- 1\n", "", "a run file is a mapping of sections, this is a list"),
+        ("- 1\n", "", "a run file must be a mapping of sections, this is a list"),
     ],
 )
 def test_a_wrong_file_names_the_line(tmp_path, text, where, message):
@@ -220,7 +220,7 @@ def test_empty_files_merge_keys_and_anchors(tmp_path):
 def test_python_values_become_plain_ones():
     assert plain({"a": (1, Path("x"))}) == {"a": [1, "x"]}
     assert plain(PurePosixPath("y")) == "y"
-    with pytest.raises(ConfigError, match=r"a\.0: a set cannot stand in a run file"):
+    with pytest.raises(ConfigError, match=r"a\.0: a run file cannot contain a set"):
         plain({"a": [{1, 2}]})
     with pytest.raises(ConfigError, match="the key 3 is not text"):
         plain({3: 1})

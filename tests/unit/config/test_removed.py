@@ -11,7 +11,7 @@ OLD = {"compile": True, "episodes": 2}
 
 
 def test_a_run_file_that_sets_one_is_refused_with_what_replaces_it():
-    with pytest.raises(ConfigError, match=r"train\.compile: is an option no more: .*remove it"):
+    with pytest.raises(ConfigError, match=r"train\.compile: was removed: .*Remove the option"):
         resolve(tiny_run({"train": OLD}))
 
 

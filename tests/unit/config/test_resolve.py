@@ -150,12 +150,12 @@ def test_several_problems_are_reported_together(fake_run):
         (["model=null"], "model: is required"),
         (["model.path=null"], "model.path: should be a valid string"),
         (["prompts=null"], "prompts.name: is required: the name of a plugin"),
-        (["prompts.name=3"], "prompts.name: is no name: 3"),
+        (["prompts.name=3"], "prompts.name: is not a name: 3"),
         (["algorithm=[1]"], "algorithm: should be a plugin's name, or a mapping"),
         (["algorithm.name=fake-lern"], 'no algorithm "fake-lern" is installed; did you mean "fake-learn"?'),
         (["rewards=[]"], "rewards: is empty, but fake-learn learns from rewards"),
         (["rewards=exact-match"], "rewards: should be a list of rewards"),
-        (["rewards=[fake-shout, fake-shout]"], 'rewards.1: a second reward "fake-shout": give it a `label`'),
+        (["rewards=[fake-shout, fake-shout]"], 'rewards.1: a second reward "fake-shout": give it its own `label`'),
         (["rewards.0.retries=-1"], "rewards.0.retries: should be greater than or equal to 0"),
         (["eval.score=fake-shut"], 'eval.score: no reward "fake-shut" in this run; did you mean "fake-shout"?'),
         (["eval.prompts={name: fake-lines, too_lon: skip}"], "eval.prompts.too_lon: unknown key"),
@@ -202,7 +202,7 @@ def test_an_unknown_section_without_content_is_an_error(fake_run):
 
 def test_the_name_of_a_plugin_of_another_kind_is_recognized(fake_run):
     text = problems_of({**fake_run, "rewards": ["fake-learn"]})
-    assert 'no reward "fake-learn" is installed; "fake-learn" is one of the algorithms (' in text
+    assert 'no reward "fake-learn" is installed, but "fake-learn" is one of the algorithms (' in text
     assert "did you mean" not in text
 
 

@@ -26,7 +26,7 @@ def test_processes_of_a_bare_srun_are_refused_and_no_run_of_their_own(monkeypatc
     for key in TORCHRUN:
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    with pytest.raises(UserInputError, match=r"(?s)srun started 2 processes.*one torchrun on each machine"):
+    with pytest.raises(UserInputError, match=r"(?s)srun started 2 processes.*one torchrun per machine"):
         train(tiny_run(), output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")

@@ -24,6 +24,6 @@ def test_a_running_run_has_its_first_score_in_its_summary(tmp_path):
 
 def test_a_checkpoint_goes_on_in_the_folder_of_its_run_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "find_checkpoint", lambda resume, path: tmp_path / "step-2")
-    with pytest.raises(UserInputError, match="holds no run"), RunLedger.take(tmp_path / "other", "step-2"):
+    with pytest.raises(UserInputError, match="does not contain a run"), RunLedger.take(tmp_path / "other", "step-2"):
         raise AssertionError
     assert not (tmp_path / "other").exists()

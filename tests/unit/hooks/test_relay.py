@@ -172,7 +172,7 @@ def test_an_argument_the_hook_does_not_have_is_an_error():
 
 
 def test_an_object_without_hooks_is_an_error():
-    with pytest.raises(PluginError, match="no hook"):
+    with pytest.raises(PluginError, match="not define a hook"):
         HookRelay().register(object(), name="nothing")
 
 

@@ -29,7 +29,7 @@ def test_another_tokenizer_is_refused_by_its_first_token(tmp_path):
     check(FrozenModel(saved(tmp_path / "more", known + "xyz")), ours)
     with pytest.raises(UserInputError, match=r"algorithm\.teacher\.path: .* has a different tokenizer .* first is '0'"):
         check(FrozenModel(saved(tmp_path / "other", known[::-1])), ours)
-    with pytest.raises(UserInputError, match=r"tokens differ, the first is .* absent there"):
+    with pytest.raises(UserInputError, match=r"tokens differ, the first is .* missing in this model"):
         check(FrozenModel(saved(tmp_path / "fewer", known[:4])), ours)
 
 

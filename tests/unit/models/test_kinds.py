@@ -69,7 +69,7 @@ def test_two_that_claim_a_path_are_named(other, kind, tmp_path, capsys):
 def test_a_broken_one_hurts_no_other(other, caplog):
     other(source=SOURCE.replace("return path", "return 1 / 0, path"))
     assert type(model_kind_for(ModelConfig(path="builtin:tiny-digits"))) is CausalLM
-    assert 'kind of model "other" (acme 1.2.3) is left out: division by zero' in caplog.text
+    assert 'kind of model "other" (acme 1.2.3) is ignored: division by zero' in caplog.text
 
 
 def test_a_name_without_a_plugin_is_an_error():

@@ -104,7 +104,7 @@ PARTIAL = """
     [
         ("partly", "does not hold exactly the parameters"),
         ("early-state", "has state before its first step"),
-        ("no-one", r"which is no torch\.optim\.Optimizer"),
+        ("no-one", r"which is not a torch\.optim\.Optimizer"),
     ],
 )
 def test_an_optimizer_that_cannot_be_prepared_names_the_plugin(install, name, problem):

@@ -32,13 +32,13 @@ def build(install, kind, returned):
     ("kind", "returned", "wrong"),
     [
         ("rewards", "None", "a NoneType, which cannot be called with rollouts"),
-        ("algorithms", "None", "a NoneType, which is no rlhf_core.algorithm.RolloutAlgorithm"),
-        ("strategies", "{}", "a dict, which is no rlhf_core.strategy.Strategy"),
-        ("engines", "{}", "a dict, which is no rlhf_core.protocols.RolloutEngine"),
-        ("transports", "None", r"a NoneType, which has no run\(request\)"),
-        ("prompts", "None", "a NoneType, which is no PromptSource"),
+        ("algorithms", "None", "a NoneType, which is not a rlhf_core.algorithm.RolloutAlgorithm"),
+        ("strategies", "{}", "a dict, which is not a rlhf_core.strategy.Strategy"),
+        ("engines", "{}", "a dict, which is not a rlhf_core.protocols.RolloutEngine"),
+        ("transports", "None", r"a NoneType, which does not have run\(request\)"),
+        ("prompts", "None", "a NoneType, which is not a PromptSource"),
         ("prompts", "({'prompt': '1>'} for _ in range(9))", "a generator, which can be read only once"),
-        ("loggers", "object()", "a object, which is no rlhf_core.protocols.Logger"),
+        ("loggers", "object()", "a object, which is not a rlhf_core.protocols.Logger"),
     ],
 )
 def test_what_is_no_plugin_of_its_kind_is_refused_by_name(install, kind, returned, wrong):
@@ -56,8 +56,6 @@ def test_what_fits_is_taken(install, kind, returned):
 
 def test_an_entry_point_in_a_group_that_nothing_reads_is_told(install):
     install("acme", {"rlhf.reward": {"acme-thing": "acme_mod:it"}})
-    with pytest.raises(
-        PluginError, match='"acme-thing" of acme is in the group rlhf.reward, which nothing reads'
-    ) as it:
+    with pytest.raises(PluginError, match='"acme-thing" of acme is in the group rlhf.reward, which is unknown') as it:
         load("rewards", "Acme_Thing")
     assert 'did you mean "rlhf.rewards"' in str(it.value)

@@ -85,15 +85,15 @@ def test_options_are_strict(file, options):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("untyped", 'its option "a" has no type'),
-        ("required", 'its option "a" has no default'),
-        ("neither", 'its option "a" has no type and no default'),
+        ("untyped", 'its option "a" lacks a type'),
+        ("required", 'its option "a" lacks a default'),
+        ("neither", 'its option "a" lacks a type and a default'),
         ("swallow", r"it takes \*\*kwargs"),
-        ("two", "more than the rollouts by position: other"),
-        ("nothing", "it takes no rollouts"),
+        ("two", "more positional parameters than the rollouts: other"),
+        ("nothing", "it does not take the rollouts"),
         ("odd", "NoSuchType"),
-        ("brevty", 'has no function "brevty"; did you mean "brevity"'),
-        ("not_a_function", 'has no function "not_a_function"'),
+        ("brevty", 'does not define a function "brevty"; did you mean "brevity"'),
+        ("not_a_function", 'does not define a function "not_a_function"'),
     ],
 )
 def test_what_is_no_reward_is_explained(file, function, message):
@@ -105,7 +105,7 @@ def test_what_is_no_reward_is_explained(file, function, message):
 def test_a_file_that_is_not_there_or_fails(tmp_path):
     with pytest.raises(PluginError, match="no such file"):
         load("rewards", f"{tmp_path}/none.py:f")
-    with pytest.raises(PluginError, match="names no function"):
+    with pytest.raises(PluginError, match="does not name a function"):
         load("rewards", f"{tmp_path}/none.py")
     (tmp_path / "bad.py").write_text("1 / 0")
     with pytest.raises(PluginError, match=r"bad\.py fails to run: ZeroDivisionError"):

@@ -25,7 +25,7 @@ def test_any_options_are_taken_and_kept(file, kind, tmp_path):
     problems = Problems()
     config = problems.validate(selected.component.config, {"size": "x", "of": [1]})
     assert not len(problems) and json.loads(config.model_dump_json()) == {"size": "x", "of": [1]}
-    with pytest.raises(PluginError, match="was not run, so it cannot be built"):
+    with pytest.raises(PluginError, match="was not executed, so it cannot be built"):
         selected.build(config, None)
 
 

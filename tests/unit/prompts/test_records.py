@@ -88,7 +88,7 @@ def test_filters_are_counted_by_reason(tokenizer):
 
 
 def test_a_filter_that_fails_is_named_with_the_record(tokenizer):
-    with pytest.raises(DataError, match="prompts.filter fails on it: KeyError: 'language'") as caught:
+    with pytest.raises(DataError, match="prompts.filter failed: KeyError: 'language'") as caught:
         prompt_stream([{"prompt": "1="}], tokenizer, seed=0, keep=lambda record: record["language"] == "en")
     assert caught.value.where == "record 1"
 
@@ -120,7 +120,7 @@ def test_a_source_may_bring_its_own_order(tokenizer):
 
 
 def test_a_source_without_length_and_order_is_told_what_to_do(tokenizer):
-    with pytest.raises(PluginError, match="a map has no length, so its records have no order") as caught:
+    with pytest.raises(PluginError, match="a map lacks a length, so its records cannot be ordered") as caught:
         prompt_stream(map(dict, [{"prompt": "1="}]), tokenizer, seed=0)
     assert "mixture" in caught.value.hint and "make_stream" in caught.value.hint
 

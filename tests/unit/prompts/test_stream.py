@@ -73,7 +73,7 @@ class TestOrder:
 
     @pytest.mark.parametrize(("count", "held_out"), [(0, 0), (3, 3), (3, 5)])
     def test_nothing_to_train_on(self, tokenizer, count, held_out):
-        with pytest.raises(DataError, match="none is left to train on"):
+        with pytest.raises(DataError, match="leave none to train on"):
             prompt_stream(numbered(count), tokenizer, seed=0, held_out=held_out)
 
 
@@ -116,12 +116,12 @@ class TestEncoding:
     @pytest.mark.parametrize(
         ("prompt", "message"),
         [
-            (None, "no `prompt`"),
+            (None, "`prompt` is missing"),
             (3, "a int, not text"),
             ([], "an empty list"),
             (["hi"], "needs `role` and `content`"),
             ([{"role": "user"}], "needs `role` and `content`"),
-            ("", "no tokens"),
+            ("", "is empty"),
         ],
     )
     def test_what_is_no_prompt_is_named(self, chat_tokenizer, prompt, message):
@@ -131,7 +131,7 @@ class TestEncoding:
 
     def test_no_chat_template(self, tokenizer):
         records = Lines([{"prompt": [{"role": "user", "content": "hi"}]}])
-        with pytest.raises(DataError, match="no chat template"):
+        with pytest.raises(DataError, match="lacks a chat template"):
             prompt_stream(records, tokenizer, seed=0)
 
     @pytest.mark.parametrize(

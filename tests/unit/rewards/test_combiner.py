@@ -54,7 +54,7 @@ def test_answers_beside_an_episode_are_scored_in_its_units():
     greedy = combiner.combine_as_before({"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([2.0, 0.0])})
     assert greedy.tolist() == pytest.approx([(4 - 2) / 2, (5 - 2) / 2])
     assert combiner.state_dict() == before
-    with pytest.raises(RewardError, match="samples carry"):
+    with pytest.raises(RewardError, match="samples have"):
         combiner.combine_as_before({"a": torch.tensor([1.0])})
 
 

@@ -54,7 +54,7 @@ def test_a_deadline_holds_where_pythons_lock_is_held(started):
     process = started("never_lets_go_of_the_lock", timeout=0.5)
     _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == -signal.SIGKILL
-    assert 'reward "r": dist 1.0: gave no answer within 0.5 s and holds Python\'s lock' in said
+    assert 'reward "r": dist 1.0: gave no answer within 0.5 s and holds the GIL' in said
     assert "isolate: true" in said
     assert_stack_of_the_hanging_line(said.partition("isolate: true")[2])
 

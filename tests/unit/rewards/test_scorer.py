@@ -111,11 +111,11 @@ def test_submit_does_not_wait(rollouts):
         (faulty.raises, r"raised KeyError: 'no such model' \(\S*faulty_rewards.py, line \d+\), at sample 0"),
         (faulty.exits, r"raised SystemExit: 3 \(.*\), at sample 0"),
         (faulty.wrong_count, r"returned 1 values for 4 samples, at sample 0"),
-        (faulty.not_numbers, r"answered 'good' \(str\) is no number, at sample 0"),
-        (lambda r: None, r"returned None in place of 4 numbers"),
-        (lambda r: [0.0, 1.0, float("nan"), 1.0], r"answered nan is not finite, at sample 2"),
-        (lambda r: [0.0, float("inf"), 1.0, 1.0], r"answered inf is not finite, at sample 1"),
-        (lambda r: [0.0, None, 1.0, 1.0], r"answered None is no number, at sample 1"),
+        (faulty.not_numbers, r"returned an invalid score: 'good' \(str\) is not a number, at sample 0"),
+        (lambda r: None, r"returned None instead of 4 numbers"),
+        (lambda r: [0.0, 1.0, float("nan"), 1.0], r"returned an invalid score: nan is not finite, at sample 2"),
+        (lambda r: [0.0, float("inf"), 1.0, 1.0], r"returned an invalid score: inf is not finite, at sample 1"),
+        (lambda r: [0.0, None, 1.0, 1.0], r"returned an invalid score: None is not a number, at sample 1"),
     ],
 )
 class TestFaulty:

@@ -89,7 +89,7 @@ class TestNumbersOfTurns:
             ({True: 1.0}, "is not the number of a turn"),
             ({0: "good"}, "turn 0: 'good'"),
             ({0: math.nan}, "turn 0: nan is not finite"),
-            ({0: {1: 1.0}}, "turn 0: there are turns within a turn"),
+            ({0: {1: 1.0}}, "turn 0: a turn contains turns"),
             ({0: LARGEST, 1: LARGEST}, "too large"),
         ],
     )

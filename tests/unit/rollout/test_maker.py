@@ -169,9 +169,9 @@ class BadEngine(FakeEngine):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda answers: answers[:-1], "left 1 of 6 requests without an answer"),
+        (lambda answers: answers[:-1], "left 1 of 6 requests unanswered"),
         (lambda answers: [], "left 6 of 6"),
-        (lambda answers: answers + answers[:1], "no longer asked for"),
+        (lambda answers: answers + answers[:1], "no longer requested"),
     ],
 )
 def test_an_engine_that_loses_or_doubles_answers_is_named(make_maker, change, says):

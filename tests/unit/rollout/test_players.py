@@ -121,7 +121,7 @@ class Adds(Wrapper):
     ("wrong", "message"),
     [
         (Twice, r"the player of the section bad \(acme 1.0\) answered sample \d, which is not or no longer requested"),
-        (Left, "left 1 of 3 samples without an answer"),
+        (Left, "left 1 of 3 samples unanswered"),
         (Adds, "added a column 'novel', which no section declares"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_journal_without_a_run_folder_says_that_it_keeps_nothing(caplog, tmp_p
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             journal.append({"sample": 1})
-    assert [each.message for each in caplog.records if "keeps nothing" in each.message] == [caplog.messages[0]]
+    assert [each.message for each in caplog.records if "stores nothing" in each.message] == [caplog.messages[0]]
     assert list(journal.read()) == []
     found.close()
     assert not (tmp_path / "elsewhere").exists()

@@ -129,7 +129,7 @@ def test_columns_that_do_not_fit_the_tokens_are_refused():
             for done in super().generate(requests, sampling):
                 yield replace(done, columns={"score": [1.0]})
 
-    with pytest.raises(PluginError, match=r"column 'score': Short gave 1 values for 3 tokens"):
+    with pytest.raises(PluginError, match=r"column 'score': Short returned 1 values for 3 tokens"):
         single(Short(answer=lambda request, version: (5, 6, 2)))
 
 

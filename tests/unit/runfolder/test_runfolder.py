@@ -29,7 +29,7 @@ def test_create_then_write_then_open_again(tmp_path: Path):
 @pytest.mark.parametrize("left", ["config.yaml", "manifest.json", "metrics.jsonl"])
 def test_a_folder_with_a_run_is_refused(tmp_path: Path, left: str):
     (tmp_path / left).write_text("")
-    with pytest.raises(UserInputError, match="already holds a run.*\n.*--resume auto.*--output") as caught:
+    with pytest.raises(UserInputError, match="already contains a run.*\n.*--resume auto.*--output") as caught:
         RunFolder.take(tmp_path)
     assert caught.value.exit_code == 2
     RunFolder.take(tmp_path, is_new=False).close()  # and the refusal left no lock behind
@@ -42,7 +42,7 @@ def test_a_folder_with_other_files_is_taken(tmp_path: Path):
 
 def test_read_needs_a_run(tmp_path: Path):
     for path in (tmp_path, tmp_path / "not-there"):
-        with pytest.raises(UserInputError, match="holds no run"):
+        with pytest.raises(UserInputError, match="does not contain a run"):
             RunFolder.read(path)
     assert not (tmp_path / "not-there").exists()
 
@@ -199,6 +199,6 @@ def test_a_run_folder_is_its_users_alone(tmp_path: Path):
 def test_files_of_the_user_that_a_run_would_replace_are_refused(tmp_path: Path, other: str):
     """Such as the model beside a run file, with `--output .`."""
     (tmp_path / other).mkdir() if other == "model" else (tmp_path / other).touch()
-    with pytest.raises(UserInputError, match=f"holds {other} of no run, which a run would replace"):
+    with pytest.raises(UserInputError, match=f"contains {other} without a run, which a new run would replace"):
         RunFolder.take(tmp_path)
     assert [each.name for each in tmp_path.iterdir() if each.name != ".lock"] == [other]

@@ -62,7 +62,7 @@ def make(folder, make_rank, values):
 def test_nobody_decides_anything(make, folder):
     decided = make()
     assert not decided.take(moment())
-    assert not (decided.interrupted or decided.checkpoint_asked or decided.finished or decided.may_roll_back())
+    assert not (decided.interrupted or decided.checkpoint_requested or decided.finished or decided.may_roll_back())
     assert folder.events(DECISION) == []
 
 
@@ -88,7 +88,7 @@ def test_the_others_are_all_done_before_it(make, values):
     decided = make(Says(*asked))
     with pytest.raises(GuardStop):
         decided.take(moment())
-    assert values == [1e-6] and decided.checkpoint_asked and decided.interrupted
+    assert values == [1e-6] and decided.checkpoint_requested and decided.interrupted
 
 
 def test_what_is_done_is_logged_and_noted(make, folder, caplog):
@@ -116,7 +116,7 @@ def test_an_interrupt_is_noted_even_if_it_is_answered(make, folder):
 
 @pytest.mark.parametrize("options", [{}, {"key": "optimizer.lr"}, {"key": "optimizer.lr", "value": float("nan")}])
 def test_a_set_needs_a_key_and_a_value(options):
-    with pytest.raises(ValueError, match="needs a key, and a value of 0 or more"):
+    with pytest.raises(ValueError, match="needs a key and a value of 0 or more"):
         action("set", **options)
 
 
@@ -184,7 +184,7 @@ def test_two_ranks_do_the_same(make, values, kind, monkeypatch):
             skips = decided.take(moment())
         except (GuardStop, RollBack) as error:
             return type(error), str(error), plugin.heard
-        return skips, decided.finished, decided.interrupted, decided.checkpoint_asked, plugin.heard
+        return skips, decided.finished, decided.interrupted, decided.checkpoint_requested, plugin.heard
 
     first, second = Ranks(2).run(work)
     assert first[:-1] == second[:-1]
@@ -211,14 +211,14 @@ def test_a_plugin_that_may_roll_back_says_so(make):
 def test_rollbacks_are_counted_bounded_and_told(make, folder, tmp_path):
     decided = make()
     request = RollBack(action("rollback", "kl", max_times=1), moment())
-    with pytest.raises(GuardStop, match="kl says rollback, and there is no whole checkpoint"):
+    with pytest.raises(GuardStop, match="kl says rollback, and there is no complete checkpoint"):
         decided.allow_rollback(request, None)
     assert decided.rollbacks == 0
     decided.allow_rollback(request, tmp_path)
     state = RunState(
         step=4, next_episode=1, policy_version=1, eval_before=None, algorithm={}, combiner={}, wall_s=0.0
     )  # fmt: skip
-    decided.tell_rollback(request, state, {"policy": 0.5})
+    decided.log_rollback(request, state, {"policy": 0.5})
     (event,) = folder.events(ROLLBACK)
     assert (event["guard"], event["from_step"], event["to_step"], event["lr_factors"]) == ("kl", 7, 4, {"policy": 0.5})
     with pytest.raises(GuardStop, match="it was rolled back 1 times"):

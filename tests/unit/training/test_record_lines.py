@@ -131,7 +131,7 @@ def test_resume_refuses_a_file_that_lost_lines(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     with EpisodeRecord(path) as writer:
         write_episode(writer, 0, 2)
-    with pytest.raises(CheckpointError, match=r"holds 2 lines .*counts 5"):
+    with pytest.raises(CheckpointError, match=r"contains 2 lines .*counts 5"):
         EpisodeRecord(path, step=5, count=5)
     with EpisodeRecord(path, step=1, count=1):
         pass

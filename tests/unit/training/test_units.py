@@ -78,7 +78,7 @@ def test_one_object_may_be_several_items() -> None:
     ids=["one-left-out", "one-twice", "empty"],
 )
 def test_units_that_are_not_the_items_name_the_algorithm(wrong: Any) -> None:
-    with pytest.raises(PluginError, match="each of the 2 items once") as raised:
+    with pytest.raises(PluginError, match="each of the 2 items exactly once") as raised:
         Units(wrong, plugin='algorithm "pairs" (acme 1.0)').places([row(0), row(1)])
     assert "acme" in str(raised.value)
 

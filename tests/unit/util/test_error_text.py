@@ -25,7 +25,7 @@ def test_the_line_is_the_last_one_of_the_file_that_core_called(tmp_path, monkeyp
     """Not that of the library which it calls."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FILE)
-    with pytest.raises(DataError, match=r"fails on it: JSONDecodeError: .* \(mine.py, line 8\)"):
+    with pytest.raises(DataError, match=r"prompts.filter failed: JSONDecodeError: .* \(mine.py, line 8\)"):
         keep = run_file(tmp_path / "mine.py", "a filter").level
         prompt_stream([{"prompt": "1>", "level": "{"}], tiny_tokenizer(), seed=0, keep=keep)
 

@@ -147,5 +147,5 @@ def test_no_secret_is_left_in_a_run_folder_or_on_the_terminal(tmp_path, monkeypa
 def test_what_was_hidden_is_asked_for_again():
     run = tiny_run({"rewards": [{"name": "exact-match", "label": "a"}]})
     run["rewards"][0]["api_key"] = "***"
-    with pytest.raises(ConfigError, match=r"(?s)rewards\.0\.api_key: was hidden .*--set rewards\.0\.api_key=VALUE"):
+    with pytest.raises(ConfigError, match=r"(?s)rewards\.0\.api_key: was redacted .*--set rewards\.0\.api_key=VALUE"):
         resolve(load_run(run))

@@ -90,5 +90,5 @@ def test_other_files_are_refused(tmp_path):
         load_tree(tmp_path / "junk")
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_tree(tmp_path / "missing")
-    with pytest.raises(CheckpointError, match="no tree"):
+    with pytest.raises(CheckpointError, match="not a tree"):
         load_tree(tmp_path / "plain")

@@ -7,9 +7,9 @@ from rlhf_core.config import Section
 
 
 class BestOfConfig(Section):
-    """Learn from the best of the answers to each prompt, and from no other."""
+    """Learn only from the best answer to each prompt."""
 
-    min_score: float | None = Field(None, description="Learn from no answer below this score; null takes any best.")
+    min_score: float | None = Field(None, description="Minimum score of a best answer. null: any score.")
 
 
 best_of = Component("Imitates the best answer to each prompt.", BestOfConfig, "rlhf_example_best_of.algorithm:BestOf")

@@ -9,10 +9,10 @@ from rlhf_forward import masked_sum, policy_forward
 
 
 class BestOf(RolloutAlgorithm):
-    """Every token of a best answer has advantage 1; the other answers are masked."""
+    """Every token of a best answer has advantage 1. Other answers are masked."""
 
     roles = frozenset({"policy"})
-    terms = {"policy": LossTerm("policy")}  # noqa: RUF012 - the seam asks for a mapping that never changes
+    terms = {"policy": LossTerm("policy")}  # noqa: RUF012 - core only reads it
 
     def __init__(self, config, context):
         self._min_score = config.min_score

@@ -1,11 +1,11 @@
-"""`account`: an environment whose public methods are tools, with nothing to import from the framework."""
+"""`account`: an environment whose public methods are tools, without imports from the framework."""
 
 
 class Account:
-    """Do with an account what the prompt says; rewarded where its balance is the prompt's answer in the end."""
+    """Manage an account as the prompt requests. The reward is 1 if its final balance is the prompt's answer."""
 
     def reset(self, answer=None):
-        """Empty the account. Parameters are given what the prompt's line has under their names."""
+        """Empty the account. Parameters receive the values of these keys of the prompt's record."""
         self.answer = answer
         self.balance = 0
 
@@ -13,7 +13,7 @@ class Account:
         """Put money into the account.
 
         Args:
-            amount: How much.
+            amount: The amount.
         """
         self.balance += amount
         return f"balance: {self.balance}"
@@ -22,7 +22,7 @@ class Account:
         """Take money out of the account.
 
         Args:
-            amount: How much; at most what is there.
+            amount: The amount, at most the balance.
         """
         if amount > self.balance:
             return f"refused: the balance is {self.balance}"
@@ -30,5 +30,5 @@ class Account:
         return f"balance: {self.balance}"
 
     def get_reward(self) -> float:
-        """Asked when the policy calls no more tools."""
+        """Called when a turn of the policy does not call a tool."""
         return float(str(self.balance) == str(self.answer))

@@ -1,23 +1,23 @@
-"""`corridor`: an environment with `reset` and `step`, with nothing to import from the framework."""
+"""`corridor`: an environment with `reset` and `step`, without imports from the framework."""
 
 import re
 from random import Random
 
 
 class Corridor:
-    """Find the door: say left or right; each step costs `step_cost`, and the door is worth 1."""
+    """Find the door by replying left or right. Each step costs `step_cost`, and the door is worth 1."""
 
     def __init__(self, *, length: int = 5, step_cost: float = 0.05):
         self.length = length
         self.step_cost = step_cost
 
     def reset(self, task):
-        """Place the player and the door. The samples of a prompt have one `task.seed`, and so face the same task."""
+        """Place the player and the door. The samples of a prompt have the same `task.seed`, and so the same task."""
         self.place, self.door = Random(task.seed).sample(range(self.length), 2)
         return f"You stand at {self.place} in a corridor from 0 to {self.length - 1}. {self._hint()}"
 
     def step(self, reply):
-        """Where the last `left` or `right` of the reply leads; any other text costs the turn."""
+        """Move by the last `left` or `right` of the reply. Any other text wastes the turn."""
         moves = re.findall(r"\b(left|right)\b", reply.text.lower())
         if not moves:
             return "Say left or right.", -self.step_cost, False

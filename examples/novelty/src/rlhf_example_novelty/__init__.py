@@ -1,1 +1,1 @@
-"""Answers that are new: an example of every kind of part that a plugin can bring."""
+"""New answers: an example of every kind of part that a plugin can provide."""

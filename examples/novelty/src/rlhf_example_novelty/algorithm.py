@@ -15,7 +15,7 @@ from .witness import NOVELTY, WitnessPass
 
 
 class Novel(RolloutAlgorithm):
-    """REINFORCE that weighs each token by 1 + bonus * min(novelty / goal, 1)."""
+    """REINFORCE that weights each token by 1 + bonus * min(novelty / goal, 1)."""
 
     roles = frozenset({"policy", "witness"})
     terms = {"policy": LossTerm("policy")}  # noqa: RUF012 - core only reads it
@@ -26,7 +26,7 @@ class Novel(RolloutAlgorithm):
 
     @property
     def frozen_models(self) -> Mapping[str, FrozenModel]:
-        """Core loads, places, offloads and plans for it."""
+        """The witness, which core loads, places, offloads and counts in plans."""
         witness = self.config.witness
         return {"witness": FrozenModel(witness.path, offload=witness.offload)}
 
@@ -34,7 +34,7 @@ class Novel(RolloutAlgorithm):
         return [WitnessPass(context)]
 
     def advantages(self, episode: Experience) -> Experience:
-        """The whole episode, on every rank."""
+        """Compute the advantages of the whole episode, on every rank."""
         mask = episode.action_mask
         advantages = mask * (episode.scores - episode.scores.mean())[:, None]
         metrics = {"novelty/mean": float(masked_mean(episode.columns[NOVELTY], mask))}
@@ -53,5 +53,5 @@ class Novel(RolloutAlgorithm):
         return LossOutput(sums, metrics, log_probs.detach())
 
     def weights(self, novelty: Tensor) -> Tensor:
-        """[B, A] nats -> [B, A]."""
+        """Return the weight of each token, [B, A], from its novelty, [B, A] in nats."""
         return 1.0 + self.config.bonus * (novelty / self.config.goal).clamp(max=1.0)

@@ -1,4 +1,4 @@
-"""One answer of the engine `hot-start` while it is sampled, and the rules that end it."""
+"""An answer of the engine `hot-start` during sampling, and the rules that end it."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -17,25 +17,25 @@ class Answer:
     limit: int
     """Maximum number of tokens."""
     first_temperature: float | None
-    """The option of the request; None if unset, and for greedy answers."""
+    """The option of the request. None if unset, and for greedy answers."""
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     support: list[list[int]] = field(default_factory=list)
-    """Of each token, the ids that top-k and top-p left; empty without them."""
+    """For each token, the ids kept by top-k and top-p. Empty without them."""
     finish: FinishReason | None = None
 
     @property
     def temperature(self) -> float:
-        """Of the next token."""
+        """Temperature of the next token."""
         return self.sampling.temperature if self.ids or self.first_temperature is None else self.first_temperature
 
     @property
     def noise_counter(self) -> tuple[int, int]:
-        """Sample and token that the next token's noise depends on; no response has 2^32 tokens."""
+        """Sample and token index for the next token's noise. A response has fewer than 2^32 tokens."""
         return self.request.sample_id, (self.request.branch << 32) + self.request.offset + len(self.ids)
 
     def extend(self, token: int, log_prob: float, support: list[int], eos_ids: frozenset[int], tokenizer: Any) -> None:
-        """support: padded with -1; empty if all tokens could be drawn."""
+        """Add a token. support: ids padded with -1, empty if all tokens were possible."""
         self.ids.append(token)
         self.log_probs.append(log_prob)
         self.support += [[kept for kept in support if kept >= 0]] if support else []
@@ -46,7 +46,7 @@ class Answer:
             self.finish = "length"
 
     def completion(self, version: int) -> Completion:
-        """Its column `temperature`, which core has for all engines, tells the trainer what each token was drawn at."""
+        """Return the completion. Core's column `temperature` contains the sampling temperature of each token."""
         columns: dict[str, Any] = {}
         if self.first_temperature is not None:
             columns["temperature"] = [self.first_temperature, *[self.sampling.temperature] * (len(self.ids) - 1)]
@@ -63,7 +63,7 @@ class Answer:
 
 
 def begin(request: GenerationRequest, sampling: SamplingParams, context_tokens: int | None) -> Answer:
-    """Raises `DataError` for a prompt that leaves no room for a token, and for an invalid option."""
+    """Start the answers. Raises `DataError` for a prompt without room for a token, and for an invalid option."""
     where = f"engine hot-start, sample {request.sample_id}"
     longest = min(sampling.max_length or inf, context_tokens or inf) - len(request.prompt_ids)
     limit = min(longest, sampling.max_new_tokens, request.max_new_tokens or inf)

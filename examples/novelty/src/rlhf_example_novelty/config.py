@@ -9,7 +9,7 @@ from rlhf_core import Section
 from rlhf_core.config import EngineConfig, Problem, ResolvedRun
 
 VARIED_PATH, VARIED_TYPE = "builtin:varied-digits", "rlhf-example-varied"
-"""What the kind of model claims: a path, and the `model_type` in the folder of a saved model."""
+"""Claims of the kind of model: a path, and the `model_type` in the folder of a saved model."""
 
 
 class FromNovelty(Section):
@@ -17,7 +17,7 @@ class FromNovelty(Section):
 
     adapt_reasons = {"": "from the section novelty"}  # noqa: RUF012 - core only reads it
 
-    goal: float | None = Field(None, gt=0, description="Nats per token; null is novelty.goal.")
+    goal: float | None = Field(None, gt=0, description="Goal in nats per token. null: novelty.goal.")
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if self.goal is None and run.section("novelty") is None:
@@ -32,14 +32,14 @@ class FromNovelty(Section):
 
 
 class WitnessConfig(Section):
-    """The frozen model that finds tokens likely or not; its tokens must be those of the policy."""
+    """The frozen model that measures novelty. It must have the tokens of the policy."""
 
     path: str = Field(min_length=1, description="A model folder, a hub name, or `builtin:NAME`.")
     offload: bool = Field(False, description="Keep it in host memory between its passes.")
 
 
 class NovelConfig(FromNovelty):
-    """REINFORCE with the episode's mean score as baseline, and a larger weight for tokens that are new."""
+    """REINFORCE with the episode's mean score as baseline, and a larger weight for new tokens."""
 
     witness: WitnessConfig = Field(description="The model that measures novelty.")
     bonus: float = Field(1.0, ge=0, description="Additional weight of a token that is as new as the goal, or newer.")
@@ -48,7 +48,7 @@ class NovelConfig(FromNovelty):
 class NoveltyGoalConfig(FromNovelty):
     """Ends the run as done once its answers are as new as the goal."""
 
-    patience: int | None = Field(None, ge=1, description="Episodes in a row; null is novelty.patience.")
+    patience: int | None = Field(None, ge=1, description="Consecutive episodes. null: novelty.patience.")
 
 
 class HotStartConfig(EngineConfig):
@@ -58,7 +58,7 @@ class HotStartConfig(EngineConfig):
         "first_temperature": "softmax temperature of the first token of an answer, above 0, unless it is greedy"
     }
 
-    max_batch_size: int = Field(64, ge=1, description="Answers sampled at once.")
+    max_batch_size: int = Field(64, ge=1, description="Answers sampled together.")
 
 
 class SignumConfig(Section):

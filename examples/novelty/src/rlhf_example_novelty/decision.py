@@ -1,4 +1,4 @@
-"""The hook: it decides that the run is done."""
+"""The hook that decides when the run is done."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ class NoveltyGoal:
 
     @hookimpl
     def rlhf_decide(self, moment: Moment) -> Action | None:
-        """Called on rank 0 of the trainer; all processes do what it returns."""
+        """Called on rank 0 of the trainer. All processes apply the returned action."""
         novelty = moment.metrics.get("novelty/mean")
         if moment.at != "episode" or novelty is None:
             return None
@@ -30,7 +30,7 @@ class NoveltyGoal:
         return Action(kind="finish", by="novelty-goal", reason=reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Checkpoints keep it."""
+        """Saved in checkpoints."""
         return {"reached": self.reached}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

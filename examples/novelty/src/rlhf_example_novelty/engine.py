@@ -1,4 +1,4 @@
-"""The engine `hot-start`: it samples the first token of an answer at a temperature that the request brings."""
+"""The engine `hot-start`: it samples the first token of an answer at the temperature set by the request."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ from .config import HotStartConfig
 
 
 class HotStart:
-    """A `RolloutEngine` over the module of its process. It keeps no cache: each step computes whole sequences."""
+    """A `RolloutEngine` with the module of its process. Without a cache, each step computes whole sequences."""
 
     def __init__(self, config: HotStartConfig, context: EngineContext) -> None:
         self.config, self.context = config, context
@@ -27,7 +27,7 @@ class HotStart:
         self.policy_version = 0
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
-        """A batch after the other, each to its longest answer."""
+        """Generate one batch after another, each until its longest answer ends."""
         answers = [begin(request, sampling, self.context_tokens) for request in requests]
         for start in range(0, len(answers), self.config.max_batch_size):
             batch = left = answers[start : start + self.config.max_batch_size]
@@ -42,7 +42,7 @@ class HotStart:
 
     @torch.no_grad()
     def drawn(self, answers: Sequence[Answer], sampling: SamplingParams) -> SampledTokens:
-        """The next token of each answer."""
+        """Sample the next token of each answer."""
         device, dtype = self.context.device, self.context.compute_dtype
         rows = [[*answer.request.prompt_ids, *answer.ids] for answer in answers]
         width = max(map(len, rows))
@@ -64,9 +64,9 @@ class HotStart:
         self.policy_version = version
 
     def close(self) -> None:
-        """It holds nothing of its own."""
+        """Do nothing, since it does not hold resources."""
 
 
 def build(config: HotStartConfig, context: EngineContext) -> RolloutEngine:
-    """The engine of one process."""
+    """Create the engine of one process."""
     return HotStart(config, context)

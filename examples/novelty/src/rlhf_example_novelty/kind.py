@@ -1,4 +1,4 @@
-"""The kind of model: a small Llama that is told how many different tokens its prompt has."""
+"""The kind of model: a small Llama whose input includes the share of different tokens in its prompt."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ class VariedConfig(LlamaConfig):
 
 
 class VariedTrunk(LlamaModel):
-    """Adds a learnt direction, times the variety of the prompt, to each embedding."""
+    """Adds a learned direction, times the variety of the prompt, to each embedding."""
 
     def __init__(self, config: VariedConfig) -> None:
         super().__init__(config)
@@ -30,7 +30,7 @@ class VariedTrunk(LlamaModel):
     def forward(
         self, input_ids: Tensor, inputs_embeds: None = None, variety: Tensor | None = None, **options: Any
     ) -> Any:
-        """variety: [B], the column of the kind; None when the model is tried out before a run."""
+        """Run the trunk. variety: the kind's column, [B]. None in the tests of a model before a run."""
         embedded = self.embed_tokens(input_ids)
         if variety is not None:
             embedded = embedded + self.direction(variety[:, None].to(embedded.dtype))[:, None]
@@ -38,7 +38,7 @@ class VariedTrunk(LlamaModel):
 
 
 class VariedLM(LlamaForCausalLM):
-    """A causal LM over that trunk, which its forward passes `variety` on to."""
+    """A causal LM that passes `variety` on to its trunk."""
 
     config_class = VariedConfig
 
@@ -49,7 +49,7 @@ class VariedLM(LlamaForCausalLM):
 
 
 class Varied(CausalLM):
-    """`builtin:varied-digits` is made here, with the tokens of `builtin:tiny-digits`; saved ones are loaded."""
+    """`builtin:varied-digits` is created here, with the tokens of `builtin:tiny-digits`. Saved models are loaded."""
 
     columns: Mapping[str, Column] = {"variety": Column(per="prompt", model_input=True)}
 
@@ -76,5 +76,5 @@ class Varied(CausalLM):
             return VariedLM(VariedConfig(**sizes, **tokens, max_position_embeddings=512)).to(dtype)
 
     def encode(self, record: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Any]]:
-        """The column of a prompt: its different tokens, as a share of all its tokens."""
+        """Return the prompt's ids and its column: the share of different tokens."""
         return prompt_ids, {"variety": len(set(prompt_ids)) / len(prompt_ids)}

@@ -10,11 +10,11 @@ from .config import SignumConfig
 
 
 class Signum(torch.optim.Optimizer):
-    """Moves each weight by the learning rate, against the sign of its mean gradient."""
+    """Moves each weight by the learning rate against the sign of its mean gradient."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Core has clipped the gradients and set the rate."""
+        """Make a step. Core has already clipped the gradients and set the rate."""
         for group in self.param_groups:
             for parameter in (each for each in group["params"] if each.grad is not None):
                 mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
@@ -23,5 +23,5 @@ class Signum(torch.optim.Optimizer):
 
 
 def build(config: SignumConfig, context: OptimizerContext) -> torch.optim.Optimizer:
-    """The optimizer of one trained model; its state is made in the first step, and checkpoints keep it."""
+    """Create the optimizer of one trained model. The first step creates its state, which checkpoints contain."""
     return Signum(context.parameters.values(), {"lr": context.lr, "momentum": config.momentum})

@@ -1,4 +1,4 @@
-"""The player: it has core's player answer each sample, and answer again if the answer is not new."""
+"""The player: core's player answers each sample, and answers again if the answer is not new."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +10,11 @@ from rlhf_core.rollout import Played, Player, PlayerContext
 from .section import NoveltyConfig
 
 DRAW = 40
-"""Bit of a sample id at which the number of the draw begins: noise depends on the id, so each draw needs its own."""
+"""First bit of the draw's number in a sample id. Noise depends on the id, so each draw needs its own."""
 
 
 class NewAnswers(Player):
-    """Draws an answer again, up to `tries` times in all, while its prompt is known to have had the same one."""
+    """Samples an answer again if its prompt has had the same one, up to `tries` times in total."""
 
     def __init__(self, config: NoveltyConfig, context: PlayerContext) -> None:
         self.default, self.config = context.default, config
@@ -28,7 +28,7 @@ class NewAnswers(Player):
             requests = [(prompts[sample_id], sample_id + (draw - 1 << DRAW)) for sample_id in left]
             found = {played.sample_id - (draw - 1 << DRAW): played for played in self.default.play(requests)}
             left = []
-            # By sample id, not as they finish: which of two equal answers is the new one depends on nothing else.
+            # In order of sample ids: the first of two equal answers is then reproducibly the new one.
             for sample_id, played in sorted(found.items()):
                 if draw < self.config.tries and self.is_known(played):
                     left.append(sample_id)
@@ -50,7 +50,7 @@ class NewAnswers(Player):
         return played
 
     def state_dict(self) -> dict[str, Any]:
-        """Checkpoints keep it, for each process that samples answers."""
+        """Saved in checkpoints for each process that samples answers."""
         return {"known": [[list(row) for row in answer] for answer in self.known]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

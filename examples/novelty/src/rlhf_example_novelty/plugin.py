@@ -1,4 +1,4 @@
-"""The entry points, but that of the section. Only pydantic and core are imported, so that checking is quick."""
+"""The entry points except that of the section. Imports only pydantic and core, so that checking is fast."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -9,7 +9,7 @@ from .config import RestartsConfig
 
 
 def build(config: RestartsConfig, context: ScheduleContext) -> Callable[[int], float]:
-    """A function of an update's index. It keeps no state: core calls it in any order."""
+    """Return a function from an update's index to its factor. Core calls it in any order, so it is stateless."""
     updates = max(1, context.total_updates - context.warmup_updates)
 
     def factor(update: int) -> float:

@@ -11,7 +11,7 @@ from rlhf_core.algorithm import GroupPass, PassContext
 from rlhf_forward import policy_forward
 
 NOVELTY = "novelty"
-"""Column: [A] float32, the nats by which the witness is surprised by each token of the response."""
+"""Column: surprise of the witness at each token of the response, [A] float32, in nats."""
 
 
 class WitnessPass(GroupPass):
@@ -23,9 +23,9 @@ class WitnessPass(GroupPass):
         self.context = context
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
-        """One mapping for each sample; every rank makes the same number of calls of `forward`."""
+        """Return one mapping for each sample. Every rank calls `forward` equally often."""
         return [{NOVELTY: row} for row in self.context.forward("witness", groups, self.surprise)]
 
     def surprise(self, model: nn.Module, batch: Experience) -> Tensor:
-        """[B, A] nats. Other parts' columns are left out: inputs of the policy, and its first tokens' temperature."""
+        """Return the surprise, [B, A] in nats, without columns of other parts (model inputs, temperatures)."""
         return -policy_forward(model, replace(batch, columns=Columns()), self.context.temperature).log_probs

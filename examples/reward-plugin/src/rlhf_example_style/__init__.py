@@ -1,1 +1,1 @@
-"""Rewards for how an answer is written."""
+"""Rewards for the style of an answer."""

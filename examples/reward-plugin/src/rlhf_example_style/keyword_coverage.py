@@ -31,5 +31,5 @@ class KeywordCoverage:
 
 
 def build(config: KeywordCoverageConfig, context: RewardContext) -> KeywordCoverage:
-    """What the component names; `context` has the device and the run's seed."""
+    """Create the reward. `context` has the device and the run's seed."""
     return KeywordCoverage(config)

@@ -1,4 +1,4 @@
-"""The entry point of `keyword-coverage`: imports pydantic and rlhf_core only, so that listing stays quick."""
+"""The entry point of `keyword-coverage`. Imports only pydantic and rlhf_core, so that listing stays fast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlhf_core import Component
 from .config import KeywordCoverageConfig
 
 keyword_coverage = Component(
-    summary="Share of the words listed with the prompt that occur in the answer.",
+    summary="Share of the prompt's listed words that occur in the answer.",
     config=KeywordCoverageConfig,
     build="rlhf_example_style.keyword_coverage:build",
 )

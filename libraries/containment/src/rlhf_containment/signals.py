@@ -1,4 +1,4 @@
-"""The hook plugin `lock-watch`: two signals that a run does not hear, as something holds Python's lock, end it."""
+"""The hook plugin `lock-watch`: kills a run that cannot handle two signals because a call holds the GIL."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from rlhf_core.hookspecs import hookimpl
 
 from .lock_watch import LockWatch, lock_watch
 
-_NOT_HEARD = (
-    "error: two signals were not heard, since something holds Python's lock: the process is ended\n"
-    "  -> a reward or an environment with isolate: true can be ended by itself"
+_UNHANDLED = (
+    "error: two signals could not be handled because a call holds the GIL: the process is killed\n"
+    "  -> with isolate: true, a reward or an environment runs in a separate process that can be killed alone"
 )
 
 
 class SignalWatch:
-    """Has the watchdog told of each signal, by the system as it arrives and by Python as it is handled."""
+    """Reports each signal to the watchdog twice: when it arrives and when its Python handler starts."""
 
     def __init__(self) -> None:
-        self._undoing = ExitStack()
+        self._cleanup = ExitStack()
 
     @hookimpl
     def rlhf_run_start(self) -> None:
-        """No effect outside the main thread, where no signals are handled."""
+        """Wrap the handlers of the stop signals. Does nothing outside the main thread, which alone handles signals."""
         if threading.current_thread() is not threading.main_thread():
             return
         watch = lock_watch()
-        self._undoing.callback(watch.heard)
-        self._undoing.callback(signal.set_wakeup_fd, watch.hear_signals(_NOT_HEARD))
+        self._cleanup.callback(watch.report_handled)
+        self._cleanup.callback(signal.set_wakeup_fd, watch.report_signals(_UNHANDLED))
         for number in stop_signals():
             if callable(handler := signal.getsignal(number)):
                 signal.signal(number, partial(_handle, watch, handler))
-                self._undoing.callback(signal.signal, number, handler)
+                self._cleanup.callback(signal.signal, number, handler)
 
     @hookimpl
     def rlhf_run_end(self) -> None:
-        """Put the handlers of the run back."""
-        self._undoing.close()
+        """Restore the run's handlers."""
+        self._cleanup.close()
 
 
 def _handle(watch: LockWatch, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType) -> None:
-    watch.heard()
+    watch.report_handled()
     handler(number, frame)
 
 

@@ -1,4 +1,4 @@
-"""Episodes of several turns: what an environment is, how it is played, and what becomes of its tokens."""
+"""Multi-turn episodes: the contract of environments, the player, and the rows of tokens they produce."""
 
 import lazy_loader
 

@@ -50,7 +50,7 @@ class ChatFormat:
     """Conversations and tools in the format of one tokenizer.
 
     With `tool_format: auto` the chat template renders tools and calls. If it renders no tools, they are described in a
-    system message (in the first user message if the template has no system role) and called in Hermes form. Any other
+    system message (in the first user message if the template lacks a system role) and called in Hermes form. Any other
     format is described in the same way, unless it is the template's own. If the template does not render tools' results
     (messages of the role `tool`), they are written as user messages with `<tool_response>`.
     """
@@ -68,7 +68,7 @@ class ChatFormat:
         """
         if tool_format not in ("auto", *FORMATS):
             raise ConfigError(
-                f"there is no tool format {tool_format!r}",
+                f"unknown tool format {tool_format!r}",
                 where="environment.tool_format",
                 hint=f"one of auto, {', '.join(FORMATS)}",
             )
@@ -86,8 +86,8 @@ class ChatFormat:
         the policy's replies as `reply_message` returns them. The template may drop parts of them. Raises `DataError` if
         the template refuses the messages.
         """
-        given = self._with_described(messages, tools)
-        text = self._template.render(self._without_tool_role(given, tools), self._native(tools))
+        described = self._with_described(messages, tools)
+        text = self._template.render(self._without_tool_role(described, tools), self._native(tools))
         return text, self._encode(text)
 
     def after_reply(
@@ -132,8 +132,8 @@ class ChatFormat:
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Encode plain text that follows other text, without special tokens and without a leading space."""
-        behind = self._behind_newline(text) if self._puts_blank_before else None
-        return self._encode(text) if behind is None else behind
+        ids = self._after_newline(text) if self._prepends_space else None
+        return self._encode(text) if ids is None else ids
 
     def tool_format(self) -> ToolFormat:
         """Format of tool calls. Raises `ConfigError` if the template writes calls in an unknown form."""
@@ -141,23 +141,23 @@ class ChatFormat:
             return FORMATS[self._wanted_format]
         if not self._template.renders_tools:
             return FORMATS["hermes"]
-        found = self._template.call_format
-        if found is None:
+        call_format = self._template.call_format
+        if call_format is None:
             raise ConfigError(
                 "it renders tools, but writes calls in a form that cannot be read",
                 where=WHERE,
-                hint=f"set environment.tool_format: one of {', '.join(FORMATS)}; tools are then described in that form",
+                hint=f"set environment.tool_format to one of {', '.join(FORMATS)}, to describe tools in that form",
             )
-        return found
+        return call_format
 
     def check(self, tools: Sequence[Tool] = ()) -> HistoryCheck:
-        """Find out how the template changes history, for user messages and, with tools, for tools' results.
+        """Check how the template changes history after user messages and, with tools, after their results.
 
         The result for the most recent tools is cached. Raises the errors of `open`.
         """
-        given = tuple(tools)
-        if self._last_check is None or self._last_check[0] != given:
-            self._last_check = (given, self._find_out(given))
+        tools = tuple(tools)
+        if self._last_check is None or self._last_check[0] != tools:
+            self._last_check = (tools, self._check_history(tools))
         return self._last_check[1]
 
     @cached_property
@@ -176,8 +176,8 @@ class ChatFormat:
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a sampled turn. An engine should stop at each of them."""
-        own = (self._tokenizer.eos_token_id, self.end_of_turn_id)
-        return self._given_eos.union(int(token) for token in own if token is not None)
+        tokens = (self._tokenizer.eos_token_id, self.end_of_turn_id)
+        return self._given_eos.union(int(token) for token in tokens if token is not None)
 
     def ends(self, eos_token_ids: frozenset[int]) -> tuple[str, ...]:
         """Return the end of turn as a stop text for engines that do not stop at its token (with base models)."""
@@ -186,7 +186,7 @@ class ChatFormat:
 
     @cached_property
     def _markers(self) -> frozenset[int]:
-        """Tokens whose encoding does not depend on the text around them."""
+        """Tokens whose encoding does not depend on the surrounding text."""
         return frozenset(self._tokenizer.added_tokens_decoder) | self._given_eos
 
     @cached_property
@@ -204,11 +204,11 @@ class ChatFormat:
         return frozenset(number for number, text in special if any(mark.startswith(text) for mark in marks))
 
     @cached_property
-    def _puts_blank_before(self) -> bool:
+    def _prepends_space(self) -> bool:
         """Whether the tokenizer prepends a space to each text, as SentencePiece often does."""
-        return self._behind_newline("x") not in (None, self._encode("x"))
+        return self._after_newline("x") not in (None, self._encode("x"))
 
-    def _behind_newline(self, text: str) -> tuple[int, ...] | None:
+    def _after_newline(self, text: str) -> tuple[int, ...] | None:
         """Ids of a text after a newline, or None if the two share a token."""
         newline, whole = self._encode("\n"), self._encode("\n" + text)
         return whole[len(newline) :] if whole[: len(newline)] == newline else None
@@ -229,7 +229,7 @@ class ChatFormat:
     def _closed_by(self, sampled: int, ids: tuple[int, ...]) -> int:
         """Number of closing ids that the sampled EOS already covers."""
         first = self._first_marker(ids)
-        # Some templates have no end of turn: the token that begins the next message ends a reply.
+        # Some templates lack an end of turn. Then the token that starts the next message ends a reply.
         ends = (self.end_of_turn_id, self._end_between_id, sampled)
         return ids.index(first) + 1 if first is not None and first in ends else 0
 
@@ -242,18 +242,18 @@ class ChatFormat:
 
     def _with_described(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
         """Add a description of the tools to the messages, if the template does not render tools."""
-        given = list(messages)
+        messages = list(messages)
         if not tools or self._is_native():
-            return given
+            return messages
         text = self.tool_format().describe(tools)
-        if given and _role(given[0]) == "system":
-            return [_joined(given[0], text, before=False), *given[1:]]
+        if messages and _role(messages[0]) == "system":
+            return [_add_text(messages[0], text, before=False), *messages[1:]]
         if self._template.refusal("system", first=True) is None:
-            return [{"role": "system", "content": text}, *given]
-        place = next((place for place, message in enumerate(given) if _role(message) == "user"), None)
+            return [{"role": "system", "content": text}, *messages]
+        place = next((place for place, message in enumerate(messages) if _role(message) == "user"), None)
         if place is None:
-            return [{"role": "user", "content": text}, *given]
-        return [*given[:place], _joined(given[place], text, before=True), *given[place + 1 :]]
+            return [{"role": "user", "content": text}, *messages]
+        return [*messages[:place], _add_text(messages[place], text, before=True), *messages[place + 1 :]]
 
     def _without_tool_role(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
         """Replace tools' results by user messages, if the template does not support results.
@@ -269,22 +269,22 @@ class ChatFormat:
         if takes and (not tools or self._is_native()):
             # Some templates require the id of the call.
             return [{"tool_call_id": "call00000", **each} if _role(each) == "tool" else each for each in messages]
-        found: list[Message] = []
+        merged: list[Message] = []
         after_result = False
         for message in messages:
             is_result = _role(message) == "tool"
             content = message.get("content")
             if is_result:
                 content = f"<tool_response>\n{content}\n</tool_response>"
-            joins = after_result and _role(message) in ("tool", "user") and isinstance(content, str)
-            if joins:
-                found[-1] = {"role": "user", "content": f"{found[-1]['content']}\n{content}"}
+            is_merged = after_result and _role(message) in ("tool", "user") and isinstance(content, str)
+            if is_merged:
+                merged[-1] = {"role": "user", "content": f"{merged[-1]['content']}\n{content}"}
             else:
-                found.append({"role": "user", "content": content} if is_result else message)
-            after_result = is_result or joins
-        return found
+                merged.append({"role": "user", "content": content} if is_result else message)
+            after_result = is_result or is_merged
+        return merged
 
-    def _find_out(self, tools: Sequence[Tool]) -> HistoryCheck:
+    def _check_history(self, tools: Sequence[Tool]) -> HistoryCheck:
         begin, end = self._template.thinking_markers
         begin = "" if self._begun_thought else f"{begin}\n"
         thinking = f"{begin}Zq7Thought\n{end}\n\nZq7Answer"
@@ -305,9 +305,9 @@ class ChatFormat:
         message: Message = {"role": role, "content": "Zq7Next"}
         between = self._template.after_reply(self._without_tool_role([message], tools), self._native(tools))
         row = self.open([USER], tools)[0] + (reply + between) * 2
-        said = _reply(self._begun_thought + reply)
+        answer = _reply(self._begun_thought + reply)
         try:
-            return self.open([USER, said, message, said, message], tools)[0] == row
+            return self.open([USER, answer, message, answer, message], tools)[0] == row
         except DataError:
             return False
 
@@ -317,8 +317,14 @@ def chat_format(
 ) -> ChatFormat:
     """Create the format of conversations for a run.
 
-    tool_format, history: options of the section `environment`. Raises `ConfigError` if the tool format is unknown, or
-    if rows cannot be appended to with the template and `history` says so.
+    Args:
+        tokenizer: The policy's tokenizer.
+        tool_format: Option of the section `environment`.
+        history: Option of the section `environment`.
+        eos_token_ids: Tokens at which the engine ends a turn.
+
+    Raises:
+        ConfigError: The tool format is unknown, or `history` is `append` and the template cannot append to rows.
     """
     chat = ChatFormat(tokenizer, tool_format=tool_format, eos_token_ids=eos_token_ids)
     if tokenizer.chat_template and history == "append" and (error := chat.check().error) is not None:
@@ -334,7 +340,7 @@ def _reply(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def _joined(message: Message, text: str, *, before: bool) -> Message:
+def _add_text(message: Message, text: str, *, before: bool) -> Message:
     """Add text before or after a message's content, which may be text or a list of parts."""
     content = message["content"]
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""The deadline of an environment's calls, which rests while the policy answers."""
+"""Deadline of an environment's calls, paused while the policy generates."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ from typing import Protocol
 
 
 class Clock:
-    """An environment's deadline for one call. It rests while the policy answers in any branch."""
+    """Deadline for each call of an environment. It is paused while the policy generates a turn in any branch."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._until: float | None = None
-        """When the environment's time ends; None while it is not its turn."""
+        self._deadline: float | None = None
+        """Loop time at which the current call expires, or None while paused."""
         self._timer: asyncio.TimerHandle | None = None
-        """One for many calls: making one for each costs more than most calls do."""
-        self._answering = 0
-        """Turns that the policy is being asked for."""
-        self.passed: asyncio.Future[None] = self._loop.create_future()
-        """Done once its time is over."""
-        self.when_over: Callable[[], None] = partial(self.passed.set_result, None)
-        """Called once its time is over."""
-        self.doing = "run"
-        """The last call to the environment, in words."""
+        """Timer shared by many calls: creating one per call costs more than most calls do."""
+        self._num_generating = 0
+        """Turns that the policy is generating."""
+        self.expired: asyncio.Future[None] = self._loop.create_future()
+        """Done once a call has exceeded its deadline."""
+        self.on_expired: Callable[[], None] = partial(self.expired.set_result, None)
+        """Called when a call exceeds its deadline."""
+        self.call_name = "run"
+        """Name of the environment's latest call, for errors."""
 
     def start(self) -> None:
-        """The environment's time begins (again)."""
-        if self._answering:
+        """Start the deadline of a call, unless the policy is generating."""
+        if self._num_generating:
             return
-        self._until = self._loop.time() + self.seconds
+        self._deadline = self._loop.time() + self.seconds
         if self._timer is None:
-            self._timer = self._loop.call_at(self._until, self._look)
+            self._timer = self._loop.call_at(self._deadline, self._check)
 
     @property
     def is_running(self) -> bool:
-        return self._until is not None
+        return self._deadline is not None
 
     def stop(self) -> None:
-        self._until = None
+        self._deadline = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
-        if self._until is None:
+        if self._deadline is None:
             return
-        if self._loop.time() < self._until:
-            self._timer = self._loop.call_at(self._until, self._look)
-        elif not self.passed.done():
-            self.when_over()
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._check)
+        elif not self.expired.done():
+            self.on_expired()
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        """The policy's time, which is not the environment's."""
-        self._answering += 1
+    def paused(self) -> Iterator[None]:
+        """Pause the deadline while the policy generates. Afterwards it starts again in full."""
+        self._num_generating += 1
         self.stop()
         try:
             yield
         finally:
-            self._answering -= 1
+            self._num_generating -= 1
             self.start()
 
 
 class CallClock(Protocol):
-    """Observer of every call."""
+    """Receives the name and the start of each call of an environment."""
 
-    doing: str
+    call_name: str
 
     def start(self) -> None: ...

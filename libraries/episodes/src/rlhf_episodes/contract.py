@@ -1,8 +1,7 @@
-"""The contract of environments: the types they are given and give back.
+"""The contract between environments and core: the protocols `Environment` and `Policy` and the types they exchange.
 
-Core drives `async run(task, policy) -> Outcome`. Environments that are written as `reset` and `step`, as a class whose
-methods are tools, or as plain functions are brought into that form by the other modules of this room; none of them
-has to import anything from here.
+Core drives `async run(task, policy) -> Outcome`. `shapes.py` adapts other forms of environments (`reset` and `step`, a
+class whose methods are tools, plain functions) to it. Environments do not have to import anything from here.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from rlhf_core.types import FinishReason, Message, Prompt, ToolCall
 from rlhf_core.util.rng import derive_seed
 
 Status = Literal["done", "truncated", "failed"]
-"""How an episode ended: by itself; by a bound on turns or tokens; by an error of its environment."""
+"""How an episode ended: by itself, at a limit on turns or tokens, or by an error of its environment."""
 Messages = str | Sequence[Message] | None
-"""Text, chat messages, or nothing new."""
+"""Plain text, chat messages, or None for nothing new."""
 Options = Mapping[str, Any] | None
-"""JSON values by the names that the engine accepts (`GenerationRequest.options`), or none."""
+"""JSON values by the option names that the engine accepts (`GenerationRequest.options`), or None for no options."""
 Tool = Mapping[str, Any]
 """A tool's description in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
@@ -29,16 +28,17 @@ class Task:
     """The task of one episode."""
 
     prompt: Prompt
-    """Its `text`, `messages`, `answer` and `metadata` are those of the prompt source."""
+    """The prompt with its `text`, `messages`, `answer` and `metadata` as in the prompt source."""
     sample_id: int
+    """Id of the sample that the episode produces."""
     seed: int
-    """From the run's seed and the prompt's position: the samples of one prompt face the same task."""
+    """Derived from the run's seed and the prompt's position. All samples of a prompt get the same task."""
     sample_seed: int
-    """From the run's seed and the sample id: for randomness that should differ from sample to sample."""
+    """Derived from the run's seed and the sample id, for randomness that should differ between samples."""
 
 
 def make_task(seed: int, purpose: str, prompt: Prompt, sample_id: int) -> Task:
-    """purpose: keeps the seeds of training and of evaluation apart."""
+    """Return the task of a sample. Different purposes (training, evaluation) get different seeds."""
     return Task(
         prompt=prompt,
         sample_id=sample_id,
@@ -52,93 +52,135 @@ class Reply:
     """One turn of the policy."""
 
     text: str
-    """Decoded without special tokens."""
+    """Decoded text without special tokens."""
     tool_calls: tuple[ToolCall, ...]
+    """Calls in the reply, in order. Unreadable calls have an `error`."""
     token_ids: tuple[int, ...]
-    """As sampled, the EOS included."""
+    """Sampled tokens, including the EOS."""
     finish_reason: FinishReason
     turn: int
-    """Its number in the episode, from 0."""
+    """Number of the turn in the episode, from 0."""
     policy_version: int
+    """Version of the weights that sampled the turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an episode ended."""
+    """How an episode ended.
+
+    Example:
+        >>> outcome = Outcome(reward=0.5, turn_rewards={0: 1.0}, metrics={"moves": 3.0})
+        >>> outcome.status
+        'done'
+    """
 
     reward: float = 0.0
-    """For the episode as a whole; the reward named `environment` is this plus the sum of `turn_rewards`."""
+    """Reward of the whole episode. The reward named `environment` is this plus the sum of `turn_rewards`."""
     turn_rewards: Mapping[int, float] = field(default_factory=dict)
-    """Number of a turn (`Reply.turn`) -> its reward."""
+    """Reward of each turn, by its number (`Reply.turn`)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Averaged over episodes as `environment/<name>`."""
+    """Metrics, averaged over episodes and logged as `environment/<name>`."""
     status: Status = "done"
     bad_tool_calls: int = 0
-    """Calls with wrong arguments; core counts unreadable ones and those of unknown tools itself."""
+    """Number of calls with invalid arguments. Core counts unreadable calls and calls of unknown tools itself."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the columns that the environment declares in its class variable `columns`, or in that of its config.
+    """Values of the columns declared in the class variable `columns` of the environment or of its config.
 
-    Per token `{turn: a number, or one for each of its tokens}`; else the value, which all branches have. Finite
-    numbers, in lists, arrays or tensors. A column that is left out has `fill`, unless it is `optional`.
+    A per-token column maps turns to values: `{turn: a number, or a list with one per token}`. Any other column has one
+    value for all branches. Numbers must be finite and may be in lists, arrays or tensors. A missing column is filled
+    with its `fill`, unless it is `optional`.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where an agent that drives itself asks the policy, by OpenAI's chat completions and completions."""
+    """An OpenAI-compatible API (chat completions and completions) for agents that call the policy over HTTP."""
 
     base_url: str
     """`http://127.0.0.1:PORT/v1`."""
     api_key: str = field(repr=False)
-    """The episode's own: each call with it is a turn of this episode."""
+    """Key of the episode. Each call with it is a turn of this episode."""
     model: str = "policy"
-    """For clients that have to name one; any name will do."""
+    """Model name for clients that require one. Any name works."""
 
 
 class EpisodeTruncated(Exception):
-    """Raised by `Policy.turn` where no turn or no token is left. An environment may let it through."""
+    """Raised by `Policy.turn` if no turn or token is left. An environment does not have to catch it."""
 
 
 class Policy(Protocol):
-    """The policy in one branch of one episode."""
+    """The policy in one branch of one episode.
+
+    Core creates it. The environment calls it in the process that plays the episode: on each rank with a rollout
+    engine, or in that rank's child process if the environment is isolated.
+
+    Example:
+        A loop in `Environment.run` that stops at the limits::
+
+            observation = game.start(task.seed)
+            while not game.is_over and policy.remaining_turns:
+                reply = await policy.turn(observation)  # raises EpisodeTruncated if no token is left
+                observation = game.step(reply.text)
+            return Outcome(reward=game.score)
+    """
 
     @property
-    def remaining_turns(self) -> int: ...
+    def remaining_turns(self) -> int:
+        """Turns left to the episode, over all branches (`environment.max_turns`)."""
 
     @property
     def remaining_tokens(self) -> int:
-        """Response tokens that are left to this branch, observations included.
+        """Response tokens left to this branch, observations included.
 
-        `environment.max_tokens` is for all branches together, the model's context for each.
+        `environment.max_tokens` limits all branches together. The model's context limits each branch.
         """
-        ...
 
     async def turn(
         self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
     ) -> Reply:
-        """Add what is new to the conversation and let the policy answer.
+        """Append new messages to the conversation and sample the policy's reply.
 
-        messages: only those that are new; none lets the policy go on after what stands there. Those of the first
-        turn belong to the prompt. tools: fixed at the first turn. stop: texts that end this turn, besides the run's.
-        options: of the request, as the engine accepts them.
-        Raises `EpisodeTruncated`.
+        Args:
+            messages: Only the messages since the last turn. None continues the last reply. On the first turn they
+                become part of the prompt.
+            tools: Tools that the policy may call. Fixed at the first turn.
+            stop: Texts that end this turn, in addition to those of the run.
+            options: Options of the generation request, by the names that the engine accepts.
+
+        Raises:
+            EpisodeTruncated: No turn or token is left.
         """
-        ...
 
     def fork(self) -> Policy:
-        """Another branch that begins with all that stands in this one."""
-        ...
+        """Return a new branch that starts with the whole conversation of this one. Requires at least one turn."""
 
     async def endpoint(self) -> Endpoint:
-        """A URL and a key for an agent that drives itself, the same at each call; they end with the episode.
+        """Return the URL and key of the episode's API, for an agent that makes its own calls.
 
-        A call brings its whole conversation. It goes on in the branch of the call whose messages and reply it begins
-        with; any other opens a branch.
+        Each call returns the same endpoint. It closes with the episode. A client sends its whole conversation with
+        each request. A request that starts with the messages and the reply of an earlier one continues its branch. Any
+        other request opens a new branch.
         """
-        ...
 
 
 class Environment(Protocol):
-    """The form that core drives. One instance plays one episode."""
+    """An environment in the form that core drives. Each instance plays one episode.
 
-    async def run(self, task: Task, policy: Policy) -> Outcome: ...
+    Every rank with a rollout engine plays its own episodes, on an event loop in a thread (or in a child process if the
+    environment is isolated).
+
+    Example:
+        Core plays each sample of a rollout like this::
+
+            environment = build(config, context)
+            outcome = await environment.run(task, policy)  # calls policy.turn for each turn
+            reward = outcome.reward + sum(outcome.turn_rewards.values())
+    """
+
+    async def run(self, task: Task, policy: Policy) -> Outcome:
+        """Play one episode and return how it ended.
+
+        Args:
+            task: Prompt and seeds of the episode.
+            policy: The policy in the episode's first branch.
+        """

@@ -1,8 +1,7 @@
-"""The seam between core and the plugins of `rlhf.endpoints`: the types that a server of the policy takes and returns.
+"""Interface between core and the plugins of `rlhf.endpoints`: the types that a server of the policy takes and returns.
 
-Episodes that are played together share one server (`Endpoints`), with a key for each. A server reads HTTP into a
-`Call`, has it answered by whom its key belongs to, and writes the `Answer`. It knows nothing of tokens, episodes or
-engines.
+Episodes that are played together share one server (`Endpoints`), with a key for each episode. A server parses HTTP into
+a `Call`, has the owner of its key answer it, and writes the `Answer`. It does not know tokens, episodes or engines.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from .contract import Endpoint, Tool
 
 LOOPBACK = "127.0.0.1"
 SERVER = "openai"
-"""The protocol that is served; any distribution may bring its server."""
+"""Name of the plugin that serves endpoints. Any distribution may provide it."""
 _KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One message of a client."""
+    """One message of a client's conversation."""
 
     role: str
     content: str = ""
@@ -38,7 +37,7 @@ class ChatMessage:
     tool_call_id: str | None = None
     """Id of the call that a tool's result answers."""
     call_ids: tuple[str, ...] = field(default=(), compare=False)
-    """How the client calls `tool_calls`; they are made up and mean nothing."""
+    """Ids of `tool_calls`, chosen arbitrarily. They do not count in comparisons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,87 +46,120 @@ class Call:
 
     messages: tuple[ChatMessage, ...] = ()
     text: str | None = None
-    """A plain text in place of messages."""
+    """Plain text to continue, instead of messages."""
     tools: tuple[Tool, ...] = ()
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     temperature: float | None = None
-    """This and what follows count where a model is served (`rlhf serve`); in a run its own sampling does."""
+    """Used when serving a model (`rlhf serve`), like `top_p` and `seed`. A run uses its own sampling options."""
     top_p: float | None = None
     seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The policy's answer."""
+    """The policy's answer to a `Call`."""
 
     text: str
-    """Without the calls that could be read, and without the text of `Call.stop` that ended it."""
+    """Text without the readable calls and without the text of `Call.stop` that ended it."""
     tool_calls: tuple[ToolCall, ...]
-    """Those that could be read."""
+    """Calls that could be read."""
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     turn: int = 0
-    """Its number in the episode: for `Outcome.turn_rewards`."""
+    """Number of the turn in the episode, as in `Outcome.turn_rewards`."""
     policy_version: int = 0
 
 
 class CallRefused(Refused):
-    """A call that is not answered; the client is told why, in OpenAI's form."""
+    """A refused call. The client receives the reason in OpenAI's error format."""
 
 
 class KeyOwner(Protocol):
-    """Whoever a key belongs to: an episode, or a model that is served."""
+    """Owner of an API key: an episode, or a model that is served.
+
+    The server calls it on its event loop, on the rank whose engine plays the episode.
+
+    Example:
+        A server handles each request like this::
+
+            owner = find_key(key)
+            if owner is None:
+                return 401
+            answer = await owner.answer(call)  # CallRefused becomes an HTTP error
+    """
 
     async def answer(self, call: Call) -> Answer:
-        """Raises `CallRefused`. It is cancelled where the client leaves."""
-        ...
+        """Answer a client's call. It is canceled if the client disconnects.
+
+        Args:
+            call: The parsed request.
+
+        Raises:
+            CallRefused: The call is invalid, or the episode is over or at a limit.
+        """
 
 
 FindKey = Callable[[str], KeyOwner | None]
-"""Whom a key belongs to."""
+"""Returns the owner of a key, or None if the key is unknown."""
 
 
 class EndpointServer(Protocol):
-    """A server that listens."""
+    """A running HTTP server.
+
+    Core starts it when an episode first requests an endpoint, on the event loop of the rank's episodes, and closes it
+    after the last episode.
+
+    Example:
+        Core uses a server like this::
+
+            server = await start(keys.find, host="127.0.0.1", port=0, limits=limits)
+            endpoint = Endpoint(base_url=server.base_url, api_key=keys.add(owner))
+            ...  # play episodes
+            server.close()
+    """
 
     @property
     def base_url(self) -> str:
-        """For `OpenAI(base_url=…)`."""
-        ...
+        """Base URL of the API, for `OpenAI(base_url=…)`."""
 
     def close(self) -> None:
-        """Listen no more and cut all connections, at once. Called on the loop it was started on."""
-        ...
+        """Stop listening and close all connections at once. Called on the event loop that started the server."""
 
 
 class StartServer(Protocol):
-    """The function that an entry point of `rlhf.endpoints` names."""
+    """Type of the function that an entry point of `rlhf.endpoints` names."""
 
     def __call__(self, find_key: FindKey, *, host: str, port: int, limits: ServerLimits) -> Awaitable[EndpointServer]:
-        """Listen, on the running event loop; port 0 takes a free one. Raises `UserInputError`."""
-        ...
+        """Start listening on the running event loop. Port 0 selects a free port. Raises `UserInputError`."""
 
 
 class Keys:
-    """Keys, and whom they belong to."""
+    """API keys and their owners.
+
+    Example:
+        >>> keys = Keys()
+        >>> key = keys.add("the owner", "secret")
+        >>> keys.find("secret"), keys.find("guess")
+        ('the owner', None)
+    """
 
     def __init__(self) -> None:
         self._owners: dict[str, KeyOwner] = {}
 
     def add(self, owner: KeyOwner, key: str | None = None) -> str:
-        """A new key of his, or the one that is given."""
-        made = secrets.token_urlsafe(_KEY_BYTES) if key is None else key
-        self._owners[made] = owner
-        return made
+        """Register a key of the owner and return it. Without `key`, create a random one."""
+        new_key = secrets.token_urlsafe(_KEY_BYTES) if key is None else key
+        self._owners[new_key] = owner
+        return new_key
 
     def remove(self, key: str) -> None:
-        """It opens nothing any more."""
+        """Revoke a key."""
         self._owners.pop(key, None)
 
     def find(self, given: str) -> KeyOwner | None:
-        """Whose it is. How long this takes says nothing about the keys but how many there are."""
+        """Return the owner of a key, or None. The time it takes reveals only the number of keys."""
         found = None
         for key, owner in self._owners.items():
             if hmac.compare_digest(key.encode(), given.encode("utf-8", "surrogateescape")):
@@ -136,40 +168,40 @@ class Keys:
 
 
 class Endpoints:
-    """On one event loop. The server starts with the first endpoint and ends with `close`."""
+    """Endpoints of the episodes on one event loop. The server starts with the first endpoint and ends with `close`."""
 
-    def __init__(self, answering: Callable[[Any], KeyOwner], *, max_connections: int) -> None:
-        """answering: makes what answers the calls of an episode."""
-        self._answering = answering
+    def __init__(self, make_owner: Callable[[Any], KeyOwner], *, max_connections: int) -> None:
+        """`make_owner` creates the object that answers the calls of an episode."""
+        self._make_owner = make_owner
         self._limits = ServerLimits(max_connections=max_connections)
         self._keys = Keys()
         self._server: EndpointServer | None = None
         self._starting = asyncio.Lock()
 
     async def open(self, episode: object) -> Endpoint:
-        """An endpoint for one episode. Raises `PluginError` if no server is installed."""
+        """Open an endpoint for one episode. Raises `PluginError` if no server is installed."""
         async with self._starting:
             if self._server is None:
                 self._server = await find_server()(self._keys.find, host=LOOPBACK, port=0, limits=self._limits)
-        return Endpoint(base_url=self._server.base_url, api_key=self._keys.add(self._answering(episode)))
+        return Endpoint(base_url=self._server.base_url, api_key=self._keys.add(self._make_owner(episode)))
 
     def end(self, endpoint: Endpoint) -> None:
-        """Its key opens nothing any more."""
+        """Revoke the endpoint's key."""
         self._keys.remove(endpoint.api_key)
 
     def close(self) -> None:
-        """Nothing listens any more."""
+        """Stop the server."""
         if self._server is not None:
             self._server.close()
 
 
 def find_server() -> StartServer:
-    """The function that starts the server. Raises `PluginError` saying what to install."""
+    """Return the function that starts the server. Raises `PluginError`, naming what to install, if there is none."""
     try:
         ref = find("endpoints", SERVER)
     except PluginError as error:
         raise PluginError(error.message, where="policy.endpoint()", hint=error.hint) from error
     start = import_target(ref)
     if not callable(start):
-        raise PluginError(f"{ref.target} is a {type(start).__name__}, which starts no server", where=ref.label)
+        raise PluginError(f"{ref.target} is a {type(start).__name__}, not a function", where=ref.label)
     return cast(StartServer, start)

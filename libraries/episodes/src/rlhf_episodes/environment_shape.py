@@ -1,4 +1,4 @@
-"""Checks whether a class is an environment in one of the supported forms, without running it."""
+"""Checks that a class is an environment in one of the supported forms, without instantiating it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NO_TOOLS = frozenset({"reset", "get_reward", "close"})
 
 
 def tool_methods(kind: type) -> list[str]:
-    """Sorted public methods of a class, which are its tools if it has no `step`."""
+    """Return the sorted public methods of a class, which are its tools if `step` is not defined."""
     return [
         name
         for name, value in inspect.getmembers(kind)
@@ -20,18 +20,29 @@ def tool_methods(kind: type) -> list[str]:
 
 
 def check_shape(kind: type, where: str) -> None:
-    """Raise `PluginError` where a class is not an environment in any form."""
+    """Raise `PluginError` if a class is not an environment in any supported form.
+
+    Args:
+        kind: Class of an environment.
+        where: Location for the error.
+
+    Example:
+        >>> class Game:
+        ...     def reset(self, task): ...
+        ...     def step(self, reply): ...
+        >>> check_shape(Game, "game.py")
+    """
     if callable(getattr(kind, "run", None)):
         return
     if not callable(getattr(kind, "reset", None)):
         raise PluginError(
-            f"{kind.__name__} is no environment: it has no reset",
+            f"{kind.__name__} is not an environment: reset is missing",
             where=where,
-            hint="give it reset(task) and step(reply) -> (observation, reward, done), or reset(**row) and tools",
+            hint="define reset(task) and step(reply) -> (observation, reward, done), or reset(**row) and tools",
         )
     if not callable(getattr(kind, "step", None)) and not hasattr(kind, "tools") and not tool_methods(kind):
         raise PluginError(
-            f"{kind.__name__} is no environment: it has neither step nor a public method that could be a tool",
+            f"{kind.__name__} is not an environment: it defines neither step nor public methods to use as tools",
             where=where,
             hint="add step(reply) -> (observation, reward, done), or methods with docstrings and type hints",
         )

@@ -1,4 +1,4 @@
-"""One episode: the policy as its environment sees it, and the rows that come of it."""
+"""One episode: the policy that its environment calls, and the rows of tokens it produces."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from .clock import Clock
 
-Ask = Callable[[GenerationRequest, tuple[str, ...]], Coroutine[Any, Any, Completion]]
-"""Have the engine sample one turn, which the given texts end besides the run's."""
+SampleTurn = Callable[[GenerationRequest, tuple[str, ...]], Coroutine[Any, Any, Completion]]
+"""Samples one turn with the engine. The second argument is stop texts in addition to those of the run."""
 
 
 OVER = "the episode is over"
-NO_FORK = "fork() comes after a turn: before the first, there is nothing to share"
+NO_FORK = "call fork() after a turn: before the first, there is nothing to share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +39,17 @@ class Rules:
     tokenizer: PreTrainedTokenizerBase
     sampling: SamplingParams
     context_tokens: int | None
-    """Longest sequence the engine can continue."""
+    """Maximum length of a sequence, or None if unlimited."""
     eos_token_ids: frozenset[int]
-    """At which the engine ends a turn."""
+    """Tokens at which the engine ends a turn."""
     columns: Mapping[str, Column] = field(default_factory=dict)
-    """Those that the environment declares."""
+    """Columns that the environment declares."""
     encoder: PromptEncoder = field(init=False)
-    """Encoder of prompts, shared so that each is encoded once."""
+    """Shared encoder of prompts, so that each prompt is encoded once."""
     chat: ChatFormat = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises what `chat_format` does."""
+        """Create the encoder and the chat format. Raises the errors of `chat_format`."""
         object.__setattr__(self, "encoder", PromptEncoder(self.tokenizer))
         chat = chat_format(
             self.tokenizer,
@@ -61,38 +61,38 @@ class Rules:
 
 
 class Episode:
-    """The rows, bounds and counts of one episode."""
+    """Rows, limits and counts of one episode."""
 
-    def __init__(self, rules: Rules, task: Task, ask: Ask, clock: Clock, endpoints: Endpoints) -> None:
+    def __init__(self, rules: Rules, task: Task, sample_turn: SampleTurn, clock: Clock, endpoints: Endpoints) -> None:
         self.rules = rules
         self.chat = rules.chat
         self.task = task
-        self._ask = ask
+        self._sample_turn = sample_turn
         self._clock = clock
         self._endpoints = endpoints
         self._endpoint: asyncio.Task[Endpoint] | None = None
         self.rows: list[EpisodeRow] = []
         self.tools: tuple[Tool, ...] | None = None
-        """Those of the first turn."""
+        """Tools of the first turn, or None before it."""
         self.num_turns = 0
-        """Turns of the policy."""
+        """Number of the policy's turns."""
         self.bad_tool_calls = 0
-        """Unreadable, or of a tool that does not exist."""
+        """Number of calls that are unreadable or name an unknown tool."""
         self.was_refused = False
-        """Whether a call at the endpoint was refused as no turn or token was left."""
-        self._being_sampled = 0
-        """Most tokens of the turns that are being sampled."""
-        self._asking: set[asyncio.Future[Completion]] = set()
+        """Whether a call at the endpoint was refused because no turn or token was left."""
+        self._num_reserved = 0
+        """Sum of the token limits of all turns being sampled."""
+        self._pending: set[asyncio.Future[Completion]] = set()
         self.is_over = False
 
     def close(self) -> None:
-        """No turn is sampled any more: the episode is over, whether its environment knows or not."""
+        """End the episode: cancel pending turns and refuse new ones."""
         self.is_over = True
         opened = self._endpoint
         if opened is not None and not (opened.cancel() or opened.cancelled() or opened.exception()):
             self._endpoints.end(opened.result())
-        for asked in self._asking:
-            asked.cancel()
+        for turn in self._pending:
+            turn.cancel()
 
     def check_open(self) -> None:
         """Raise `RuntimeError` after `close`."""
@@ -105,16 +105,16 @@ class Episode:
             self._endpoint = asyncio.ensure_future(self._endpoints.open(self))
         return await asyncio.shield(self._endpoint)
 
-    async def ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
-        """Have the engine sample a turn; the environment's clock rests meanwhile."""
-        asked = asyncio.ensure_future(self._ask(request, stop))
-        self._asking.add(asked)
-        asked.add_done_callback(self._asking.discard)
-        with self._clock.answering():
-            return await asked
+    async def _generate(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
+        """Sample a turn with the engine while the environment's clock is paused."""
+        turn = asyncio.ensure_future(self._sample_turn(request, stop))
+        self._pending.add(turn)
+        turn.add_done_callback(self._pending.discard)
+        with self._clock.paused():
+            return await turn
 
     def policy(self) -> EpisodePolicy:
-        """The policy in the episode's first branch."""
+        """Return the policy in the episode's first branch."""
         return EpisodePolicy(self, None)
 
     @property
@@ -122,29 +122,32 @@ class Episode:
         return self.rules.options.max_turns - self.num_turns
 
     @property
-    def left(self) -> int | None:
-        """Response tokens left of `max_tokens`, which is for all branches together; what they share counts once.
+    def tokens_left(self) -> int | None:
+        """Response tokens left of `max_tokens`, or None without that limit.
 
-        A turn that is being sampled counts with its limit. None where there is no such bound.
+        The limit is for all branches together, and shared tokens count once. A turn being sampled counts as its limit.
         """
         bound = self.rules.options.max_tokens
-        return None if bound is None else bound - sum(row.num_own for row in self.rows) - self._being_sampled
+        return None if bound is None else bound - sum(row.num_own for row in self.rows) - self._num_reserved
 
-    def room(self, row: EpisodeRow | None) -> int | None:
-        """Tokens that the model's context has room for in `row`; None where it has no bound."""
+    def context_left(self, row: EpisodeRow | None) -> int | None:
+        """Return the number of tokens that still fit in the model's context after `row`, or None without a limit."""
         length = row.num_tokens if row else len(self.task.prompt.prompt_ids)
         return None if self.rules.context_tokens is None else self.rules.context_tokens - length
 
     def token_limit(self, row: EpisodeRow, wanted: int | None = None) -> int:
-        """Most tokens of the next turn in `row`; `wanted` is the caller's own bound. Raises `EpisodeTruncated`."""
+        """Return the maximum length of the next turn in `row`, at most `wanted`.
+
+        Raises `EpisodeTruncated` if no token is left.
+        """
         turn = self.rules.sampling.max_new_tokens
-        limit = min(turn, remaining_tokens(self.left, self.room(row), turn))
+        limit = min(turn, remaining_tokens(self.tokens_left, self.context_left(row), turn))
         if limit < 1:
             raise EpisodeTruncated("no token is left")
         return limit if wanted is None else min(limit, wanted)
 
     async def sample(self, row: EpisodeRow, limit: int, stop: tuple[str, ...], options: Options = None) -> Reply:
-        """Have the policy take a turn of at most `limit` tokens at the end of `row`."""
+        """Sample a turn of at most `limit` tokens at the end of `row`."""
         number = self.num_turns
         self.num_turns += 1
         request = GenerationRequest(
@@ -158,21 +161,21 @@ class Episode:
             options=options or {},
         )
         ends = self.chat.ends(self.rules.eos_token_ids) if row.messages is not None else ()
-        self._being_sampled += limit
+        self._num_reserved += limit
         try:
-            completion = await self.ask(request, (*stop, *ends))
+            completion = await self._generate(request, (*stop, *ends))
         except asyncio.CancelledError:
             if self.num_turns == number + 1:
-                self.num_turns = number  # whoever asked for it has left
+                self.num_turns = number  # the caller canceled the turn, so its number is free again
             raise
         finally:
-            self._being_sampled -= limit
+            self._num_reserved -= limit
         text = self.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         calls = self._read_calls(completion, row)
         row.sample(completion, text, calls, number)
         if row.messages is not None:
-            row.say(self.chat.reply_message(row.replies[-1]))
+            row.add_reply(self.chat.reply_message(row.replies[-1]))
         return Reply(
             text=text,
             tool_calls=calls,
@@ -185,7 +188,7 @@ class Episode:
     def _read_calls(self, completion: Completion, row: EpisodeRow) -> tuple[ToolCall, ...]:
         if not row.tools:
             return ()
-        # With the special tokens: some models mark a call by one.
+        # Keep special tokens, since some models mark calls with them.
         text = self.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=False)
         assert isinstance(text, str)
         calls = self.chat.tool_format().parse(text, row.tools)
@@ -194,11 +197,11 @@ class Episode:
         return calls
 
     def open_row(self, messages: Messages) -> EpisodeRow:
-        """The first row: the prompt, and what the environment puts behind it before the first turn."""
+        """Add and return the first row: the prompt, followed by the environment's messages before the first turn."""
         prompt = self.task.prompt
-        # A task without a prompt is a conversation where the model has a template, or gets tools.
-        speaks = self.tools or (not prompt.text and self.rules.tokenizer.chat_template)
-        if prompt.messages is None and not speaks and (messages is None or isinstance(messages, str)):
+        # Without a prompt, the row is a conversation if the model has a chat template or there are tools.
+        is_chat = self.tools or (not prompt.text and self.rules.tokenizer.chat_template)
+        if prompt.messages is None and not is_chat and (messages is None or isinstance(messages, str)):
             text = prompt.text + (messages or "")
             return self.open_text(text, prompt.prompt_ids if not messages else None)
         before = prompt.messages
@@ -207,12 +210,12 @@ class Episode:
         return self.open_chat((*before, *as_messages(messages)), self.tools or ())
 
     def open_text(self, text: str, ids: tuple[int, ...] | None = None) -> EpisodeRow:
-        """A row that begins with a plain text; `ids` where they are known."""
+        """Add and return a row that starts with plain text. `ids` are its tokens, if they are known."""
         ids = self.rules.encoder.encode(text) if ids is None else ids
         return self.add(EpisodeRow(branch=len(self.rows), text=text, prompt_ids=ids, messages=None))
 
     def open_chat(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> EpisodeRow:
-        """A row that begins with a whole conversation."""
+        """Add and return a row that starts with a whole conversation."""
         text, ids = self.chat.open(messages, tools)
         return self.add(
             EpisodeRow(
@@ -226,23 +229,26 @@ class Episode:
         )
 
     def add(self, row: EpisodeRow) -> EpisodeRow:
-        """A new row. Raises `EpisodeError` where it has nothing to continue."""
+        """Add and return a row. Raises `EpisodeError` if its prompt is empty."""
         if not row.prompt_ids:
             raise EpisodeError(
-                "the first turn has nothing to continue: neither the prompt nor the environment gave a text",
+                "the first turn has nothing to continue: neither the prompt nor the environment provided text",
                 where=f"sample {self.task.sample_id}",
-                hint="return an observation from reset, or give the run prompts",
+                hint="return an observation from reset, or add prompts to the run",
             )
         self.rows.append(row)
         return row
 
-    def forget(self, row: EpisodeRow) -> None:
-        """A row that was opened for nothing; its number is free where it is the last."""
+    def remove(self, row: EpisodeRow) -> None:
+        """Remove a row in which no turn was sampled, if it is the last one. Otherwise its number stays taken."""
         if row is self.rows[-1] and not row.own_turns:
             self.rows.pop()
 
-    def go_on(self, row: EpisodeRow, messages: Messages) -> EpisodeRow:
-        """Put what is new behind the last turn. Returns the row that goes on: a new one where history is cut."""
+    def continue_row(self, row: EpisodeRow, messages: Messages) -> EpisodeRow:
+        """Append new messages after the last turn and return the row.
+
+        With `history: branch`, return a new row if the template renders earlier replies differently than sampled.
+        """
         if row.messages is None:
             if messages is None:
                 return row
@@ -255,30 +261,30 @@ class Episode:
         ids = self.chat.after_reply(new, tools=row.tools, sampled_ids=row.last_sampled)
         row.conversation += new
         if ids:
-            said = messages if isinstance(messages, str) else "\n".join(str(each.get("content", "")) for each in new)
-            row.give(ids, said)
+            text = messages if isinstance(messages, str) else "\n".join(str(each.get("content", "")) for each in new)
+            row.give(ids, text)
         return row
 
     def _is_cut(self, row: EpisodeRow, new: Sequence[Message]) -> bool:
-        """Whether the template writes replies of this row otherwise than they were sampled, now that `new` follows."""
+        """Whether the template renders replies of this row differently than sampled once `new` follows."""
         return self.chat.check(row.tools).cuts(new, thinking=any(map(self.chat.thinks, row.replies)))
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the policy in one branch knows of its episode. `left` and `room` are those of `Episode`."""
+    """State of one branch. `tokens_left` and `context_left` are those of `Episode`."""
 
     remaining_turns: int
     max_new_tokens: int
-    """Longest turn."""
-    left: int | None
-    room: int | None
+    """Maximum length of a turn in tokens."""
+    tokens_left: int | None
+    context_left: int | None
     can_fork: bool
-    """Whether there is something to share, and no turn that is still waited for."""
+    """Whether a turn was sampled and none is being sampled."""
 
     @property
     def remaining_tokens(self) -> int:
-        return remaining_tokens(self.left, self.room, self.remaining_turns * self.max_new_tokens)
+        return remaining_tokens(self.tokens_left, self.context_left, self.remaining_turns * self.max_new_tokens)
 
 
 class EpisodePolicy:
@@ -287,8 +293,8 @@ class EpisodePolicy:
     def __init__(self, episode: Episode, row: EpisodeRow | None) -> None:
         self._episode = episode
         self._row = row
-        self._answered = True
-        """Whether the last turn was waited for to its end."""
+        self._is_idle = True
+        """False while a turn is being sampled, and after one was canceled."""
 
     @property
     def remaining_turns(self) -> int:
@@ -304,9 +310,9 @@ class EpisodePolicy:
         return State(
             remaining_turns=self.remaining_turns,
             max_new_tokens=episode.rules.sampling.max_new_tokens,
-            left=episode.left,
-            room=episode.room(self._row),
-            can_fork=self._row is not None and self._answered,
+            tokens_left=episode.tokens_left,
+            context_left=episode.context_left(self._row),
+            can_fork=self._row is not None and self._is_idle,
         )
 
     async def turn(
@@ -314,47 +320,59 @@ class EpisodePolicy:
     ) -> Reply:
         episode = self._episode
         episode.check_open()
-        if not self._answered:
-            raise ValueError("a turn of this branch was not waited for; fork() first, to have two at a time")
+        if not self._is_idle:
+            raise ValueError("this branch has an unfinished turn: fork() first to sample two at a time")
         if episode.remaining_turns < 1:
             raise EpisodeTruncated(f"no turn is left of {episode.rules.options.max_turns}")
         if episode.tools is None:
             episode.tools = tuple(tools)
         elif tools and tuple(tools) != episode.tools:
-            raise ValueError("the tools of an episode are those of its first turn")
+            raise ValueError("tools cannot change after the first turn of an episode")
         row = self._row
-        row = episode.open_row(messages) if row is None else episode.go_on(row, messages)
+        row = episode.open_row(messages) if row is None else episode.continue_row(row, messages)
         self._row = row
         try:
             limit = episode.token_limit(row)
         except EpisodeTruncated:
             row.drop_last_observation()
             raise
-        self._answered = False
+        self._is_idle = False
         reply = await episode.sample(row, limit, tuple(stop), options)
-        self._answered = True
+        self._is_idle = True
         return reply
 
     async def endpoint(self) -> Endpoint:
         return await self._episode.endpoint()
 
     def fork(self) -> EpisodePolicy:
-        """See `Policy.fork`. Before the first turn there is nothing to share: both begin with the prompt."""
-        if self._row is None or not self._answered:
+        """See `Policy.fork`. Raises `ValueError` before the first turn, when there is nothing to share."""
+        if self._row is None or not self._is_idle:
             raise ValueError(NO_FORK)
         return EpisodePolicy(self._episode, self._episode.add(self._row.fork(len(self._episode.rows))))
 
 
-def remaining_tokens(left: int | None, room: int | None, turns: int) -> int:
-    """Response tokens left in a branch: of the episode's bound and of its own room; of its turns where it has neither.
+def remaining_tokens(tokens_left: int | None, context_left: int | None, turn_tokens: int) -> int:
+    """Return the response tokens left in a branch.
 
-    The arguments are `Episode.left`, `Episode.room`, and the tokens of all turns that are left.
+    Args:
+        tokens_left: Tokens left to the episode, or None without a limit.
+        context_left: Tokens left in the branch's context, or None without a limit.
+        turn_tokens: Maximum tokens of all remaining turns, used if both limits are None.
+
+    Example:
+        >>> remaining_tokens(100, 60, 512), remaining_tokens(None, None, 512)
+        (60, 512)
     """
-    return max(0, min([bound for bound in (left, room) if bound is not None], default=turns))
+    return max(0, min([limit for limit in (tokens_left, context_left) if limit is not None], default=turn_tokens))
 
 
-def as_messages(given: Messages, role: str = "user") -> tuple[Message, ...]:
-    """Chat messages of what an environment says; text is one message of `role`."""
-    if given is None:
+def as_messages(content: Messages, role: str = "user") -> tuple[Message, ...]:
+    """Return an observation as chat messages. Text becomes one message of `role`.
+
+    Example:
+        >>> as_messages("Too low.")
+        ({'role': 'user', 'content': 'Too low.'},)
+    """
+    if content is None:
         return ()
-    return ({"role": role, "content": given},) if isinstance(given, str) else tuple(given)
+    return ({"role": role, "content": content},) if isinstance(content, str) else tuple(content)

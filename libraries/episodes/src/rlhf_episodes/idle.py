@@ -1,4 +1,4 @@
-"""An event loop's selector that tells when the loop has nothing left to do."""
+"""An event loop's selector that reports when the loop is idle."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 
 class WatchedSelector(selectors.DefaultSelector):
-    """Tells True when its loop has nothing left to do but to wait, and False when that ends."""
+    """Calls `notify(True)` before its loop waits for events and `notify(False)` afterwards."""
 
-    def __init__(self, tell: Callable[[bool], None]) -> None:
+    def __init__(self, notify: Callable[[bool], None]) -> None:
         super().__init__()
-        self._tell = tell
+        self._notify = notify
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
-        self._tell(True)
+        self._notify(True)
         try:
             return super().select(timeout)
         finally:
-            self._tell(False)
+            self._notify(False)

@@ -1,4 +1,4 @@
-"""Builds the player of an environment's episodes, in a run or outside of one."""
+"""Builds the player of an environment's episodes, inside or outside a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import PlayerContext
 from rlhf_core.types import PhaseTimes, SamplingParams
 
-from .attempt import Make
+from .attempt import MakeEnvironment
 from .contract import make_task
 from .episode import Rules
 from .isolation.host import IsolatedEnvironments
@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 
 def build(context: PlayerContext) -> EnvironmentPlayer:
-    """The player of the section `environment`."""
+    """Build the player of the section `environment`.
+
+    Args:
+        context: The run's engine, tokenizer, sampling options and seed.
+
+    Returns:
+        A player. Close it to end the processes of isolated environments.
+    """
     return build_environment_player(
         context.run.sections["environment"],
         context.engine,
@@ -48,20 +55,30 @@ def build_environment_player(
     base_folder: Path | None = None,
     times: PhaseTimes | None = None,
 ) -> EnvironmentPlayer:
-    """Build the player of an environment's episodes; it has the options of the section `environment`, too.
+    """Build the player of an environment's episodes, also outside a run.
 
-    purpose: tasks of different purposes have different seeds. base_folder: of relative paths in its options; None is
-    the working folder. times: shared with other players of a run.
+    Args:
+        environment: The checked section `environment` (`resolve_environment`).
+        engine: Samples the policy's turns.
+        tokenizer: The policy's tokenizer. Chat prompts and tools require its chat template.
+        sampling: Sampling options of all turns.
+        seed: The run's seed, from which the tasks' seeds are derived.
+        purpose: Purposes such as training and evaluation get different task seeds.
+        base_folder: Folder for relative paths in the environment's options. None is the working folder.
+        times: Times and token counts to add to. Players of a run share them.
+
+    Returns:
+        A player. Close it to end the processes of isolated environments.
     """
     options = environment.typed(EnvironmentConfig)
-    name = environment.name.rpartition(":")[2]  # `./game.py:Game` is called Game
-    made = TaskContext(seed, base_folder or Path.cwd())
-    environments: Make | IsolatedEnvironments = partial(
-        new_environment, partial(environment.build, environment.config, made)
+    name = environment.name.rpartition(":")[2]  # `Game` for `./game.py:Game`
+    context = TaskContext(seed, base_folder or Path.cwd())
+    environments: MakeEnvironment | IsolatedEnvironments = partial(
+        new_environment, partial(environment.build, environment.config, context)
     )
     if options.isolate:
         environments = IsolatedEnvironments(
-            environment.recipe(environment.config, made),
+            environment.recipe(environment.config, context),
             name=name,
             concurrency=options.concurrency,
             memory_limit_bytes=options.memory_limit_bytes,

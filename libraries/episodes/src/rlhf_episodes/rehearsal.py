@@ -1,4 +1,4 @@
-"""One turn of an environment with a made-up answer: its errors appear before weights are loaded."""
+"""Play one turn of an environment with a made-up completion, to find its errors before weights are loaded."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def play_one_turn(inputs: RunInputs, config: EnvironmentConfig) -> None:
-    """Play the first prompt until its first turn is answered, as the run would: with deadlines.
+    """Play one turn of the first prompt as the run would, deadlines included.
 
-    config: the section of the run. Raises `EpisodeError`, or another error that the run would raise.
+    `config` is the run's section `environment`. Raises `EpisodeError` or any other error that the run would raise.
     """
     resolved = inputs.resolved
     one_turn = config.model_copy(update={"max_turns": 1})
@@ -31,15 +31,15 @@ def play_one_turn(inputs: RunInputs, config: EnvironmentConfig) -> None:
     }
     resolved = replace(resolved, sections=shortened)
     options = getattr(resolved.engine.config, "request_options", {})
-    answering = cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer, options))
+    engine = cast(RolloutEngine, _StubEngine(inputs.tokenizer, options))
     seed = resolved.run.train.seed
-    with closing(RunPlayer(resolved, answering, inputs.tokenizer, resolved.sampling, seed=seed)) as player:
+    with closing(RunPlayer(resolved, engine, inputs.tokenizer, resolved.sampling, seed=seed)) as player:
         list(player.play([(inputs.prompts.prompt(0), 0)]))
 
 
 @dataclass(frozen=True, slots=True)
-class _MadeUpAnswers:
-    """The part of an engine that a player uses: a token for each request."""
+class _StubEngine:
+    """The methods of an engine that a player uses. Answers each request with one token and the EOS."""
 
     tokenizer: PreTrainedTokenizerBase
     request_options: Mapping[str, str]

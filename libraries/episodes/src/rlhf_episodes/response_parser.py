@@ -46,13 +46,13 @@ class ResponseParser:
         request = json.dumps([template, text, list(tools)]).encode()
         with self._lock:
             try:
-                kind, found = json.loads(self._process().ask(request, self._timeout_seconds))
+                kind, message = json.loads(self._process().ask(request, self._timeout_seconds))
             except (OSError, ProcessFault, TypeError, ValueError, RecursionError) as error:
                 self._end()
-                raise UnreadableReply(self._explained(error)) from error
-        if kind != "message" or not isinstance(found, dict):
-            raise UnreadableReply(str(found))
-        return found
+                raise UnreadableReply(self._describe(error)) from error
+        if kind != "message" or not isinstance(message, dict):
+            raise UnreadableReply(str(message))
+        return message
 
     def _process(self) -> RequestProcess:
         if self._worker is None:
@@ -66,8 +66,8 @@ class ResponseParser:
             self._worker.end()
         self._worker = None
 
-    def _explained(self, error: Exception) -> str:
-        if isinstance(error, ProcessTimeout):  # without the line where it was, since the policy may read this
+    def _describe(self, error: Exception) -> str:
+        if isinstance(error, ProcessTimeout):  # without the stack trace, since the policy may read this
             return f"it was not read within {self._timeout_seconds:g} s"
         if isinstance(error, OSError):
             return f"no process could be started to read it: {error}"
@@ -77,17 +77,17 @@ class ResponseParser:
 
 
 def answer(request: bytes) -> bytes:
-    """The answer to a request, in the process. The request `null` only has it import what it needs."""
+    """Answer a request in the child process. The request `null` only imports the parser."""
     from transformers.utils.chat_parsing import parse_response
 
-    if (given := json.loads(request)) is None:
+    if (arguments := json.loads(request)) is None:
         return b'["ready", null]'
-    template, text, tools = given
+    template, text, tools = arguments
     try:
-        found = parse_response(text, template, prefix="", tools=tools or None)
-        if found.get("tool_calls"):
-            found["tool_calls"] = list(chain.from_iterable(map(_plain_calls, found["tool_calls"])))
-        return json.dumps(["message", found]).encode()
+        message = parse_response(text, template, prefix="", tools=tools or None)
+        if message.get("tool_calls"):
+            message["tool_calls"] = list(chain.from_iterable(map(_plain_calls, message["tool_calls"])))
+        return json.dumps(["message", message]).encode()
     except Exception as error:  # parsers raise arbitrary errors on text in another format
         return json.dumps(["failed", f"{type(error).__name__}: {error}"[:500]]).encode()
 
@@ -96,14 +96,14 @@ def _plain_calls(call: Any) -> list[Any]:
     """Return a parsed call in a list, or convert a list of Python calls: `[add(a=1, text='x')]`."""
     if not isinstance(call, str):
         return [call]
-    listed = ast.parse(call, mode="eval").body
-    found = []
-    for each in listed.elts if isinstance(listed, ast.List) else [listed]:
+    tree = ast.parse(call, mode="eval").body
+    calls = []
+    for each in tree.elts if isinstance(tree, ast.List) else [tree]:
         if not isinstance(each, ast.Call) or each.args:
             raise ValueError("a call is written NAME(KEY=VALUE, …)")
         arguments = {str(keyword.arg): ast.literal_eval(_JsonNames().visit(keyword.value)) for keyword in each.keywords}
-        found.append({"function": {"name": ast.unparse(each.func), "arguments": arguments}})
-    return found
+        calls.append({"function": {"name": ast.unparse(each.func), "arguments": arguments}})
+    return calls
 
 
 class _JsonNames(ast.NodeTransformer):

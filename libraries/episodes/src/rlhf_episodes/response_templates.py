@@ -1,4 +1,4 @@
-"""Response templates of transformers for model families whose tokenizers have none.
+"""Response templates of transformers for model families whose tokenizers do not include one.
 
 A family is recognized by the call that its chat template renders (`ChatTemplate.call_format`), not by its name.
 """
@@ -23,7 +23,7 @@ class Family:
     in_channels: bool = False
     """Whether special tokens separate the parts of a reply, so that its text alone would mix them."""
     content_precedes_calls: bool = True
-    """Whether chat templates write a reply's content before its calls. If not, a reply with calls has no content."""
+    """Whether chat templates write a reply's content before its calls. If not, calls replace the content."""
 
 
 _FUNCTION = {"name": "{name}", "arguments": "{content}"}

@@ -1,4 +1,4 @@
-"""The tokens of one branch of an environment's episode, with its conversation."""
+"""Tokens and conversation of one branch of an episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .contract import Tool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A place in a row: so much of it stood there."""
+    """A position in a row: the number of turns and messages before it."""
 
     num_turns: int
     num_messages: int
@@ -22,12 +22,12 @@ class Mark:
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeRow(Row):
-    """A row that may branch off another one."""
+    """A row that can be forked into further branches."""
 
     tools: tuple[Tool, ...] = ()
-    """Tools that the policy may call here."""
+    """Tools that the policy may call in this row."""
     conversation: list[Message] = field(default_factory=list)
-    """All messages so far, the replies among them; stays empty for plain text."""
+    """All messages so far, replies included. Empty for plain text."""
 
     @property
     def num_tokens(self) -> int:
@@ -35,33 +35,34 @@ class EpisodeRow(Row):
 
     @property
     def num_own(self) -> int:
-        """Tokens of the response that stand in no other branch before."""
+        """Number of response tokens that are not shared with an earlier branch."""
         return sum(len(turn.token_ids) for turn in self.turns[self.num_shared_turns :])
 
     @property
     def num_sampled(self) -> int:
-        """Sampled tokens, shared ones included."""
+        """Number of sampled tokens, including shared ones."""
         return sum(len(each.token_ids) for _, each in self.sampled.values())
 
     @property
     def replies(self) -> list[tuple[int, ...]]:
-        """The tokens of the policy's replies: turns with nothing between them are one, cut and continued."""
+        """Tokens of each reply. Adjacent turns form one reply, which was cut and continued."""
         runs = groupby(self.turns, key=lambda turn: turn.role)
         return [tuple(chain.from_iterable(turn.token_ids for turn in run)) for role, run in runs if role == "policy"]
 
     @property
     def last_sampled(self) -> tuple[int, ...]:
-        """The tokens of the policy's newest turn; none before the first."""
+        """Tokens of the policy's last turn, or none before its first."""
         return next((turn.token_ids for turn in reversed(self.turns) if turn.role == "policy"), ())
 
-    def say(self, reply: Message) -> None:
-        """Add the message of the last of `replies` to the conversation; one that continues a cut turn replaces it."""
+    def add_reply(self, reply: Message) -> None:
+        """Add the message of the last reply to the conversation. If it continues a cut reply, it replaces that one."""
         if len(self.turns) > 1 and self.turns[-2].role == "policy":
             self.conversation.pop()
         self.conversation.append(reply)
 
     @property
     def mark(self) -> Mark:
+        """Position of the row's end."""
         return Mark(
             num_turns=len(self.turns),
             num_messages=len(self.conversation),
@@ -69,7 +70,7 @@ class EpisodeRow(Row):
         )
 
     def fork(self, branch: int, at: Mark | None = None) -> EpisodeRow:
-        """A branch that begins with what stood here at a place, or with all; it counts in this one alone."""
+        """Return a branch that shares this row up to `at` (by default all of it). Shared turns belong to this row."""
         mark = at or self.mark
         last = () if mark.last_message is None else (mark.last_message,)
         return replace(
@@ -81,12 +82,12 @@ class EpisodeRow(Row):
             num_shared_turns=mark.num_turns,
         )
 
-    def take_back(self, mark: Mark) -> None:
-        """Forget what was given since then; the policy has answered none of it."""
+    def roll_back(self, mark: Mark) -> None:
+        """Remove everything after `mark`, which must not include a turn of the policy."""
         assert all(place < mark.num_turns for place in self.sampled)
         del self.turns[mark.num_turns :], self.conversation[mark.num_messages :]
 
     def drop_last_observation(self) -> None:
-        """Take back what was given after the policy's last turn: nobody answered it."""
+        """Remove the observation after the policy's last turn, which no reply followed."""
         if self.turns and self.turns[-1].role == "environment":
             self.turns.pop()

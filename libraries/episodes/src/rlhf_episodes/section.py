@@ -24,49 +24,49 @@ if TYPE_CHECKING:
 
 
 class EnvironmentConfig(Section):
-    """How core plays the episodes of an environment, whoever wrote it."""
+    """Options for playing the episodes of any environment."""
 
     selects: ClassVar[str] = "environments"
     needs_no_prompts: ClassVar[bool] = True
     columns: ClassVar[Mapping[str, Column]] = EPISODE_COLUMNS
 
-    max_turns: Count = Field(8, description="Most turns of the policy in an episode.")
+    max_turns: Count = Field(8, description="Maximum number of policy turns in an episode.")
     max_tokens: Count | None = Field(
         None,
-        description="Most response tokens of an episode, observations included, all branches together; null is what "
-        "the model has room for in each.",
+        description="Maximum number of response tokens of an episode over all branches, observations included. null "
+        "limits each branch by the model's context only.",
     )
     weight: float = Field(1.0, description="Factor of the environment's reward in the combined score.")
     history: Literal["append", "branch"] = Field(
         "append",
-        description="Where the chat template writes earlier turns otherwise than they were sampled (thinking that is "
-        "cut): keep them as sampled, or train each turn as a branch of its own.",
+        description="Handling of chat templates that render earlier turns differently than sampled (for example, "
+        "without thinking): keep them as sampled (append), or train each turn as its own branch (branch).",
     )
     tool_format: str = Field(
-        "auto", min_length=1, description="How tool calls are written; auto is as the model's chat template does."
+        "auto", min_length=1, description="Format of tool calls. auto uses that of the model's chat template."
     )
-    concurrency: Count = Field(64, description="Episodes played at once, by each engine.")
+    concurrency: Count = Field(64, description="Maximum number of episodes that each engine plays at once.")
     timeout_seconds: float = Field(
         60.0,
         gt=0,
-        description="Deadline of each reset, step and tool call, in seconds; the policy's time is not counted.",
+        description="Deadline of each reset, step and tool call in seconds, without the policy's time.",
     )
-    retries: int = Field(0, ge=0, description="Times an episode that failed is played again from its seeds.")
+    retries: int = Field(0, ge=0, description="Maximum retries of a failed episode, from the same seeds.")
     on_failure: Literal["fail", "zero", "drop"] = Field(
-        "fail", description="An episode that still fails: end the run, score it 0, or leave it out."
+        "fail", description="Handling of an episode that fails every attempt: end the run, score it 0, or drop it."
     )
     isolate: bool | None = Field(
         None,
-        description="Keep the environment in a process of its own, which a deadline can end; null leaves it to the "
-        "environment: true for `tools`, false for most.",
+        description="Run the environment in a child process that is killed at a deadline. null uses the environment's "
+        "default: true for `tools`, false for most others.",
     )
     memory_limit_bytes: Count | None = Field(
-        None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
+        None, description="With isolate: resident memory limit. null is half of the machine's (or container's) memory."
     )
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if not run.rolls_out:
-            yield Problem("", f"{run.algorithm.name} learns from a dataset, not from what is played")
+            yield Problem("", f"{run.algorithm.name} learns from a dataset and does not play episodes")
 
     def reward_weight(self) -> float:
         return self.weight
@@ -77,7 +77,7 @@ class EnvironmentConfig(Section):
         return self if self.isolate is not None else self.model_copy(update={"isolate": plugin.component.isolate})
 
     def player(self, context: PlayerContext) -> Player:
-        build = import_module("rlhf_episodes.player").build  # imported when it is used, as a component's `build`
+        build = import_module("rlhf_episodes.player").build  # imported on use, like a component's `build`
         return cast("Player", build(context))
 
     def check_inputs(self, inputs: RunInputs) -> None:
@@ -89,4 +89,4 @@ class EnvironmentConfig(Section):
         import_module("rlhf_episodes.rehearsal").play_one_turn(inputs, self)
 
 
-environment = Component(summary="Episodes of several turns, in an environment.", config=EnvironmentConfig, build="")
+environment = Component(summary="Multi-turn episodes in an environment.", config=EnvironmentConfig, build="")

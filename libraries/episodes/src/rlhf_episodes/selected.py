@@ -1,4 +1,4 @@
-"""The environment of a run file, checked outside of a run."""
+"""Checks the section `environment` of a run file outside a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from rlhf_core.plugins.trust import EVERY_FILE, FileTrust
 
 
 def resolve_environment(data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> Configured | None:
-    """The section `environment`, checked: the environment that it names, with all options. None, and problems noted,
-    where it is wrong.
+    """Check a section `environment` and select the environment that it names.
+
+    Args:
+        data: The section as read from the run file: a mapping with the key `name` and options.
+        problems: Collects the problems found.
+        trust: Which files of the run file may be executed.
+
+    Returns:
+        The environment with all options, or None if there are problems.
     """
     return Selector(problems, trust).section(find("sections", "environment"), data)

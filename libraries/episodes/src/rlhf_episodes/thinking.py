@@ -1,4 +1,4 @@
-"""How models mark their thoughts: one table for chat templates, tool calls and histories."""
+"""Markers of thoughts in replies, shared by chat templates, tool calls and histories."""
 
 from __future__ import annotations
 
@@ -8,22 +8,31 @@ MARKERS = (
     ("<seed:think>", "</seed:think>"),  # Seed-OSS
     ("<|channel>thought", "<channel|>"),  # gemma4
 )
-"""Beginnings and ends of thoughts, as text or special tokens. Harmony is parsed instead (`response_templates.py`)."""
+"""Start and end markers of thoughts: text or special tokens. Harmony replies are parsed in `response_templates.py`."""
 
 
 def markers_of(model: str) -> tuple[str, str]:
-    """The markers of a model, given its chat template and tokens as one text. Defaults to the first pair."""
+    """Return a model's markers, given its chat template and tokens as one text. Defaults to the first pair.
+
+    Example:
+        >>> markers_of("{% if thinking %}[THINK]{{ thought }}[/THINK]{% endif %}")
+        ('[THINK]', '[/THINK]')
+    """
     return next((pair for pair in MARKERS if pair[1] in model), MARKERS[0])
 
 
 def split_thought(text: str) -> tuple[str, str]:
-    """Split a reply into its first thought, with the markers, and what follows.
+    """Split a reply into its first thought, including the markers, and the rest.
 
-    The first marker may be missing, since some prompts end with it. A thought without an end is the whole reply.
+    The start marker may be missing, since some prompts end with it. A thought without an end is the whole reply.
+
+    Example:
+        >>> split_thought("<think>2 + 2 = 4</think>Four.")
+        ('<think>2 + 2 = 4</think>', 'Four.')
     """
-    begun = [end for begin, end in MARKERS if text.lstrip().startswith(begin)]
-    end = next((end for end in begun or dict(MARKERS).values() if end in text), None)
+    expected_ends = [end for begin, end in MARKERS if text.lstrip().startswith(begin)]
+    end = next((end for end in expected_ends or dict(MARKERS).values() if end in text), None)
     if end is None:
-        return (text, "") if begun else ("", text)
+        return (text, "") if expected_ends else ("", text)
     place = text.index(end) + len(end)
     return text[:place], text[place:]

@@ -20,7 +20,7 @@ from .contract import Tool
 from .thinking import split_thought
 
 MAX_CALLS = 32
-"""Maximum number of calls read from one reply. If there are more, one extra entry reports that they were skipped."""
+"""Maximum number of calls read from one reply. If there are more, an extra entry reports that they were skipped."""
 MAX_NAME_CHARS = 128
 
 
@@ -40,16 +40,16 @@ class ToolFormat:
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         """Return the text of a reply with this content followed by the calls."""
-        written = self.joined(calls) if calls and self.joined else ""
-        return f"{content}\n{written}" if content and written else content or written
+        call_text = self.joined(calls) if calls and self.joined else ""
+        return f"{content}\n{call_text}" if content and call_text else content or call_text
 
     def message(self, content: str, calls: Sequence[ToolCall]) -> Message:
         """Return a reply with this content and these calls as a message for the chat template."""
         message: Message = {"role": "assistant", "content": self.write(content, calls)}
         if self.joined is not None or not calls:
             return message
-        made = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
-        return {**message, "tool_calls": [{"type": "function", "function": each} for each in made]}
+        functions = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+        return {**message, "tool_calls": [{"type": "function", "function": each} for each in functions]}
 
     def content(self, text: str, calls: Sequence[ToolCall]) -> str:
         """Return the text of a reply before its calls, or the whole text if a call could not be read."""
@@ -65,19 +65,23 @@ class ToolFormat:
         Args:
             text: The reply, with special tokens.
             tools: Their schemas determine the types of arguments in formats that write values as plain text.
+
+        Example:
+            >>> FORMATS["hermes"].parse('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+            (ToolCall(name='add', arguments={'a': 1}, error=None),)
         """
-        found = tuple(islice(self.calls(split_thought(text)[1], tools), MAX_CALLS + 1))
-        if len(found) > MAX_CALLS:
-            return (*found[:MAX_CALLS], unreadable(f"only the first {MAX_CALLS} calls of a reply are made"))
-        return found
+        calls = tuple(islice(self.calls(split_thought(text)[1], tools), MAX_CALLS + 1))
+        if len(calls) > MAX_CALLS:
+            return (*calls[:MAX_CALLS], unreadable(f"only the first {MAX_CALLS} calls of a reply are made"))
+        return calls
 
     def describe(self, tools: Sequence[Tool]) -> str:
         """Return a section for the system message that lists the tools and explains how to call them."""
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         return (
             "# Tools\n\nYou may call one or more functions to help with the user's request.\n\n"
             "These functions are available, each as a JSON schema within <tools></tools>:\n"
-            f"<tools>\n{listed}\n</tools>\n\n"
+            f"<tools>\n{schemas}\n</tools>\n\n"
             f"To call a function, write its name and its arguments as JSON, in this form:\n{self.example}"
         )
 
@@ -136,7 +140,12 @@ def _next_call(text: str, place: int) -> int:
 
 
 def to_call(value: Any) -> ToolCall:
-    """Build a call from `{"name", "arguments" | "parameters"}`. Arguments may be a JSON string, as in OpenAI's API."""
+    """Build a call from `{"name", "arguments" | "parameters"}`. Arguments may be a JSON string, as in OpenAI's API.
+
+    Example:
+        >>> to_call({"name": "add", "parameters": '{"a": 1}'})
+        ToolCall(name='add', arguments={'a': 1}, error=None)
+    """
     if not isinstance(value, dict):
         return unreadable('a call is a JSON object with "name" and "arguments"')
     name = value.get("name")

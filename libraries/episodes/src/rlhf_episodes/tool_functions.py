@@ -1,4 +1,4 @@
-"""Python functions as tools: their description for a model, and the arguments of its calls checked against their types.
+"""Python functions as tools: describes them to a model and checks the arguments of its calls.
 
 Imports neither torch nor transformers, so that a worker that only runs tools starts fast.
 """
@@ -23,40 +23,58 @@ from rlhf_core.types import ToolCall
 from .contract import Tool
 
 _MAX_PROBLEMS = 5
-"""Told of one call."""
-_NOT_SAID = ("title", "additionalProperties")
-"""Parts of a schema of which a model is not told."""
+"""Maximum number of problems reported for one call."""
+_HIDDEN_KEYS = ("title", "additionalProperties")
+"""Keys of a schema that are not shown to the model."""
 
 
 class ToolFunction:
     """A function or bound method that a model may call.
 
-    Its docstring says what it does; an `Args:` section may say what each argument is. Each parameter has a type.
+    Its docstring describes it to the model. An `Args:` section may describe the arguments. Each parameter needs a type.
+
+    Example:
+        >>> def add(a: int, b: int) -> int:
+        ...     "Add two numbers."
+        ...     return a + b
+        >>> tool = ToolFunction(add)
+        >>> tool.bind(ToolCall(name="add", arguments={"a": 1, "b": 2}))
+        {'a': 1, 'b': 2}
+        >>> tool.bind(ToolCall(name="add", arguments={"a": 1}))
+        'add was not called: argument "b" is missing. Its arguments: a, b.'
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Read signature and docstring. Raises `PluginError`, naming the function, where something is missing."""
+        """Read the function's signature and docstring.
+
+        Args:
+            function: Function with a docstring and typed parameters that can be passed by name.
+
+        Raises:
+            PluginError: The docstring or a type is missing, or a JSON schema cannot describe the types.
+        """
         self.function = function
         self.name: str = getattr(function, "__name__", type(function).__name__)
         where = f'tool "{getattr(function, "__qualname__", self.name)}"'
         doc = inspect.getdoc(function)
         if not doc:
-            raise PluginError("it has no docstring", where=where, hint="say in one what it does: the model reads it")
+            raise PluginError("its docstring is missing", where=where, hint="describe it to the model in one")
         description, arguments = _split_docstring(doc)
         self._parameters = _parameters(function, where)
         try:
             self._model = _arguments_model(self._parameters, arguments)
             parameters = _schema(self._model)
         except (PydanticUserError, NameError, TypeError) as error:
-            raise PluginError(f"its types make no schema: {error}", where=where) from error
+            raise PluginError(f"its types cannot be described by a schema: {error}", where=where) from error
         function_schema = {"name": self.name, "description": description, "parameters": parameters}
         self.schema: Tool = {"type": "function", "function": function_schema}
-        """For the chat template, or for a description in a system message."""
+        """Description of the tool for the chat template or a system message."""
 
     def bind(self, call: ToolCall) -> dict[str, Any] | str:
-        """The keyword arguments of a call, converted to the parameters' types; or what is wrong, for the model to read.
+        """Return the call's arguments converted to the parameters' types, or an error message for the model.
 
-        As strict as JSON allows: "5" is no integer, but 5 is a float, a list may be a tuple, and text may be a date.
+        As strict as JSON allows: the text "5" is not an integer, but 5 can be a float, a list can be a tuple, and text
+        can be a date.
         """
         if call.error is not None:
             return call.error
@@ -72,17 +90,17 @@ class ToolFunction:
 
     def _explain(self, error: ValidationError) -> str:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
-        told = [_problem(problem["type"], problem["loc"], problem["msg"]) for problem in problems[:_MAX_PROBLEMS]]
+        lines = [_describe(problem["type"], problem["loc"], problem["msg"]) for problem in problems[:_MAX_PROBLEMS]]
         if len(problems) > _MAX_PROBLEMS:
-            told.append(f"and {len(problems) - _MAX_PROBLEMS} more")
-        takes = [
+            lines.append(f"and {len(problems) - _MAX_PROBLEMS} more")
+        names = [
             name if default is inspect.Parameter.empty else f"{name} (optional)"
             for name, (_, default) in self._parameters.items()
         ]
-        return f"{self.name} was not called: {'; '.join(told)}. Its arguments: {', '.join(takes) or 'none'}."
+        return f"{self.name} was not called: {'; '.join(lines)}. Its arguments: {', '.join(names) or 'none'}."
 
 
-def _problem(kind: str, place: tuple[int | str, ...], message: str) -> str:
+def _describe(kind: str, place: tuple[int | str, ...], message: str) -> str:
     name = ".".join(str(part) for part in place)
     if kind == "missing":
         return f'argument "{name:.80}" is missing'
@@ -92,49 +110,49 @@ def _problem(kind: str, place: tuple[int | str, ...], message: str) -> str:
 
 
 def _parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any, Any]]:
-    """Type and default (`inspect.Parameter.empty` where there is none) of each parameter."""
+    """Return the type and default of each parameter, with `inspect.Parameter.empty` for no default."""
     try:
         signature = inspect.signature(function).parameters
-        written = {name: each.annotation for name, each in signature.items() if each.annotation is not each.empty}
+        types = {name: each.annotation for name, each in signature.items() if each.annotation is not each.empty}
         names = getattr(inspect.unwrap(function), "__globals__", {})
-        # Of the parameters alone: what a return type names may be there for type checkers only.
-        hints = typing.get_type_hints(SimpleNamespace(__annotations__=written), globalns=names, include_extras=True)
-    except Exception as error:  # annotations of strangers may name anything
+        # Without the return type, whose names may only be imported for type checkers.
+        hints = typing.get_type_hints(SimpleNamespace(__annotations__=types), globalns=names, include_extras=True)
+    except Exception as error:  # third-party annotations may raise anything
         raise PluginError(f"its signature cannot be read: {error}", where=where) from error
     for name, each in signature.items():
         if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-            raise PluginError(f'its parameter "{each}" cannot be given by name', where=where, hint="name them all")
+            raise PluginError(f'its parameter "{each}" cannot be passed by name', where=where, hint="name each one")
         if name not in hints:
             raise PluginError(
-                f'its parameter "{name}" has no type', where=where, hint=f"write it as `{name}: int`, with its own type"
+                f'its parameter "{name}" is not annotated', where=where, hint=f"write its type, as in `{name}: int`"
             )
     return {name: (hints[name], each.default) for name, each in signature.items()}
 
 
 def _arguments_model(parameters: dict[str, tuple[Any, Any]], descriptions: dict[str, str]) -> type[BaseModel]:
-    """Fields are a0, a1, …, so that a parameter may have any name; the parameters' names are their aliases."""
+    """Create a model of the arguments. Fields are named a0, a1, … with parameter names as aliases, which may be any."""
     fields: dict[str, Any] = {}
     for place, (name, (hint, default)) in enumerate(parameters.items()):
         options: dict[str, Any] = {"alias": name, "description": descriptions.get(name)}
         if default is not inspect.Parameter.empty:
-            options["default_factory"] = lambda: None  # never read: the function has its own
+            options["default_factory"] = lambda: None  # never used: the function applies its own default
             if isinstance(default, str | int | float | bool):
                 options["json_schema_extra"] = {"default": default}
         fields[f"a{place}"] = (hint, Field(**options))
     return create_model("Arguments", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-class _Untitled(GenerateJsonSchema):
-    """Without a title for each field, which only repeats its name."""
+class _UntitledSchema(GenerateJsonSchema):
+    """Omits the title of each field, which only repeats its name."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema(schema_generator=_Untitled)
-    said = {key: value for key, value in schema.items() if key not in _NOT_SAID}
-    return said | {"properties": said.get("properties", {})}
+    schema = model.model_json_schema(schema_generator=_UntitledSchema)
+    shown = {key: value for key, value in schema.items() if key not in _HIDDEN_KEYS}
+    return shown | {"properties": shown.get("properties", {})}
 
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):\s*$")

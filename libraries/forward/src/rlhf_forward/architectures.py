@@ -1,14 +1,14 @@
-"""What is known of transformers' model types: the one list to add a type to."""
+"""Properties of transformers' model types. Add new types to this list."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 Trait = Literal["packs", "plain-head", "gated-mlp", "feels-padding"]
-"""packs: the forward passes its arguments on to the attention function, and reads nothing of a row but position ids.
-plain-head: logits are the head's output (no soft cap, no scale). gated-mlp: its one class `...MLP` computes
-`down(act(gate(x)) * up(x))`. feels-padding: padding changes the output although the forward takes a mask, by a
-recurrent state, by positions or windows counted in columns, or by compressing columns.
+"""packs: the forward hands its arguments to the attention function, and otherwise depends on a row only by position
+ids. plain-head: logits are the head's output (no soft cap, no scale). gated-mlp: its only class `...MLP` computes
+`down(act(gate(x)) * up(x))`. feels-padding: padding changes the output although the forward accepts a mask, by a
+recurrent state, by positions or windows counted in columns, or by compression of columns.
 """
 
 ARCHITECTURES: dict[str, tuple[Trait, ...]] = {
@@ -36,7 +36,7 @@ ARCHITECTURES: dict[str, tuple[Trait, ...]] = {
 
 
 def with_trait(trait: Trait) -> frozenset[str]:
-    """The model types that have `trait`."""
+    """Return the model types that have `trait`."""
     return frozenset(name for name, traits in ARCHITECTURES.items() if trait in traits)
 
 

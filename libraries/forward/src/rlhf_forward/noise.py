@@ -1,7 +1,7 @@
-"""Sampling noise that depends on (seed, sample, token) alone, and tokens drawn with it.
+"""Sampling noise that depends only on (seed, sample, token), and tokens drawn with it.
 
-Philox4x32-10 (Salmon 2011, "Parallel random numbers: as easy as 1, 2, 3") turns a counter into random bits without
-any state: the same sample gets the same noise in any batch, process or order, before and after a crash.
+The noise comes from a counter without any state (`philox.py`), so a sample has the same noise in any batch, process or
+order, before and after a crash.
 """
 
 from __future__ import annotations
@@ -14,72 +14,78 @@ from torch import Tensor
 from rlhf_core.errors import DivergenceError
 
 from .logprobs import Temperature, scaled_logits, token_log_probs
+from .philox import WORD, philox4x32
 
-_WORD = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
 _FIRST_NUCLEUS_GUESS = 64
 _BLOCK = 128
 
 
-def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of the product of two 32-bit words, in int64 without overflow (by 16-bit halves)."""
-    low = word * (factor & 0xFFFF)
-    high = word * (factor >> 16) + (low >> 16)
-    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
-
-
-def philox4x32(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10: four 32-bit words out of four; int64 tensors that broadcast, values in [0, 2^32)."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
-        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
-    return c0, c1, c2, c3
-
-
 def uniforms(seed: int, sample_ids: Tensor, token_indices: Tensor) -> Tensor:
-    """One uniform number in the open interval (0, 1) for each (sample, token).
+    """Return a uniform number in the open interval (0, 1) for each (sample, token).
 
-    seed: its low 64 bits count; sample_ids, token_indices: int64, broadcast together. Returns float64 of the
-    broadcast shape, 52 random bits each. Drawing many tokens in one call costs hardly more than drawing one:
-    `uniforms(seed, ids[:, None], torch.arange(n))`.
+    Many tokens in one call cost hardly more than one.
+
+    Args:
+        seed: Seed of the run. Its low 64 bits are used.
+        sample_ids, token_indices: int64 tensors that broadcast.
+
+    Returns:
+        float64 of the broadcast shape, with 52 random bits each.
+
+    Example:
+        >>> drawn = uniforms(7, torch.tensor([5, 6])[:, None], torch.arange(4))
+        >>> drawn.shape, drawn[1, 2].equal(uniforms(7, torch.tensor(6), torch.tensor(2)))
+        (torch.Size([2, 4]), True)
     """
     first, second, _, _ = philox4x32(
-        (sample_ids & _WORD, (sample_ids >> 32) & _WORD, token_indices & _WORD, (token_indices >> 32) & _WORD),
-        (seed & _WORD, (seed >> 32) & _WORD),
+        (sample_ids & WORD, (sample_ids >> 32) & WORD, token_indices & WORD, (token_indices >> 32) & WORD),
+        (seed & WORD, (seed >> 32) & WORD),
     )
     bits = ((first >> 6) << 26) | (second >> 6)
-    # Adding a half excludes both ends; with 52 bits the sum is exact.
+    # Adding a half excludes both ends. With 52 bits the sum is exact.
     return (bits.double() + 0.5) * 2.0**-52
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token for each row."""
+    """One token per row."""
 
     token_ids: Tensor
     """[B] int64."""
     log_probs: Tensor
-    """[B] float32 nats, of the distribution sampled from: after temperature, top-k and top-p."""
+    """[B] float32 nats, under the distribution sampled from: after temperature, top-k and top-p."""
     support_ids: Tensor | None
-    """[B, K] int32: kept token ids in ascending order, -1 = padding; None when nothing was truncated."""
+    """[B, K] int32: kept token ids in ascending order, -1 = padding. None if sampling was not truncated."""
 
 
 def inverse_cdf_sample(
     logits: Tensor, uniforms: Tensor, temperature: Temperature = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> SampledTokens:
-    """The token at which each row's cumulative distribution, in order of token ids, passes its uniform number.
+    """Draw the token at which each row's cumulative distribution, in order of token ids, exceeds its uniform number.
 
-    logits: [B, V]; uniforms: [B] float64 in (0, 1); temperature > 0, or [B, 1]; top_k: 0 = off; top_p: 1 = off, taken
-    of what top-k kept. Tokens tied with the last kept one are kept too, so the support depends on the row alone. A
-    token of probability zero is never drawn. Raises `DivergenceError` where a row's logits are no distribution.
+    Tokens that tie with the last kept one are kept too, so the support depends only on the row. A token of probability
+    zero is never drawn.
+
+    Args:
+        logits: [B, V] of any float dtype.
+        uniforms: [B] float64 in (0, 1).
+        temperature: > 0, one number or [B, 1].
+        top_k: Number of most likely tokens to keep. 0 = off.
+        top_p: Probability, among the tokens that top-k kept, of the smallest set of likely tokens to keep. 1 = off.
+
+    Returns:
+        Tokens with log-probs and support.
+
+    Raises:
+        DivergenceError: The logits of a row are not a distribution (NaN, +inf, or only -inf).
+
+    Example:
+        >>> logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+        >>> inverse_cdf_sample(logits, torch.tensor([0.6])).token_ids  # 0.5 < 0.6 < 0.8
+        tensor([1])
+        >>> sampled = inverse_cdf_sample(logits, torch.tensor([0.6]), top_p=0.7)  # tokens 0 and 1: 0.625 and 0.375
+        >>> sampled.token_ids, sampled.log_probs.exp(), sampled.support_ids
+        (tensor([0]), tensor([0.6250]), tensor([[0, 1]], dtype=torch.int32))
     """
     weights = scaled_logits(logits, temperature).softmax(-1)
     vocabulary = weights.shape[-1]
@@ -101,7 +107,11 @@ def inverse_cdf_sample(
 
 
 def greedy_sample(logits: Tensor) -> SampledTokens:
-    """The most likely token of each row, [B, V] -> [B]; log-probs of the untruncated distribution at temperature 1."""
+    """Return the most likely token of each row, with log-probs under the untruncated distribution at temperature 1.
+
+    Args:
+        logits: [B, V] of any float dtype.
+    """
     token_ids = logits.argmax(-1)
     return SampledTokens(token_ids, token_log_probs(logits, token_ids), None)
 
@@ -109,8 +119,8 @@ def greedy_sample(logits: Tensor) -> SampledTokens:
 def _draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """[B, V] weights >= 0 and [B] uniforms -> [B] token ids, and [B] float64 the sum of each row's weights.
 
-    Finds the block in which the cumulative sum passes its threshold, then the token in it: a float64 cumulative sum
-    over a whole vocabulary takes ten times as long.
+    Finds the block in which the cumulative sum exceeds its threshold, then the token in it. A float64 cumulative sum
+    over the whole vocabulary takes ten times as long.
     """
     blocks = _blocks(weights)
     sums = blocks.sum(-1, dtype=torch.float64)
@@ -123,16 +133,16 @@ def _draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(weights: Tensor) -> Tensor:
-    """[B, V] -> [B, ceil(V / block), block]. Sums go through blocks so that they add in one order in any batch."""
+    """[B, V] -> [B, ceil(V / block), block]. Blocks make the order of summation the same in any batch."""
     if padding := -weights.shape[-1] % _BLOCK:
         weights = torch.nn.functional.pad(weights, (0, padding))
     return weights.reshape(weights.shape[0], -1, _BLOCK)
 
 
 def _first_above(ends: Tensor, weights: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """The first entry of positive weight whose cumulative end is above the threshold, and how far in that is.
+    """The first entry of positive weight whose cumulative sum exceeds the threshold, and the rest of the threshold.
 
-    There always is one, whatever rounding does: the threshold is held below the largest such end.
+    It exists in spite of rounding, because the threshold is limited to less than the largest cumulative sum.
     """
     ends = torch.where(weights > 0, ends, 0.0)
     highest = ends.amax(-1)
@@ -142,31 +152,31 @@ def _first_above(ends: Tensor, weights: Tensor, threshold: Tensor) -> tuple[Tens
 
 
 def _nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
-    """[B, 1]: the weight of the last token of the smallest set of likeliest tokens that holds `top_p` of the sum.
+    """[B, 1]: weight of the least likely token in the smallest set of likely tokens with `top_p` of the sum.
 
-    Sorting a whole vocabulary costs many times a draw, and a nucleus is mostly small: the likeliest few are tried
-    first, and more only where they do not suffice. The result does not depend on how many were tried.
+    Sorting a whole vocabulary costs many times a draw, and a nucleus is usually small. So the few most likely tokens
+    are tried first, then more for rows that need them. The result does not depend on the number tried.
     """
     vocabulary = weights.shape[-1]
     target = top_p * _blocks(weights).sum(-1, dtype=torch.float64).cumsum(-1)[:, -1:]
     threshold = weights.new_zeros(weights.shape[0], 1)
     rows = torch.arange(weights.shape[0], device=weights.device)
-    looked_at = min(_FIRST_NUCLEUS_GUESS, vocabulary)
+    size = min(_FIRST_NUCLEUS_GUESS, vocabulary)
     while rows.numel():
-        largest = weights.topk(looked_at, dim=-1).values
+        largest = weights.topk(size, dim=-1).values
         reached = largest.cumsum(-1, dtype=torch.float64) >= target
         # Rounding may leave a row just below its target with all tokens counted: then all are kept.
-        found = reached[:, -1] if looked_at < vocabulary else torch.ones_like(reached[:, -1])
-        last = torch.where(reached.any(-1, keepdim=True), reached.int().argmax(-1, keepdim=True), looked_at - 1)
-        threshold[rows[found]] = largest.gather(-1, last)[found]
-        # Only rows with a wider nucleus are looked at again.
-        rows, weights, target = rows[~found], weights[~found], target[~found]
-        looked_at = min(8 * looked_at, vocabulary)
+        done = reached[:, -1] if size < vocabulary else torch.ones_like(reached[:, -1])
+        last = torch.where(reached.any(-1, keepdim=True), reached.int().argmax(-1, keepdim=True), size - 1)
+        threshold[rows[done]] = largest.gather(-1, last)[done]
+        # Only rows with a wider nucleus are tried again.
+        rows, weights, target = rows[~done], weights[~done], target[~done]
+        size = min(8 * size, vocabulary)
     return threshold
 
 
 def _support(weights: Tensor) -> Tensor:
-    """[B, V] with zeros on truncated tokens -> [B, K] int32 ids of the rest, ascending, padded with -1."""
+    """[B, V] with zeros on truncated tokens -> [B, K] int32 ids of the other tokens, ascending, padded with -1."""
     is_kept = weights > 0
     counts = is_kept.sum(-1)
     rows, ids = is_kept.nonzero(as_tuple=True)

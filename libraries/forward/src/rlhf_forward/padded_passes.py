@@ -1,4 +1,4 @@
-"""Forward passes over rows padded to the longest, which is the base of faster ones."""
+"""Forward passes over rows padded to the longest, the base of faster passes."""
 
 from __future__ import annotations
 
@@ -17,42 +17,57 @@ if TYPE_CHECKING:
 
 
 class ActionLabels(NamedTuple):
-    """What is computed of the logits at the N positions that predict an action."""
+    """Labels and options of the computation on the logits at the N positions that predict an action."""
 
     labels: Tensor
     """[N] int64: the actions."""
     temperature: Temperature
-    """Divides the logits: one, or [N, 1] with that of each action."""
+    """Divides the logits: one number, or [N, 1] with the temperature of each action."""
     with_entropy: bool
-    """Whether entropies are needed."""
+    """Whether to compute entropies."""
     entropy_grad: bool
-    """Whether they need a gradient."""
+    """Whether entropies have a gradient."""
 
 
 class PaddedPasses(ForwardPasses):
-    """Runs models over rows padded to the longest. The base of faster passes, which have the same numbers.
+    """Runs models over rows padded to the longest. Base class of faster passes with the same results.
 
-    Within `applied`, `policy_forward` and `value_forward` call `lay_out` and `log_probs`.
+    Within `applied`, on every rank, `policy_forward` calls `lay_out` and then `log_probs`, and `value_forward` calls
+    `lay_out`.
+
+    Example:
+        with applying(passes, passes.applied(model)):  # by core, for each forward pass and its backward pass
+            rows = passes.lay_out(innermost(model), rows)  # by policy_forward
+            log_probs, entropies = passes.log_probs(innermost(model), rows, run, wanted)
+            backward(loss(log_probs))
     """
 
     def lay_out(self, model: nn.Module, rows: PaddedRows) -> Any:
-        """The rows in the form in which the innermost `model` is given them.
+        """Return the rows in the layout that the model receives.
 
-        An object with `inputs` (arguments of the forward by name), `lengths`, `logits_to_keep` and `of_actions`, as
-        those of `PaddedRows`; `of_actions` keeps the order of actions.
+        Args:
+            model: The innermost model.
+            rows: The rows, padded on the right.
+
+        Returns:
+            An object with `inputs` (keyword arguments of the forward), `lengths`, `logits_to_keep` and `of_actions`, as
+            in `PaddedRows`. `of_actions` keeps the order of actions.
         """
         return rows
 
     def log_probs(
         self, model: nn.Module, rows: Any, run: Callable[[], Tensor], wanted: ActionLabels
     ) -> tuple[Tensor, Tensor | None]:
-        """[N] float32 nats each: log-probs of the labels, and entropies if they are needed, from one forward.
+        """Compute log-probs of the labels, and entropies if needed, with one forward pass.
 
         Args:
-            model: the innermost model.
-            rows: those of `lay_out`.
-            run: runs the forward; returns its logits per position.
-            wanted: labels, and what is computed.
+            model: The innermost model.
+            rows: The result of `lay_out`.
+            run: Runs the forward pass and returns its logits per position.
+            wanted: Labels and options.
+
+        Returns:
+            [N] float32 nats each. The entropies are None if they are not needed.
         """
         return plain_log_probs(rows.of_actions(run()), wanted)
 
@@ -60,7 +75,7 @@ class PaddedPasses(ForwardPasses):
 def plain_log_probs(
     logits: Tensor, wanted: ActionLabels, support: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """`token_log_probs` of logits [N, V], and `entropy` if it is needed: [N] float32 nats each."""
+    """Return `token_log_probs` of logits [N, V], and `entropy` if needed: [N] float32 nats each."""
     log_probs = token_log_probs(logits, wanted.labels, wanted.temperature, support)
     if not wanted.with_entropy:
         return log_probs, None
@@ -69,6 +84,6 @@ def plain_log_probs(
 
 
 def current_passes() -> PaddedPasses:
-    """The applied passes; padded ones if those that are applied only have a price and a context, or if none are."""
+    """Return the applied passes, or padded ones if none are applied or they only define a price and a context."""
     applied = applied_passes()
     return applied if isinstance(applied, PaddedPasses) else PaddedPasses()

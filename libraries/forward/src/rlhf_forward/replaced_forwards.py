@@ -1,4 +1,4 @@
-"""Another forward for some modules of a model, for a while."""
+"""Temporary replacement of the forward of some modules of a model."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Forward = Callable[..., Any]
 
 @contextmanager
 def replaced_forwards(forwards: Iterable[tuple[nn.Module, Forward]]) -> Iterator[None]:
-    """Context in which each module computes by the forward beside it; then what was in its place is there again.
+    """Context in which each module computes with its paired forward. At the end the previous one is restored.
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    before: list[tuple[nn.Module, Forward | None]] = []
+    previous: list[tuple[nn.Module, Forward | None]] = []
     try:
         for module, forward in forwards:
-            before.append((module, vars(module).get("forward")))
+            previous.append((module, vars(module).get("forward")))
             module.forward = forward
         yield
     finally:
-        for module, own in reversed(before):
+        for module, old in reversed(previous):
             del module.forward
-            if own is not None:
-                module.forward = own
+            if old is not None:
+                module.forward = old
 
 
 def forwards_of(
-    models: Iterable[nn.Module], is_one: Callable[[nn.Module], bool], forward: Forward
+    models: Iterable[nn.Module], is_match: Callable[[nn.Module], bool], forward: Forward
 ) -> list[tuple[nn.Module, Forward]]:
-    """`forward` for each module of `models` that `is_one`, but for those whose forward is replaced already."""
+    """Pair each matching module of `models` with `forward`, except modules whose forward is replaced already."""
     modules = (module for model in models for module in model.modules() if "forward" not in vars(module))
-    return [(module, partial(forward, module)) for module in modules if is_one(module)]
+    return [(module, partial(forward, module)) for module in modules if is_match(module)]

@@ -17,38 +17,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows padded to the longest, all starting in the first column (see `shared_pass.py`)."""
+    """Rows padded to the longest, which all start in the first column (see `shared_pass.py`)."""
 
     sequences: Tensor
     """[B, W] int64."""
     attention_mask: Tensor
     """[B, W] bool."""
     is_read: Tensor
-    """[B, W] bool: True where the next token is an action, which this position predicts."""
+    """[B, W] bool: True if the next token is an action, which this position predicts."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """[B, ...] by name: what the model takes besides."""
+    """Name -> [B, ...]: further model inputs."""
     kind: ModelKind = field(default_factory=default_kind)
+    """Kind of the model that receives the rows."""
 
     @classmethod
     def of(cls, experience: Experience) -> PaddedRows:
-        """Shift every row to the left, and drop unused columns."""
+        """Shift every row of a batch to the left, and drop unused positions."""
         mask = experience.attention_mask
         width, device = int(mask.sum(1).max()), mask.device
         is_action = torch.zeros_like(mask)
         is_action[:, experience.prompt_length :] = experience.action_mask
         first = experience.prompt_length - mask[:, : experience.prompt_length].sum(1, keepdim=True)
         source = torch.arange(width + 1, device=device) + first
-        is_there = source < mask.shape[1]
+        exists = source < mask.shape[1]
         source = source.clamp(max=mask.shape[1] - 1)
 
-        def shifted(values: Tensor) -> Tensor:
-            """[B, width + 1]; 0 past the last column."""
-            return values.gather(1, source) * is_there
+        def shift(values: Tensor) -> Tensor:
+            """[B, width + 1], 0 past the last column."""
+            return values.gather(1, source) * exists
 
         return cls(
-            shifted(experience.sequences)[:, :width],
-            shifted(mask)[:, :width],
-            shifted(is_action)[:, 1:],
+            shift(experience.sequences)[:, :width],
+            shift(mask)[:, :width],
+            shift(is_action)[:, 1:],
             experience.columns.model_inputs,
         )
 
@@ -62,7 +63,7 @@ class PaddedRows:
 
     @property
     def lengths(self) -> Tensor:
-        """[B, 1] int64: tokens of each row."""
+        """[B, 1] int64: number of tokens of each row."""
         return self.attention_mask.sum(1, keepdim=True)
 
     @property
@@ -76,10 +77,10 @@ class PaddedRows:
 
 
 def with_own_prefixes(rows: PaddedRows, switches: Iterable[int]) -> PaddedRows:
-    """Rows in which each action gets the embeddings of its own prefix, as when it was sampled.
+    """Return rows in which each action has the embeddings of the prefix that it was sampled from.
 
-    Actions before a switch (`length_switches`) are read from the row cut off at the switch; so a longer row appears
-    twice, consecutively, which keeps the order of actions.
+    Actions before a switch (`length_switches`) are read from a copy of the row that ends at the switch. A longer row
+    appears twice in succession, which keeps the order of actions.
     """
     for switch in sorted(switches):
         if rows.sequences.shape[1] <= switch:

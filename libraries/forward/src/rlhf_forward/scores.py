@@ -1,4 +1,4 @@
-"""Scores that a transformers sequence classifier gives to tokens of rows."""
+"""Scores of a transformers sequence classifier at chosen tokens of rows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,32 @@ from .row_lengths import own_lengths
 
 
 def last_token_scores(model: Any, rows: Sequence[Tensor], device: torch.device) -> Tensor:
-    """[B, labels] float32: the head `score` of a transformers classifier at each row's last token.
+    """Compute the scores of a transformers classifier at the last token of each row.
 
-    rows: [B] of int64 token ids, without padding. The last token is found from the lengths: transformers' pooling
-    takes the last token that is not the pad token, and so misses an EOS that is also the pad token.
+    The last token is known from the lengths. transformers' pooling uses the last token other than the pad token, and so
+    misses an EOS that is also the pad token.
+
+    Args:
+        model: A sequence classifier with a head `score`.
+        rows: B tensors of int64 token ids, without padding.
+        device: The model's device.
+
+    Returns:
+        [B, labels] float32.
     """
     return scores_at(model, rows, [[len(row) - 1] for row in rows], device)
 
 
 def scores_at(model: Any, rows: Sequence[Tensor], places: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[N, labels] float32: the head `score` at these N tokens of the rows, row by row; see `last_token_scores`."""
+    """Compute the scores of a transformers classifier at several tokens of each row.
+
+    Args:
+        model, rows, device: As for `last_token_scores`.
+        places: Per row, the indices of the tokens.
+
+    Returns:
+        [N, labels] float32, row by row.
+    """
     lengths = torch.tensor([len(row) for row in rows], device=device)
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device)
     mask = mask_from_lengths(lengths, ids.shape[1]).long()
@@ -31,6 +47,6 @@ def scores_at(model: Any, rows: Sequence[Tensor], places: Sequence[Sequence[int]
     options = {"use_cache": False} if "use_cache" in inspect.signature(trunk.forward).parameters else {}
     with own_lengths(trunk, lengths[:, None]):
         hidden = trunk(input_ids=ids, attention_mask=mask, **options).last_hidden_state
-    read = torch.tensor([(row, place) for row, of_row in enumerate(places) for place in of_row], device=device)
-    scores: Tensor = model.score(hidden[read[:, 0], read[:, 1]])
+    index = torch.tensor([(row, place) for row, of_row in enumerate(places) for place in of_row], device=device)
+    scores: Tensor = model.score(hidden[index[:, 0], index[:, 1]])
     return scores.float()

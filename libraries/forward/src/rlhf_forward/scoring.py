@@ -1,4 +1,4 @@
-"""The passes of reference and critic over finished samples."""
+"""Passes of the reference and the critic over finished samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _OnePass(GroupPass):
 
 
 class ReferencePass(_OnePass):
-    """`reference_log_probs`: of the sampled tokens, on the distribution that they were sampled from."""
+    """Adds `reference_log_probs`, log-probs of the sampled tokens at the temperature and support of the sampling."""
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
         def log_probs(model: nn.Module, batch: Experience) -> Tensor:
@@ -30,19 +30,23 @@ class ReferencePass(_OnePass):
 
 
 class CriticPass(_OnePass):
-    """`values`: the critic's value of the state before each action."""
+    """Adds `values`, the critic's value of the state before each action."""
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
         return [{"values": row} for row in self._context.forward("critic", groups, value_forward)]
 
 
 def model_passes(context: PassContext, roles: Collection[Role]) -> list[GroupPass]:
-    """The passes of these roles: `reference_log_probs` for `reference`, `values` for `critic`.
+    """Return the passes of roles: `reference_log_probs` for `reference`, `values` for `critic`.
+
+    Args:
+        context: The argument of `RolloutAlgorithm.passes`.
+        roles: Roles of the algorithm. Others than `reference` and `critic` are ignored.
 
     Example:
         class MyUpdate(RolloutAlgorithm):
             def passes(self, context):
                 return model_passes(context, self.roles)
     """
-    own: dict[Role, type[_OnePass]] = {"reference": ReferencePass, "critic": CriticPass}
-    return [each(context) for role, each in own.items() if role in roles]
+    pass_of: dict[Role, type[_OnePass]] = {"reference": ReferencePass, "critic": CriticPass}
+    return [each(context) for role, each in pass_of.items() if role in roles]

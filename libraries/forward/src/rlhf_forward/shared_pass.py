@@ -1,15 +1,14 @@
-"""Decides which rows may share a forward pass of a model, for trainer and engine alike.
+"""Rules for rows that share a forward pass of a model, used by trainer and engine.
 
-A token's log-prob may depend on the tokens before it in its own row and on nothing else. Requirements by kind of
-model:
+A token's log-prob must depend only on earlier tokens in the same row. Requirements by kind of model:
 
-- Every causal model keeps rows apart when all start in the first column: padding follows them, where no token attends.
-  All passes over finished rows run so: scoring, update, critic, reference, reward models.
-- Transformers accepted by `packs` need no padding: all tokens are in one row.
-- Left padding is neutral only for models that mask it and take each token's position. Decoding batches of prompts
-  without slots needs it; `padding_problem` tells for which models it is not neutral.
+- Every causal model keeps rows separate if all start in the first column: padding follows them, and no token attends to
+  it. All passes over finished rows do this: scoring, update, critic, reference, reward models.
+- Transformers accepted by `packs` do not need padding: all tokens are in one row.
+- Left padding is neutral only for models that mask it and accept each token's position. Decoding batches of prompts
+  without slots needs it. `padding_problem` identifies the models for which it is not neutral.
 - Rotary embeddings that depend on the longest row of a pass (`length_switches`) are computed separately for each row
-  (`row_lengths.py`), and the engine recomputes a row that passes a switch.
+  (`row_lengths.py`), and the engine recomputes a row that crosses a switch.
 """
 
 from __future__ import annotations
@@ -31,15 +30,21 @@ def packs(config: Any) -> bool:
 
 
 def padding_problem(config: Any, forward_parameters: Iterable[str]) -> str | None:
-    """Why padding before a row, or between it and its next token, changes the row's output; None if it is neutral.
+    """Return the reason why padding before a row, or between it and its next token, changes the row's output.
 
-    Where it does, only rows of one length may decode together.
-    forward_parameters: the names that the model's forward takes.
+    If it does, only rows of equal length may be decoded together.
+
+    Args:
+        config: The model's transformers config.
+        forward_parameters: Names of the parameters of the model's forward.
+
+    Returns:
+        The reason as text, or None if padding is neutral.
     """
     if has_trait(config, "feels-padding"):
-        return f"{config.model_type} feels empty columns"
+        return f"the output of {config.model_type} depends on padding"
     if not {"position_ids", "attention_mask"} <= set(forward_parameters):
-        return "its forward takes no position_ids and attention_mask"
+        return "its forward does not accept position_ids and attention_mask"
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     if not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=config).layers):

@@ -1,4 +1,4 @@
-"""Parts shared by algorithms with a named policy loss: advantages, KL, entropy, long and off-policy answers."""
+"""Shared parts of algorithms with a named policy loss: advantages, KL, entropy, long and off-policy answers."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The policy loss `clip`, which every algorithm takes by default."""
+"""The policy loss `clip`, the default of every algorithm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clip(
     clip_eps_high: PositiveFloat | None = None,
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped ratio (Schulman 2017); `clip_eps_high` above `clip_eps` is DAPO's clip-higher (Yu 2025)."""
+    """PPO's clipped ratio (Schulman 2017). `clip_eps_high` above `clip_eps` is DAPO's clip-higher (Yu 2025)."""
     return objective.ppo_policy_loss(
         batch.log_probs,
         batch.old_log_probs,

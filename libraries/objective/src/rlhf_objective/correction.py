@@ -1,4 +1,4 @@
-"""Importance weights and masks of off-policy tokens, under the options of a run."""
+"""Importance weights and masks of off-policy tokens, from the options of a run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def importance_weights(
     config: PolicyObjectiveSection, episode: Experience, view: EpisodeView, metrics: dict[str, float]
 ) -> tuple[Tensor, Tensor]:
-    """[R, A] weights, 0 where not kept, and [R, A] bool, what is kept; added to `metrics`. Collective.
+    """Return [R, A] weights (0 for dropped tokens) and the [R, A] bool mask of kept tokens. Collective.
 
-    From the trainer's and the engine's log-probs at the start of the episode.
+    They are computed from the trainer's and the engine's log-probs at the start of the episode. `metrics` is updated.
     """
     import torch
 

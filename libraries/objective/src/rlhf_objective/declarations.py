@@ -1,4 +1,4 @@
-"""What an advantage estimator or a policy loss declares about itself."""
+"""Declarations of advantage estimators and policy losses about themselves."""
 
 from __future__ import annotations
 
@@ -10,50 +10,84 @@ if TYPE_CHECKING:
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Needs = Literal["scalars", "row", "episode"]
-"""Numbers of all rows alone, tensors of the rows that a rank trains on, or tensors of all rows on every rank."""
+"""scalars: only numbers of all rows. row: tensors of the rows that a rank trains on. episode: tensors of all rows on
+every rank."""
 
 
 def needs(
     what: Needs, *, compares_answers: bool = False, greedy_answer: bool = False
 ) -> Callable[[FunctionT], FunctionT]:
-    """Declare what an advantage estimator (`rlhf.advantages`) needs; one that declares nothing is given the episode.
+    """Declare the input that an advantage estimator (`rlhf.advantages`) needs. The default is the whole episode.
 
-    compares_answers: whether it holds the answers to one prompt against each other, so that one alone gets nothing.
-    greedy_answer: whether it reads `greedy_scores`: each prompt then gets a greedy answer, too, which is scored.
+    With `scalars` the estimator is called with an `EpisodeView` and returns [B] values, one for all tokens of a row.
+    Otherwise it is called with an `AdvantageInput` of the rows that it needs, and returns [B, A].
 
-    With `scalars` it takes `EpisodeView` and returns [B] values, one for each row's tokens; with any other an
-    `AdvantageInput` of the rows it needs, and returns [B, A].
+    Args:
+        what: `scalars`, `row` or `episode`.
+        compares_answers: Whether it compares the answers to one prompt, so that a single answer has advantage 0.
+        greedy_answer: Whether it reads `greedy_scores`. Each prompt then also gets a greedy answer, which is scored.
+
+    Returns:
+        A decorator, which returns the estimator itself.
+
+    Raises:
+        ValueError: `what` is unknown.
+
+    Example:
+        >>> @needs("scalars", compares_answers=True)
+        ... def above_mean(episode: EpisodeView) -> Tensor:
+        ...     return episode.totals - episode.totals.mean()
+        >>> needs_of(above_mean)
+        'scalars'
     """
-
     if what not in get_args(Needs):
         raise ValueError(f"an estimator needs one of {', '.join(get_args(Needs))}, not {what!r}")
 
     def declare(function: FunctionT) -> FunctionT:
-        function.needs = what  # type: ignore[attr-defined]
-        function.compares_answers = compares_answers  # type: ignore[attr-defined]
-        function.greedy_answer = greedy_answer  # type: ignore[attr-defined]
+        vars(function).update(needs=what, compares_answers=compares_answers, greedy_answer=greedy_answer)
         return function
 
     return declare
 
 
 def needs_of(estimator: Callable[..., Any]) -> Needs:
-    """The needs that an estimator has declared."""
+    """Return the needs that an estimator has declared by `needs`, or `episode`.
+
+    Args:
+        estimator: An advantage estimator, possibly with bound options.
+    """
     declared: Needs = getattr(estimator, "needs", "episode")
     return declared
 
 
 def needs_greedy_answer(estimator: Callable[..., Any] | None) -> bool:
-    """Whether an estimator has declared that it reads the score of a greedy answer."""
+    """Whether an estimator has declared by `needs` that it reads the score of a greedy answer.
+
+    Args:
+        estimator: An advantage estimator, or None, for which the result is False.
+    """
     return bool(getattr(estimator, "greedy_answer", False))
 
 
 def marks(choose: Callable[..., Tensor]) -> Callable[[FunctionT], FunctionT]:
-    """Declare that a policy loss (`rlhf.policy_losses`) treats some tokens otherwise, which are chosen once an episode.
+    """Declare that a policy loss (`rlhf.policy_losses`) treats some tokens differently, selected once per episode.
 
-    `choose(tokens: EpisodeTokens, *, …)` gives [R, A] bool; its options are those of the loss by the same name.
-    The loss then finds it as `PolicyLossInput.marked`: statistics of an episode are for here, since a loss sees a
-    micro-batch only.
+    Use it for statistics of an episode, since a loss receives only a micro-batch.
+
+    Args:
+        choose: Called once per episode, on every rank, as `choose(tokens: EpisodeTokens, *, …)`, with options of the
+            loss as its keyword arguments of the same name. Returns [R, A] bool, which the loss receives as
+            `PolicyLossInput.marked`.
+
+    Returns:
+        A decorator, which returns the loss itself.
+
+    Example:
+        def likely(tokens: EpisodeTokens, *, threshold: float = -0.1) -> Tensor:
+            return tokens.log_probs > threshold
+
+        @marks(likely)
+        def my_loss(batch: PolicyLossInput, *, threshold: float = -0.1) -> PolicyLoss: ...
     """
 
     def declare(function: FunctionT) -> FunctionT:

@@ -1,4 +1,4 @@
-"""Advantages of the rows a rank has, by an estimator that was named."""
+"""Advantages of a rank's rows, from a named estimator."""
 
 from __future__ import annotations
 
@@ -33,21 +33,32 @@ def estimated(
     kl: Tensor | None = None,
     penalises_kl: bool = False,
 ) -> Tensor:
-    """[R, A] float32, what `estimator` makes of what it `needs`. Collective.
+    """Compute advantages with an estimator, from the input that it `needs`. Collective.
 
-    rewards: [R, A] of the rows here, with what is penalised in them; kl: [R, A] nats of the rows here; penalises_kl:
-    whether it is in `rewards`.
+    Args:
+        estimator: The advantage estimator, with bound options.
+        episode: This rank's R rows.
+        view: The whole episode.
+        rewards: [R, A] float, including penalties.
+        kl: [R, A] nats. None without a reference.
+        penalises_kl: Whether `rewards` includes a KL penalty.
+
+    Returns:
+        [R, A] float32.
+
+    Raises:
+        RlhfError: The estimator compares with a greedy answer, and the episode lacks greedy answers.
     """
     import torch
 
     mask, scores, greedy = episode.action_mask, view.scores, view.greedy_scores
     if greedy is None and needs_greedy_answer(estimator):
         raise RlhfError(
-            f"{getattr(estimator, '__name__', 'it')} compares with a greedy answer to each prompt, and none was made",
+            f"{getattr(estimator, '__name__', 'it')} compares with a greedy answer to each prompt, which is missing",
             where="algorithm.advantage",
-            hint="let the algorithm's needs_greedy_answer say so, and the run's makers make one",
+            hint="return True from the algorithm's needs_greedy_answer, so that the run's makers sample one",
         )
-    given = objective.AdvantageInput(
+    rows = objective.AdvantageInput(
         rewards,
         mask,
         episode.group_ids,
@@ -63,46 +74,55 @@ def estimated(
         turn_ids=turn_ids(mask) if "turn_rewards" in episode.columns else None,
     )
     if needs_of(estimator) != "scalars":
-        return _checked(estimator(given), mask.shape)
-    totals = view.gather(given.totals).float()
+        return _check_shape(estimator(rows), mask.shape)
+    totals = view.gather(rows.totals).float()
     named = dict(view.rewards)
     if penalises_kl:
         named[KL_PENALTY] = torch.where(view.lengths > 0, totals - scores, 0.0)
-    given_view = replace(
+    scalars = replace(
         view,
         totals=totals,
         kl=None if kl is None else view.gather(rlhf_forward.masked_sum(kl.double(), mask, dim=-1)),
         rewards=named,
     )
-    return rlhf_forward.to_tokens(view.local(_checked(estimator(given_view), scores.shape)), mask)
+    return rlhf_forward.to_tokens(view.local(_check_shape(estimator(scalars), scores.shape)), mask)
 
 
 def check_groups(algorithm: str, estimator: Callable[..., Any] | None, samples_per_prompt: int) -> None:
-    """Raise `ConfigError` where the answers to one prompt are to be compared and there is only one."""
+    """Check that groups have several answers if the estimator compares the answers to one prompt.
+
+    Args:
+        algorithm: Name of the algorithm, for the error.
+        estimator: The advantage estimator. None is not checked.
+        samples_per_prompt: Size of a group.
+
+    Raises:
+        ConfigError: A group has only one answer.
+    """
     if samples_per_prompt > 1 or not getattr(estimator, "compares_answers", False):
         return
     raise ConfigError(
         f"is {samples_per_prompt}, but {algorithm} compares the answers to one prompt with each other "
-        f"({getattr(estimator, '__name__', 'its estimator')}): a group of one teaches nothing",
+        f"({getattr(estimator, '__name__', 'its estimator')}), so nothing is learned from a group of one",
         where="train.samples_per_prompt",
-        hint="set train.samples_per_prompt to 4 or more (2 at least)",
+        hint="set train.samples_per_prompt to 4 or more (at least 2)",
     )
 
 
 def check_overlong(config: PolicyObjectiveSection, longest: int | None) -> None:
-    """Raise `ConfigError` for a buffer longer than the longest answer."""
+    """Raise `ConfigError` if the buffer of the overlong penalty is longer than the longest answer."""
     buffer = config.overlong_buffer_tokens
     if buffer is not None and (longest is None or buffer > longest):
         known = f"the longest answer ({longest} tokens)" if longest is not None else "an answer of unknown length"
         raise ConfigError(
             f"is {buffer}, more than {known}",
             where="algorithm.overlong_buffer_tokens",
-            hint=f"at most engine.max_new_tokens{f' = {longest}' if longest else ''}; DAPO took a fifth of it",
+            hint=f"at most engine.max_new_tokens{f' = {longest}' if longest else ''}. DAPO used a fifth of it",
         )
 
 
-def _checked(advantages: Tensor, shape: torch.Size) -> Tensor:
+def _check_shape(advantages: Tensor, shape: torch.Size) -> Tensor:
     if advantages.shape != shape:
         axes = "[B, A]" if len(shape) == 2 else "[B]"
-        raise TypeError(f"the advantage estimator gave {tuple(advantages.shape)}, not {tuple(shape)} ({axes})")
+        raise TypeError(f"the advantage estimator returned {tuple(advantages.shape)}, not {tuple(shape)} ({axes})")
     return advantages

@@ -1,4 +1,4 @@
-"""Warns about a run that cannot learn: all answers to each prompt have equal scores, episode after episode."""
+"""Warning about a run that cannot learn, because all answers to each prompt have equal scores in several episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .functional.groups import group_spread
 logger = logging.getLogger("rlhf")
 
 PATIENCE = 3
-"""Flat episodes in a row before the warning."""
+"""Number of successive flat episodes before the warning."""
 _HINT = (
     "read the run's samples; use prompts that the model sometimes solves, a reward with partial credit, "
     "a warm start, or a higher engine.temperature"
@@ -24,10 +24,14 @@ _HINT = (
 
 
 class FlatGroups:
-    """Counts successive episodes without any difference within a group, and warns at the third."""
+    """Counts successive episodes in which no group has different scores, and warns at the third."""
 
     def __init__(self, estimator: Callable[..., Any] | None) -> None:
-        """`estimator`: the run's advantage estimator. One that does not compare answers is never warned about."""
+        """Start counting.
+
+        Args:
+            estimator: The run's advantage estimator. The warning is off if it does not compare answers.
+        """
         self._compares_answers = getattr(estimator, "compares_answers", False)
         self._num_episodes = 0
         self._rewards: dict[str, list[Tensor]] = {}
@@ -35,8 +39,10 @@ class FlatGroups:
     def see(self, episode: EpisodeView, advantages: Tensor, *, penalises_kl: bool) -> None:
         """Record the result of an episode.
 
-        advantages: what the estimator returned, before any whitening. penalises_kl: whether the rewards contain a KL,
-        by which alone advantages then differ.
+        Args:
+            episode: The episode, with scores of all rows.
+            advantages: Result of the estimator, before whitening.
+            penalises_kl: Whether rewards include a KL penalty, from which alone advantages may differ.
         """
         if not self._compares_answers:
             return

@@ -1,4 +1,4 @@
-"""The tokens that a policy loss chooses over a whole episode (`rlhf_objective.marks`)."""
+"""Tokens that a policy loss selects from a whole episode (`rlhf_objective.marks`)."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MARKS = "marks"
-"""Column [A], True on the tokens that the policy loss has chosen."""
+"""Column [A], True on the tokens that the policy loss has selected."""
 COLUMNS: Mapping[str, Column] = {MARKS: Column(dtype="bool")}
 _DRAWS = 0x436F76
-"""Seed of the noise of `EpisodeTokens`: samples have numbers of their own in a run."""
+"""Seed of the noise of `EpisodeTokens`. A constant is enough, since sample ids are unique in a run."""
 
 
 def with_marks(episode: Experience, loss: Callable[..., Any], view: EpisodeView) -> Experience:
-    """The rows with the marks of a bound policy loss, or unchanged where it chooses none. Collective."""
+    """Return the rows with the marks of a bound policy loss, or unchanged if it selects none. Collective."""
     choose = getattr(loss, "choose", None)
     if choose is None:
         return episode
-    known = signature(choose).parameters
-    options = {name: value for name, value in getattr(loss, "keywords", {}).items() if name in known}
+    parameters = signature(choose).parameters
+    options = {name: value for name, value in getattr(loss, "keywords", {}).items() if name in parameters}
     chosen = choose(_tokens(episode, view), **options)
     marked = Columns({MARKS: chosen & episode.action_mask}, COLUMNS)
     return replace(episode, columns=episode.columns | marked)
 
 
 def _tokens(rows: Experience, view: EpisodeView) -> EpisodeTokens:
-    """The tokens from which a loss chooses, with their advantages. Collective."""
+    """Return the tokens from which a loss selects, with their advantages. Collective."""
     import torch
 
     assert rows.advantages is not None

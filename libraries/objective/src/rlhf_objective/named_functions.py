@@ -1,6 +1,6 @@
 """Functions that algorithms call by name: advantage estimators, policy losses and KL estimators.
 
-An entry point (`rlhf.advantages`, `rlhf.policy_losses`), or `FILE.py:NAME`, names a plain function; its keyword-only
+An entry point (`rlhf.advantages`, `rlhf.policy_losses`), or `FILE.py:NAME`, names a plain function. Its keyword-only
 parameters are its options:
 
     def my_loss(batch: PolicyLossInput, *, temper: float = 1.0) -> PolicyLoss: ...
@@ -41,73 +41,106 @@ FunctionChoice = str | dict[str, Any]
 """A function in a run file: a name or `FILE.py:NAME`, or a mapping with `name` and the function's options."""
 
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
-"""Those of `rlhf_objective.functional.kl`; they have no options."""
+"""Estimators of `rlhf_objective.functional.kl`, which do not have options."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionUse:
-    """A function chosen by an option, and those of its options that are set beside the choice."""
+    """A function chosen by an option, and those of its options that are separate options of the section."""
 
     kind: FunctionKind
+    """Kind of the function."""
     choice: FunctionChoice
+    """Value of the option in the run file."""
     shared: Mapping[str, Any] = field(default_factory=dict)
+    """Option of the function -> its value, set by an option of the section with the same name."""
 
     def find(self, option: str, problems: Problems, trust: FileTrust = EVERY_FILE) -> tuple[SelectedPlugin, Any]:
-        """The function and its checked options, None where `problems` were added; the function must have those beside.
+        """Load the function and validate its options. The function must have the options in `shared`.
 
-        option: the key that chooses it. A file is run only where `trust` says so. Raises `PluginError` for a missing
-        or invalid function, `ConfigError` for a choice without a name.
+        Args:
+            option: Key of the option that chooses the function.
+            problems: Receives the problems of options.
+            trust: Whether a file may be executed.
+
+        Returns:
+            The function, and its options, or None if there are problems.
+
+        Raises:
+            PluginError: The function is missing or invalid.
+            ConfigError: The choice lacks a name.
         """
         name, options = split_choice(self.choice, option)
-        found = _find(self.kind, name, trust)
-        schema, beside = found.component.config, dict(self.shared)
+        selected = _find(self.kind, name, trust)
+        schema, shared = selected.component.config, dict(self.shared)
         for key in self.shared:
-            if not found.is_unread and key not in schema.model_fields:
-                problems.add(key, f"{found.label} has no such option", f"its options: {_known(schema)}")
-                del beside[key]
+            if not selected.is_unread and key not in schema.model_fields:
+                problems.add(key, f"{selected.label} does not have this option", f"its options: {_known(schema)}")
+                del shared[key]
             elif key in options:
-                problems.add(key, f"is given in {option}, too", "remove one of them")
-                del beside[key]
-        told = Problems()
-        checked = told.validate(schema, {**options, **beside}, option, also_known=["name"])
-        for each in told:
-            own = each.path.removeprefix(f"{option}.")
-            problems.add(own if own.partition(".")[0] in beside else each.path, each.message, each.hint)
-        return found, checked
+                problems.add(key, f"is set in {option}, too", "remove one of them")
+                del shared[key]
+        invalid = Problems()
+        checked = invalid.validate(schema, {**options, **shared}, option, also_known=["name"])
+        for each in invalid:
+            key = each.path.removeprefix(f"{option}.")
+            problems.add(key if key.partition(".")[0] in shared else each.path, each.message, each.hint)
+        return selected, checked
 
     def bind(self, *, where: str) -> Callable[..., Any]:
-        """The function with its options bound. A file is run: it was checked with the run's other options.
+        """Return the function with its options bound. A file is executed, since the run was checked before.
 
-        where: the key of the run file, for errors. Raises `PluginError` for a missing or invalid function,
-        `ConfigError` for wrong options.
+        Args:
+            where: Key in the run file, for errors.
+
+        Raises:
+            PluginError: The function is missing or invalid.
+            ConfigError: Its options are wrong.
         """
         problems = Problems()
         section, _, option = where.rpartition(".")
-        found, checked = self.find(option, problems)
+        selected, checked = self.find(option, problems)
         problems.raise_if_any(section or where)
-        function = found.function
+        function = selected.function
         assert function is not None, "only functions that are files or installed are bound"
 
-        @wraps(function)  # with what the function declares as its attributes
+        @wraps(function)  # copies the attributes that declare its needs
         def called(*args: Any, **options: Any) -> Any:
-            with errors_of(found.label, function.__name__, caller=__name__):
+            with errors_of(selected.label, function.__name__, caller=__name__):
                 return function(*args, **options)
 
-        bound = partial(called, **{name: getattr(checked, name) for name in found.component.config.model_fields})
+        bound = partial(called, **{name: getattr(checked, name) for name in selected.component.config.model_fields})
         return update_wrapper(bound, function)
 
 
 class FunctionSection(Section, ABC):
-    """Base of a section whose options may name functions, so that a check of the run file covers them."""
+    """Base of a section whose options may name functions, which are checked with the run file.
+
+    Core calls `check` and `adapt` in the process that checks a run. The algorithm binds the functions in each process
+    that builds it.
+
+    Example:
+        class MyConfig(FunctionSection):
+            policy_loss: FunctionChoice = "clip"
+
+            def functions(self) -> dict[str, FunctionUse]:
+                return {"policy_loss": FunctionUse("policy_losses", self.policy_loss)}
+
+        loss = config.functions()["policy_loss"].bind(where="algorithm.policy_loss")  # in the algorithm
+    """
 
     adapt_reasons: ClassVar[Mapping[str, str]] = {"": "other processes and a resume need an absolute path"}
 
     @abstractmethod
     def functions(self) -> Mapping[str, FunctionUse]:
-        """Option -> the function it chooses, with options set beside it."""
+        """Option -> the function that it chooses."""
 
     def check(self, run: ResolvedRun) -> Iterable[Problem]:
-        """Yield each missing function and each unknown option; of a file only where `run.trust` runs it."""
+        """Yield each missing function and each unknown option. Files are only checked if `run.trust` executes them.
+
+        Args:
+            run: The resolved run.
+        """
         problems = Problems()
         for option, use in self.functions().items():
             try:
@@ -119,35 +152,44 @@ class FunctionSection(Section, ABC):
         return [*super().check(run), *problems]
 
     def adapt(self, run: ResolvedRun) -> Self:
-        """Replace the files of functions with their absolute paths, for other processes and for a resume."""
-        found: dict[str, FunctionChoice] = {}
+        """Replace the files of functions with their absolute paths, for other processes and for a resume.
+
+        Args:
+            run: The resolved run.
+        """
+        absolute: dict[str, FunctionChoice] = {}
         for option, use in self.functions().items():
             name, options = split_choice(use.choice, option)
             if is_file_reference(name) and option in type(self).model_fields:
                 path, attribute = split_reference(name, f'{SINGULAR[use.kind]} "{name}"')
-                found[option] = {"name": f"{path}:{attribute}", **options} if options else f"{path}:{attribute}"
-        return super().adapt(run).model_copy(update=found)
+                absolute[option] = {"name": f"{path}:{attribute}", **options} if options else f"{path}:{attribute}"
+        return super().adapt(run).model_copy(update=absolute)
 
 
 def _find(kind: FunctionKind, name: str, trust: FileTrust) -> SelectedPlugin:
-    """The function, whose component has the schema of its options. Raises `PluginError`."""
+    """Load a function, whose component has the schema of its options. Raises `PluginError`."""
     if kind != "kl_estimators" or is_file_reference(name):
         return load(kind, name, trust=trust)
     if name not in KL_ESTIMATORS:
         raise PluginError(
             f'there is no KL estimator "{name}"{suggestion(name, KL_ESTIMATORS)}',
-            hint=f"one of {', '.join(KL_ESTIMATORS)}, or FILE.py:NAME",
+            hint=f"use one of {', '.join(KL_ESTIMATORS)}, or FILE.py:NAME",
         )
 
     def estimate(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
         return objective.kl_estimate(log_probs, reference_log_probs, name)  # type: ignore[arg-type]
 
-    own = "rlhf-objective"
-    return SelectedPlugin(kind, name, Component("", FunctionOptions), own, version(own), function=estimate)
+    owner = "rlhf-objective"
+    return SelectedPlugin(kind, name, Component("", FunctionOptions), owner, version(owner), function=estimate)
 
 
 def split_choice(choice: FunctionChoice, where: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a choice. Raises `ConfigError`, as `where`, where it has no name."""
+    """Split a choice into name and options. Raises `ConfigError` at `where` if it lacks a name.
+
+    Example:
+        >>> split_choice({"name": "clip", "clip_eps": 0.1}, where="algorithm.policy_loss")
+        ('clip', {'clip_eps': 0.1})
+    """
     if isinstance(choice, str):
         return choice, {}
     options = dict(choice)

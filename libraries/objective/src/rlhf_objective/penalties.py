@@ -1,6 +1,6 @@
-"""Names, among `EpisodeView.rewards`, of what an algorithm takes off the scores."""
+"""Names, in `EpisodeView.rewards`, of penalties that an algorithm adds to the scores."""
 
 LENGTH_PENALTY = "length penalty"
-"""Name among `EpisodeView.rewards` of what an algorithm takes off the scores of long answers."""
+"""Name in `EpisodeView.rewards` of the penalty of long answers."""
 KL_PENALTY = "kl penalty"
-"""Name among `EpisodeView.rewards` of a KL that is penalised in the reward."""
+"""Name in `EpisodeView.rewards` of the KL penalty."""

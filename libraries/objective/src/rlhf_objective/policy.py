@@ -1,4 +1,4 @@
-"""The policy objective: a loss by name, entropy, KL, and corrections for long and off-policy answers."""
+"""The policy objective: a named loss, entropy, KL, and corrections for long and off-policy answers."""
 
 from __future__ import annotations
 
@@ -34,32 +34,48 @@ class PolicyTerms:
     """The policy's part of a micro-batch's loss."""
 
     sums: dict[str, Tensor]
-    """Term -> its sum over the micro-batch: `policy`, and `entropy` and `kl` where they are on."""
+    """Term -> its sum over the micro-batch: `policy`, and `entropy` and `kl` if they are on."""
     metrics: dict[str, Mean]
+    """Metrics of `policy_metrics`."""
     output: PolicyOutput
+    """Result of the policy's forward pass."""
     loss: PolicyLoss
+    """Result of the policy loss."""
 
 
 class PolicyObjective(RolloutAlgorithm):
-    """An algorithm without a critic, under a `PolicyObjectiveSection`; a subclass may `estimate` otherwise."""
+    """An algorithm without a critic, configured by a `PolicyObjectiveSection`.
+
+    A subclass may override `estimate`, `turn_scores` and `policy_terms`.
+
+    Example:
+        class Grpo(PolicyObjective): ...
+
+        def build(config: GrpoConfig, context: AlgorithmContext) -> Grpo:  # options with `advantage`
+            sampling = context.sampling
+            return Grpo(config, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
+    """
 
     columns: Mapping[str, Column] = COLUMNS
 
     def __init__(self, config: PolicyObjectiveSection, *, temperature: float, max_new_tokens: int | None) -> None:
-        """max_new_tokens: longest answer; None where it is not known.
+        """Bind the functions of the section. Raises `PluginError` and `ConfigError` for missing or wrong functions.
 
-        Raises `PluginError` and `ConfigError`: a function that is not there, or options that cannot work.
+        Args:
+            config: Options of the algorithm.
+            temperature: Sampling temperature of answers.
+            max_new_tokens: Maximum length of an answer. None if unknown.
         """
         check_overlong(config, max_new_tokens)
         functions = {key: use.bind(where=f"algorithm.{key}") for key, use in config.functions().items()}
         self.config = config
         self.functions: Mapping[str, Callable[..., Any]] = functions
-        """Option -> the function it names, bound; those of the section's subclass, too."""
+        """Option -> function with bound options, including those of the section's subclass."""
         self.estimator = functions.get("advantage")
-        """Turns what it needs of an episode into advantages, [B] or [B, A]; None where the section names none."""
+        """Advantage estimator, which returns [B] or [B, A]. None if the section does not have the option."""
         self._kl = functions["kl_estimator"]
         self.temperature = temperature
-        """At which answers were sampled; log-probs are at it."""
+        """Sampling temperature of answers and of all log-probs."""
         self._max_new_tokens = max_new_tokens
         self._norm_length = config.norm_length or max_new_tokens
         self._flat_groups = FlatGroups(self.estimator)
@@ -92,7 +108,7 @@ class PolicyObjective(RolloutAlgorithm):
         return model_passes(context, self.roles)
 
     def set_option(self, name: str, value: float) -> None:
-        """Change `kl_coef`, where there is a reference."""
+        """Change `kl_coef`. Raises `UserInputError` for other options, for 0, and if `kl_coef` was 0 (no reference)."""
         if name != "kl_coef" or self.config.kl_coef == 0 or value == 0:
             super().set_option(name, value)
         self.config = self.config.model_copy(update={name: value})
@@ -102,7 +118,7 @@ class PolicyObjective(RolloutAlgorithm):
         return self.policy_terms()
 
     def policy_terms(self, share: float = 1.0) -> dict[str, LossTerm]:
-        """The loss terms of the policy, `share` of each."""
+        """Return the loss terms of the policy, with coefficients multiplied by `share`."""
         config = self.config
         terms = {"policy": LossTerm("policy", share)}
         if self._entropy is not None or config.entropy_coef > 0:
@@ -119,20 +135,20 @@ class PolicyObjective(RolloutAlgorithm):
         return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self.config.aggregation))
 
     def advantages(self, episode: Experience) -> Experience:
-        """Advantages of scores less penalties, times importance weights, and a mask of what counts.
+        """Return rows with advantages of penalized scores, times importance weights, and a mask without dropped tokens.
 
-        The weights are multiplied into the advantages, as every loss is proportional to them.
+        The weights are multiplied into the advantages, since every loss is proportional to them.
         """
         metrics: dict[str, float] = {}
-        view = self._penalised(EpisodeView.of(episode), metrics)
-        kl = self._measured_kl(episode, view, metrics)
+        view = self._penalise_length(EpisodeView.of(episode), metrics)
+        kl = self._measure_kl(episode, view, metrics)
         in_reward = kl if self.config.kl_in == "reward" else None
         coefficient = self.kl_coef if episode.kl_coef is None else episode.kl_coef
         turns = self.turn_scores(episode, view)
         rewards = token_rewards(view.local(view.scores), in_reward, coefficient, episode.action_mask, turns)
-        learnt = self.estimate(episode, view, rewards, kl, metrics)
-        assert learnt.advantages is not None
-        mask, advantages = episode.action_mask, learnt.advantages
+        rows = self.estimate(episode, view, rewards, kl, metrics)
+        assert rows.advantages is not None
+        mask, advantages = episode.action_mask, rows.advantages
         if self._entropy is not None:
             self._measure_entropy(self._entropy, episode, view, metrics)
         if self.config.corrects_off_policy:
@@ -140,24 +156,24 @@ class PolicyObjective(RolloutAlgorithm):
             advantages = advantages * weights
         if self.config.mask_truncated:
             mask = mask & ~episode.truncated.unsqueeze(-1)
-        found = replace(learnt, advantages=advantages, action_mask=mask, metrics=metrics)
-        return with_marks(found, self.functions["policy_loss"], view)
+        rows = replace(rows, advantages=advantages, action_mask=mask, metrics=metrics)
+        return with_marks(rows, self.functions["policy_loss"], view)
 
     @property
     def kl_coef(self) -> float:
-        """Factor of the KL in the reward, for samples whose maker has set none."""
+        """Factor of the KL in the reward, for samples without a coefficient from their maker."""
         return self.config.kl_coef
 
     def turn_scores(self, episode: Experience, view: EpisodeView) -> Tensor | None:
-        """[R, A] the part of the scores that was earned at certain tokens; None where all is earned at the end."""
+        """[R, A] part of the scores that was earned at certain tokens, or None if all is earned at the end."""
         return None
 
     def estimate(
         self, episode: Experience, view: EpisodeView, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]
     ) -> Experience:
-        """The rows with advantages of `rewards` [R, A] by `estimator`; warns if no answers differ for long. Collective.
+        """Return the rows with advantages from `rewards` [R, A]. Warns if answers do not differ for long. Collective.
 
-        A subclass may estimate otherwise, and add to `metrics`.
+        A subclass may override it, and add to `metrics`.
         """
         assert self.estimator is not None
         penalises_kl = kl is not None and self.config.kl_in == "reward"
@@ -165,8 +181,8 @@ class PolicyObjective(RolloutAlgorithm):
         self._flat_groups.see(view, advantages, penalises_kl=penalises_kl)
         return replace(episode, advantages=advantages)
 
-    def _penalised(self, view: EpisodeView, metrics: dict[str, float]) -> EpisodeView:
-        """The scores less the penalty of long answers, which is one of the rewards."""
+    def _penalise_length(self, view: EpisodeView, metrics: dict[str, float]) -> EpisodeView:
+        """Return the view with the (negative) penalty of long answers added to the scores, and to the rewards."""
         buffer, longest = self.config.overlong_buffer_tokens, self._max_new_tokens
         if buffer is None:
             return view
@@ -176,8 +192,8 @@ class PolicyObjective(RolloutAlgorithm):
         metrics["reward/overlong_penalty"] = float(penalty.mean())
         return replace(view, scores=view.scores + penalty, rewards={**view.rewards, LENGTH_PENALTY: penalty})
 
-    def _measured_kl(self, episode: Experience, view: EpisodeView, metrics: dict[str, float]) -> Tensor | None:
-        """[R, A] KL of the policy that sampled to the reference, its means added to `metrics`; None without one."""
+    def _measure_kl(self, episode: Experience, view: EpisodeView, metrics: dict[str, float]) -> Tensor | None:
+        """[R, A] KL of the sampling policy to the reference, or None without a reference. Adds means to `metrics`."""
         if episode.reference_log_probs is None:
             return None
         kl: Tensor = self._kl(episode.action_log_probs, episode.reference_log_probs)
@@ -189,41 +205,41 @@ class PolicyObjective(RolloutAlgorithm):
     def _measure_entropy(
         self, controller: EntropyController, episode: Experience, view: EpisodeView, metrics: dict[str, float]
     ) -> None:
-        """Estimate the sampling policy's entropy as the mean of -log p over its own tokens."""
+        """Estimate the sampling policy's entropy as the mean of -log p over the tokens that it sampled."""
         entropy = -float(mean_over_ranks(episode.action_log_probs, episode.action_mask, view.all_reduce))
         controller.measure(entropy)
         metrics["policy/sampled_entropy"] = entropy
         metrics["policy/entropy_coef"] = controller.value
 
     def end_episode(self) -> None:
-        """Adapt the entropy coefficient to the episode that was trained on."""
+        """Adapt the entropy coefficient after training on an episode."""
         if self._entropy is not None:
             self._entropy.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """State to keep across a resume; nothing where nothing adapts."""
+        """Return the adapted entropy coefficient. Empty if it does not adapt."""
         return {} if self._entropy is None else {"entropy_coef": self._entropy.coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; a state without an entropy coefficient leaves it where it begins."""
+        """Restore the result of `state_dict`. A state without an entropy coefficient changes nothing."""
         if self._entropy is not None and "entropy_coef" in state:
             self._entropy.coefficient = float(state["entropy_coef"])
 
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
-        learnt = self.terms_of(models["policy"], batch)
-        return LossOutput(learnt.sums, learnt.metrics, learnt.output.log_probs.detach())
+        terms = self.terms_of(models["policy"], batch)
+        return LossOutput(terms.sums, terms.metrics, terms.output.log_probs.detach())
 
     def terms_of(self, policy: nn.Module, batch: Experience) -> PolicyTerms:
-        """Forward a micro-batch through the policy: the sums of `policy_terms`."""
+        """Run the policy on a micro-batch, and return the sums of `policy_terms`."""
         assert batch.advantages is not None
         mask, terms = batch.action_mask, self.policy_terms()
         learns_entropy = self._entropy_coef > 0
         output = policy_forward(policy, batch, self.temperature, with_entropy=True, entropy_grad=learns_entropy)
         assert output.entropy is not None
-        # With importance weights for the engine, the ratio starts from the trainer's own log-probs.
+        # With importance weights for the engine, the ratio is relative to the trainer's own log-probs.
         old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
-        given = PolicyLossInput(output.log_probs, old, batch.advantages, mask, batch.columns.get(MARKS))
-        loss = self.functions["policy_loss"](given)
+        loss_input = PolicyLossInput(output.log_probs, old, batch.advantages, mask, batch.columns.get(MARKS))
+        loss = self.functions["policy_loss"](loss_input)
         if not isinstance(loss, PolicyLoss):
             raise TypeError(f"the policy loss returned a {type(loss).__name__}, not a PolicyLoss")
         sums = {"policy": self._sum(loss.losses, mask)}

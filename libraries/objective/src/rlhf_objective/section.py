@@ -1,4 +1,4 @@
-"""Options of algorithms with a policy loss, and of those whose policy loss is chosen by name."""
+"""Options of algorithms whose policy loss is chosen by name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 Bound = Annotated[float, Field(gt=0)]
 
 LATE_SAMPLES_CAP = 2.0
-"""`importance_cap` of a run whose samples may come from older weights."""
+"""Default `importance_cap` of a run whose samples may come from older weights."""
 
 
 class PolicyObjectiveSection(FunctionSection):
-    """A named policy loss, a named KL, entropy, and what is done about long, truncated and off-policy answers.
+    """Options of a named policy loss, a named KL, entropy, and the treatment of long, truncated and off-policy answers.
 
-    `rlhf_objective.PolicyObjective` does what it says; base for algorithms that learn from sampled answers.
+    `rlhf_objective.PolicyObjective` implements them. Base for algorithms that learn from sampled answers.
     """
 
     adapt_reasons: ClassVar[Mapping[str, str]] = {
@@ -33,69 +33,69 @@ class PolicyObjectiveSection(FunctionSection):
 
     aggregation: Literal[
         "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
-    ] = Field("token-mean", description="How token losses become one number, over the global batch.")
+    ] = Field("token-mean", description="Aggregation of token losses over the global batch.")
     norm_length: int | None = Field(
-        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens; null takes engine.max_new_tokens."
+        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens. null uses engine.max_new_tokens."
     )
     entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
-    kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
+    kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty. 0 runs without a reference model.")
     kl_estimator: FunctionChoice = Field(
         "k1", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
     )
-    kl_in: Literal["reward", "loss"] = Field("reward", description="Penalise the KL in the reward or in the loss.")
+    kl_in: Literal["reward", "loss"] = Field("reward", description="Penalize the KL in the reward or in the loss.")
     importance_cap: float | None = Field(
         None,
         gt=0,
-        description="Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; "
-        "null is off.",
+        description="Weight tokens by min(trainer / engine probability, importance_cap), for an engine or version that "
+        "lags. null is off.",
     )
     policy_loss: FunctionChoice = Field(
         "clip",
-        description="Policy loss: clip, an installed one or FILE.py:NAME; {name: …, option: …} sets its options.",
+        description="Policy loss: clip, an installed one or FILE.py:NAME. {name: …, option: …} sets its options.",
     )
     clip_eps: float | None = Field(
-        None, gt=0, description="Ratio may fall to 1 - clip_eps (and rise to 1 + it); null is the loss's own default."
+        None, gt=0, description="Bounds of the ratio: 1 - clip_eps, and 1 + clip_eps. null uses the loss's default."
     )
     clip_eps_high: float | None = Field(
-        None, gt=0, description="Ratio may rise to 1 + clip_eps_high (DAPO: clip-higher); null takes clip_eps."
+        None, gt=0, description="Upper bound 1 + clip_eps_high of the ratio (DAPO: clip-higher). null uses clip_eps."
     )
     overlong_buffer_tokens: int | None = Field(
-        None, ge=1, description="Penalise answers within so many tokens of engine.max_new_tokens (DAPO); null is off."
+        None, ge=1, description="Penalize answers within this many tokens of engine.max_new_tokens (DAPO). null is off."
     )
-    overlong_penalty: float = Field(1.0, gt=0, description="Taken off the score of an answer of full length.")
-    mask_truncated: bool = Field(False, description="Learn nothing from answers cut by the token limit (DAPO).")
+    overlong_penalty: float = Field(1.0, gt=0, description="Penalty subtracted from the score of a full-length answer.")
+    mask_truncated: bool = Field(False, description="Mask answers that were cut by the token limit (DAPO).")
     importance_level: Literal["token", "sequence"] = Field(
-        "token", description="The weight is of each token, or the product over the answer's tokens."
+        "token", description="Weight by the ratio of each token, or by the product over the answer's tokens."
     )
     importance_token_range: tuple[Bound, Bound] | None = Field(
         None,
-        description="[low, high]: tokens whose trainer / engine ratio lies outside are masked, the others weigh their "
-        "ratio (IcePop); null is off.",
+        description="[low, high]: mask tokens whose trainer / engine ratio is outside, and weight the others by their "
+        "ratio (IcePop). null is off.",
     )
     importance_sequence_range: tuple[Bound, Bound] | None = Field(
-        None, description="[low, high]: answers whose geometric mean ratio lies outside are masked; null is off."
+        None, description="[low, high]: mask answers whose geometric mean ratio is outside. null is off."
     )
     importance_outlier_range: tuple[Bound, Bound] | None = Field(
-        None, description="[low, high]: answers with any token whose ratio lies outside are masked; null is off."
+        None, description="[low, high]: mask answers with any token whose ratio is outside. null is off."
     )
     divergence_bound: float | None = Field(
-        None, gt=0, description="Mask what diverges from the engine by more, in nats; null is off."
+        None, gt=0, description="Mask tokens or answers that diverge from the engine by more nats. null is off."
     )
     divergence_estimator: Literal["k2", "k3"] = Field(
         "k3", description="Estimator of the KL from engine to trainer that divergence_bound bounds."
     )
     divergence_level: Literal["token", "sequence-mean", "sequence-sum", "sequence-max"] = Field(
-        "sequence-mean", description="divergence_bound is of each token, or of the mean, sum or largest of an answer."
+        "sequence-mean", description="Bound the divergence of each token, or the mean, sum or maximum of an answer."
     )
     entropy_target: float | None = Field(
         None,
         gt=0,
-        description="Steer entropy_coef to this entropy, in nats a token (Skywork-OR1: He 2025); null keeps it.",
+        description="Adapt entropy_coef to this entropy in nats per token (Skywork-OR1: He 2025). null keeps it.",
     )
     entropy_coef_step: float = Field(
-        0.005, gt=0, description="An episode below entropy_target adds it to entropy_coef, one above takes it off."
+        0.005, gt=0, description="Increase of entropy_coef per episode below entropy_target, and decrease above it."
     )
-    entropy_coef_max: float = Field(1.0, gt=0, description="Most that entropy_coef is steered to; the least is 0.")
+    entropy_coef_max: float = Field(1.0, gt=0, description="Maximum of an adaptive entropy_coef. The minimum is 0.")
 
     @model_validator(mode="after")
     def _ranges(self) -> PolicyObjectiveSection:
@@ -113,7 +113,7 @@ class PolicyObjectiveSection(FunctionSection):
         }
 
     def given(self, *names: str) -> dict[str, Any]:
-        """The named options that are not null."""
+        """Return the named options that are not null."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def adapt(self, run: ResolvedRun) -> Self:

@@ -1,4 +1,4 @@
-"""What pages about runs share: lines of a run folder, checked, and the card of a sample."""
+"""Shared code of pages about runs: validated lines of a run folder, and the card that displays a sample."""
 
 import lazy_loader
 

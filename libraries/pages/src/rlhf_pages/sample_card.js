@@ -1,6 +1,6 @@
 "use strict";
-// One sample as an element, for the report and for other pages. Text of the run reaches the page through textContent
-// only, never as markup. What a chat template wrote is shown by its roles; the button "raw" shows the text as it is.
+// Makes an element of a sample, for the report and other pages. Text of the run reaches the page only through
+// textContent, never as markup. Output of a chat template is split by role. The button "raw" shows the unchanged text.
 const SampleCard = (() => {
   const OPENING = new RegExp(
     [
@@ -17,24 +17,24 @@ const SampleCard = (() => {
   const STARTING = /^(?:<\|begin_of_text\|>|<bos>|<s>|\s)+/;
 
   const element = (tag, className, text) => {
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    return made;
+    const created = document.createElement(tag);
+    if (className) created.className = className;
+    if (text !== undefined) created.textContent = text;
+    return created;
   };
-  // What is below the resolution of float32 next to 1 is rounding, and shown as 0, in all pages.
+  // Values below the resolution of float32 near 1 are rounding errors and shown as 0 on all pages.
   const isNothing = (value) => Math.abs(value) < 1e-7;
   const short = (value) => (isNothing(value) ? "0" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(3))));
 
-  // The parts that a chat template wrote, each with the role it names; one part without a role where there is none.
+  // Split the output of a chat template into parts with their roles. Text without roles is one part.
   const parts = (text) => {
-    const found = [];
+    const pieces = [];
     let role = null;
     let start = 0;
     const end = (to) => {
-      const said = text.slice(start, to);
-      const bare = role === null && found.length === 0 && to < text.length ? said.replace(STARTING, "") : said;
-      if (bare.trim() || role !== null) found.push({ role, text: bare.replace(CLOSING, "") });
+      const piece = text.slice(start, to);
+      const bare = role === null && pieces.length === 0 && to < text.length ? piece.replace(STARTING, "") : piece;
+      if (bare.trim() || role !== null) pieces.push({ role, text: bare.replace(CLOSING, "") });
     };
     for (const match of text.matchAll(OPENING)) {
       end(match.index);
@@ -44,13 +44,13 @@ const SampleCard = (() => {
     }
     if (role === null) return [{ role: null, text: text.replace(CLOSING, "") }];
     const rest = text.slice(start);
-    if (rest.trim()) found.push({ role, text: rest.replace(CLOSING, "") });
-    return found;
+    if (rest.trim()) pieces.push({ role, text: rest.replace(CLOSING, "") });
+    return pieces;
   };
   const rendered = (className, text) => {
-    const said = parts(text);
-    if (said.length === 1 && said[0].role === null) return [element("div", "text " + className, said[0].text)];
-    return said.map((part) => {
+    const pieces = parts(text);
+    if (pieces.length === 1 && pieces[0].role === null) return [element("div", "text " + className, pieces[0].text)];
+    return pieces.map((part) => {
       const box = element("div", "turn");
       box.append(element("div", "who", part.role === null ? "text" : part.role));
       box.append(element("div", "text " + className, part.text));
@@ -58,17 +58,17 @@ const SampleCard = (() => {
     });
   };
 
-  const called = (call) => (call.error ? "bad call: " + call.error : call.name + " " + JSON.stringify(call.arguments));
+  const callText = (call) => (call.error ? "bad call: " + call.error : call.name + " " + JSON.stringify(call.arguments));
   const turn = (each, show) => {
     const ofPolicy = each.role === "policy";
     const box = element("div", "turn " + (ofPolicy ? "by-policy" : "by-environment"));
-    const rewarded = typeof each.reward === "number" ? ", reward " + short(each.reward) : "";
-    box.append(element("div", "who", (ofPolicy ? "policy" : "environment") + rewarded));
+    const reward = typeof each.reward === "number" ? ", reward " + short(each.reward) : "";
+    box.append(element("div", "who", (ofPolicy ? "policy" : "environment") + reward));
     box.append(...show(ofPolicy ? "completion" : "prompt", String(each.text)));
-    for (const call of each.tool_calls || []) box.append(element("div", "text call", called(call)));
+    for (const call of each.tool_calls || []) box.append(element("div", "text call", callText(call)));
     return box;
   };
-  const said = (sample, show) => [
+  const conversation = (sample, show) => [
     ...show("prompt", sample.prompt === undefined ? "" : sample.prompt),
     ...(Array.isArray(sample.turns)
       ? sample.turns.map((each) => turn(each, show))
@@ -92,12 +92,12 @@ const SampleCard = (() => {
 
   const make = (sample) => {
     const box = element("article", "sample");
-    const body = element("div", "said");
+    const body = element("div", "conversation");
     const button = element("button", "raw-button", "raw");
     button.type = "button";
     const show = (isRaw) => {
       button.setAttribute("aria-pressed", String(isRaw));
-      body.replaceChildren(...said(sample, isRaw ? raw : rendered));
+      body.replaceChildren(...conversation(sample, isRaw ? raw : rendered));
     };
     button.addEventListener("click", () => show(button.getAttribute("aria-pressed") !== "true"));
     show(false);

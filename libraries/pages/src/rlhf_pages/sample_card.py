@@ -1,4 +1,4 @@
-"""The script with which pages of plugins show a sample, the same in each of them."""
+"""The script that displays a sample, shared by the pages of plugins."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from importlib.resources import files
 
 
 def sample_card_script() -> str:
-    """JavaScript that makes an element of a sample, its text never as markup: `SampleCard.make(sample)`."""
+    """Return the JavaScript of `SampleCard.make(sample)`, which makes an element and never treats text as markup."""
     return (files(__package__) / "sample_card.js").read_text(encoding="utf-8")

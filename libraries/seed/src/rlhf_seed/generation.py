@@ -98,7 +98,7 @@ def set_eos(model: nn.Module, eos_token_id: int | Sequence[int] | None) -> None:
         model: Policy, possibly wrapped by a strategy or PEFT. Left unchanged if its generation config is missing.
         eos_token_id: One token id or several. None leaves the config unchanged.
     """
-    from rlhf_forward.forward import innermost
+    from rlhf_forward.logits import innermost
 
     config: Any = getattr(innermost(model), "generation_config", None)
     if eos_token_id is not None and config is not None:

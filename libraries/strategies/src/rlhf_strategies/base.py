@@ -245,15 +245,7 @@ class StrategyBase(GroupStrategy):
         self.run_on_main(lambda: save_tree(Path(path) / OPTIMIZER_FILE, tree))
 
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
-        """Call it after `load_model`, since the master weights of 16-bit parameters are stored here.
-
-        Args:
-            optimizer: optimizer of a prepared model.
-            path: checkpoint folder.
-
-        Raises:
-            CheckpointError: the file holds the state of other parameters.
-        """
+        """Call it after `load_model`, since the file also holds the master weights of 16-bit parameters."""
         prepared = self.prepared_of(optimizer)
         file = Path(path) / OPTIMIZER_FILE
         tree = load_tree(file)
@@ -276,14 +268,7 @@ class StrategyBase(GroupStrategy):
         prepared.loss_scale.scale = tree["loss_scale"]
 
     def prepared_of(self, optimizer: Optimizer) -> Prepared:
-        """Return the trained model to which a wrapped optimizer belongs.
-
-        Args:
-            optimizer: the optimizer that `prepare` returned.
-
-        Raises:
-            ValueError: `prepare` did not return it.
-        """
+        """Find the trained model of a wrapped optimizer. Raises `ValueError` if `prepare` did not return it."""
         for prepared in self._prepared:
             if prepared.trained.optimizer is optimizer:
                 return prepared

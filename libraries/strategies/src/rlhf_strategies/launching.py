@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rlhf_core.distributed.interrupts import INTERRUPT_FILE, held_signals, interrupts_kept, signals_to
+from rlhf_core.distributed.interrupts import INTERRUPT_FILE, delay_signals, handle_signals, keep_interrupts
 from rlhf_core.errors import UserInputError
 
 from .loopback import HOST, served_store
@@ -110,7 +110,7 @@ def _scratch() -> Iterator[Path]:
     try:
         yield scratch
     finally:
-        with held_signals():
+        with delay_signals():
             shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -124,5 +124,5 @@ def _interrupts_as_file(path: Path, *, graceful: bool) -> Iterator[None]:
         else:
             raise KeyboardInterrupt
 
-    with signals_to(handle), interrupts_kept():
+    with handle_signals(handle), keep_interrupts():
         yield

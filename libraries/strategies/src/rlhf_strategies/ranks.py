@@ -1,4 +1,4 @@
-"""Starts the processes of a launch, waits for them, and ends those that are lost or run on after a failure."""
+"""Starts the processes of a launch, waits for them, and ends those that are lost or keep running after a failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.distributed.interrupts import held_signals
+from rlhf_core.distributed.interrupts import delay_signals
 from rlhf_core.errors import InterruptedRun, RlhfError
 
 _POLL_SECONDS = 0.1
@@ -44,7 +44,7 @@ class Ranks:
 
     def __exit__(self, *error: object) -> None:
         """Send SIGTERM to processes that still run, and kill them a second later."""
-        with held_signals():
+        with delay_signals():
             for rank in self._running():
                 self._signal(rank, signal.SIGTERM)
             deadline = time.monotonic() + _GRACE_SECONDS
@@ -58,7 +58,7 @@ class Ranks:
     def start(self, num_processes: int, environment: Mapping[str, str]) -> None:
         """Start the processes with `environment` and their ranks."""
         command = (sys.executable, "-m", "rlhf_strategies.launched", str(self._request))
-        with held_signals():
+        with delay_signals():
             for rank in range(num_processes):
                 ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 self._processes.append(_start_process(command, {**environment, **ranks}))

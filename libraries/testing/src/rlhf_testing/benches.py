@@ -1,4 +1,4 @@
-"""Algorithms with tiny models and items to learn from, as a run would make them."""
+"""Test benches: algorithms with tiny models and prepared training items."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ RECORDS: Sequence[Mapping[str, Any]] = [
         ("x", " yes!", " zzz"),
     )
 ]
-"""Records for supervised fine-tuning, preferences and judged steps alike."""
+"""Records for supervised fine-tuning, preferences and labeled steps."""
 
 
 def trained_models(algorithm: Algorithm[Any, Any], policy: nn.Module, device: str) -> dict[str, nn.Module]:
-    """The models that the trainer passes to `loss`."""
+    """Models that the trainer passes to `loss`."""
     models = {"policy": policy.to(device)}
     if "critic" in algorithm.roles:
         models["critic"] = algorithm.build_critic(policy).to(device)
@@ -51,7 +51,7 @@ def trained_models(algorithm: Algorithm[Any, Any], policy: nn.Module, device: st
 
 @dataclass
 class LossBench(ABC):
-    """An algorithm with its models, and the trainer's objective: each term's sum over its count, batch by batch."""
+    """An algorithm with its models, and the trainer's objective: each term's sum over all batches, over its count."""
 
     make: Callable[[], Algorithm[Any, Any]]
     algorithm: Algorithm[Any, Any]
@@ -60,7 +60,7 @@ class LossBench(ABC):
 
     @abstractmethod
     def items(self) -> Sequence[Any]:
-        """Five or more, ready for updates."""
+        """Return at least five items, ready for updates."""
 
     def output(self, items: Sequence[Any]) -> LossOutput:
         from rlhf_core.batching import to_device
@@ -72,7 +72,7 @@ class LossBench(ABC):
         return dict(self.algorithm.counts(self.algorithm.collate(items)))
 
     def total(self, batches: Sequence[Sequence[Any]]) -> Tensor:
-        """The loss over all batches together, with gradient."""
+        """Loss over all batches together, with gradient."""
         import torch
 
         counts = [self.counts(batch) for batch in batches]
@@ -84,7 +84,7 @@ class LossBench(ABC):
         return total
 
     def gradient(self, batches: Sequence[Sequence[Any]]) -> Tensor:
-        """Gradient of all trained models' parameters as one vector; 0 where there is none."""
+        """Gradient of all trained parameters as one vector, 0 for unused parameters."""
         import torch
 
         parameters = [p for model in self.models.values() for p in model.parameters() if p.requires_grad]
@@ -93,25 +93,25 @@ class LossBench(ABC):
         return torch.cat([part.flatten() for part in parts])
 
     def descend(self, items: Sequence[Any], *, steps: int, lr: float) -> list[float]:
-        """Train on one batch; the loss before each step, and after the last."""
+        """Train on one batch. Return the loss before each step and after the last."""
         import torch
 
         optimizer = torch.optim.Adam([p for model in self.models.values() for p in model.parameters()], lr=lr)
-        seen = []
+        losses = []
         for _ in range(steps):
             optimizer.zero_grad()
             loss = self.total([items])
             torch.autograd.backward(loss)
             optimizer.step()
-            seen.append(float(loss.detach()))
+            losses.append(float(loss.detach()))
         with torch.no_grad():
-            seen.append(float(self.total([items])))
-        return seen
+            losses.append(float(self.total([items])))
+        return losses
 
 
 @dataclass
 class RolloutBench(LossBench):
-    """An episode in which half of each prompt's answers are good."""
+    """An episode in which half of each prompt's answers have score 1 and half have score 0."""
 
     make: Callable[[], RolloutAlgorithm]
     algorithm: RolloutAlgorithm
@@ -126,7 +126,7 @@ class RolloutBench(LossBench):
         return split(self.advantages())
 
     def log_probs(self) -> Tensor:
-        """[B] log-prob of each whole answer under the current policy."""
+        """Log-prob of each whole answer under the current policy, [B]."""
         import torch
 
         from rlhf_core.batching import to_device
@@ -139,7 +139,7 @@ class RolloutBench(LossBench):
 
 @dataclass
 class DatasetBench(LossBench):
-    """The lines as items."""
+    """An algorithm that learns from a dataset, with its encoded lines."""
 
     make: Callable[[], DatasetAlgorithm[Any, Any]]
     algorithm: DatasetAlgorithm[Any, Any]
@@ -150,7 +150,7 @@ class DatasetBench(LossBench):
 
 
 def rollout_bench(make: Callable[[], RolloutAlgorithm], *, samples_per_prompt: int, device: str) -> RolloutBench:
-    """The algorithm with its models and an episode of made-up answers."""
+    """Build the algorithm with its models and an episode of random answers."""
     import torch
 
     algorithm = make()
@@ -162,7 +162,7 @@ def rollout_bench(make: Callable[[], RolloutAlgorithm], *, samples_per_prompt: i
 def dataset_bench(
     make: Callable[[], DatasetAlgorithm[Any, Any]], records: Sequence[Mapping[str, Any]], *, device: str
 ) -> DatasetBench:
-    """The algorithm with its models and `records`, encoded and prepared. Wrong records raise `DataError`."""
+    """Build the algorithm with its models, and encode and prepare `records`. Wrong records raise `DataError`."""
     import torch
 
     from rlhf_core.batching import to_device
@@ -170,16 +170,16 @@ def dataset_bench(
     algorithm, tokenizer, place = make(), contract_tokenizer(), torch.device(device)
     models = trained_models(algorithm, _policy(algorithm), device)
     encoded = [algorithm.encode(record, tokenizer) for record in records]
-    assert all(item is not None for item in encoded), "short lines are left out as too long"
-    start = copy.deepcopy(models["policy"]).eval().requires_grad_(False)
+    assert all(item is not None for item in encoded), "encode() returned None (too long) for a short record"
+    initial = copy.deepcopy(models["policy"]).eval().requires_grad_(False)
 
     def reference(items: Sequence[Any]) -> list[Tensor]:
         batch = to_device(algorithm.collate(items), place)
         with torch.no_grad():
-            return list(algorithm.reference_forward(start, batch).cpu())
+            return list(algorithm.reference_forward(initial, batch).cpu())
 
     items = algorithm.prepare_items(encoded, reference)
-    assert len(items) == len(encoded), "prepare_items keeps every item, in order"
+    assert len(items) == len(encoded), "prepare_items must return every item, in order"
     return DatasetBench(make, algorithm, models, place, items)
 
 
@@ -191,18 +191,18 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
     from rlhf_core.models.passes import GroupPasses
     from rlhf_forward.forward import policy_forward
 
-    place, here = LocalPlace(torch.device(device), torch.float32), dict(models)
+    place, by_role = LocalPlace(torch.device(device), torch.float32), dict(models)
     for seed, role in enumerate(sorted(algorithm.roles - models.keys()), start=4):
-        here[role] = copy.deepcopy(models["policy"])
-        perturb(here[role], seed=seed, scale=0.01)
+        by_role[role] = copy.deepcopy(models["policy"])
+        perturb(by_role[role], seed=seed, scale=0.01)
     group = RolloutGroup(position=0, rollouts=(), items=tuple(_random_items(per_prompt)))
-    items = GroupPasses(place, here, algorithm.passes).run([group])[0].items
+    items = GroupPasses(place, by_role, algorithm.passes).run([group])[0].items
     batch = to_device(collate(items), torch.device(device))
     with torch.no_grad():
-        filled: dict[str, Any] = {"action_log_probs": policy_forward(models["policy"], batch, 1.0).log_probs}
+        values: dict[str, Any] = {"action_log_probs": policy_forward(models["policy"], batch, 1.0).log_probs}
     if algorithm.needs_trainer_log_probs:
-        filled["trainer_log_probs"] = filled["action_log_probs"]
-    on_cpu = to_device(replace(batch, **filled), torch.device("cpu"))
+        values["trainer_log_probs"] = values["action_log_probs"]
+    on_cpu = to_device(replace(batch, **values), torch.device("cpu"))
     return replace(on_cpu, scores=on_cpu.rewards["it"].clone())
 
 
@@ -235,7 +235,7 @@ def _random_items(per_prompt: int) -> list[BufferItem]:
 
 
 def _policy(algorithm: DatasetAlgorithm[Any, Any]) -> nn.Module:
-    """The tiny model in the kind that the algorithm trains: a language model or a score model."""
+    """The tiny model of the kind that the algorithm trains: a language model or a score model."""
     from rlhf_models.classifier import as_score_model
 
     model = contract_policy()

@@ -1,7 +1,7 @@
-"""Checks one plugin in this process: has pytest run the suite of its kind with what the plugin has by default.
+"""Check one plugin in this process: run the contract suite of its kind with the plugin's default options.
 
-A plugin that needs more (an option without default, other answers or prompts than made-up ones, a GPU) is not broken
-but not run here; the verdict says why.
+A plugin that needs more (an option without default, special answers or prompts, a GPU) gets the verdict "not run" with
+the reason, not "broken".
 """
 
 from __future__ import annotations
@@ -34,47 +34,56 @@ _SUITES: Mapping[str, type] = {
     "advantages": contracts.AdvantageContract,
     "policy_losses": contracts.PolicyLossContract,
 }
-"""Kind -> its suite. That of an algorithm depends on what it learns from; a logger's might write to a server."""
+"""Contract suite of each kind. That of an algorithm depends on `feeds`. Loggers lack one here, since their suite might
+write to a server."""
 
 
 class Verdict(NamedTuple):
-    """On one plugin."""
+    """Result for one plugin."""
 
     status: Literal["ok", "not run", "not installed", "broken"]
     detail: str
 
 
 def check_plugin(ref: PluginRef, *, whole: bool) -> Verdict:
-    """whole: run the suite of its kind, not only what it says about itself and whether it can be imported."""
+    """Check a plugin's declaration and that it can be imported.
+
+    Args:
+        ref: Plugin to check.
+        whole: Also run the contract suite of its kind.
+
+    Returns:
+        Status and detail: the summary if it is ok, otherwise the problem.
+    """
     try:
         check_clash(ref)
         if ref.kind in KINDS and has_options(ref):
             selected = load_ref(ref)
-            if (lack := unmet(selected.component, selected.distribution)) is not None:
-                return Verdict("not installed", ": ".join(lack))
+            if (missing := unmet(selected.component, selected.distribution)) is not None:
+                return Verdict("not installed", ": ".join(missing))
             summary = selected.component.summary
         else:
-            found = import_target(ref)
+            target = import_target(ref)
             if ref.kind not in _SUITES:
                 return Verdict("ok", "")
-            summary = (inspect.getdoc(found) or "").partition("\n")[0]
+            summary = (inspect.getdoc(target) or "").partition("\n")[0]
     except PluginError as error:
         return Verdict("broken", error.message)
-    noted = _Noted()
+    recorder = _FailureRecorder()
     with TemporaryDirectory() as folder:
-        Path(folder, "pytest.ini").touch()  # that of no other folder counts
-        suite = Path(folder, f"test_{abs(hash((ref.kind, ref.name)))}.py")  # pytest imports no two of one name
+        Path(folder, "pytest.ini").touch()  # keeps pytest from reading the configuration of a parent folder
+        suite = Path(folder, f"test_{abs(hash((ref.kind, ref.name)))}.py")  # pytest imports only one file per name
         suite.write_text(f"from {__name__} import suite\n\nTestPlugin = suite({ref.kind!r}, {ref.name!r}, {whole})\n")
-        # Heavy imports slow commands down, and break nothing.
+        # Heavy imports only slow commands down, so they are not an error.
         options = ["--maxfail=1", "-k", "not light", "-p", "no:cacheprovider", "--assert=plain", "-W", "ignore"]
-        pytest.main([*options, str(suite)], [noted])
-    if noted.problem is not None:
-        return Verdict("broken", noted.problem)
-    return Verdict("ok", summary) if noted.lack is None else Verdict("not run", f"{summary} ({noted.lack})")
+        pytest.main([*options, str(suite)], [recorder])
+    if recorder.problem is not None:
+        return Verdict("broken", recorder.problem)
+    return Verdict("not run", f"{summary} ({recorder.missing})") if recorder.missing else Verdict("ok", summary)
 
 
 def suite(kind: str, name: str, whole: bool) -> type:
-    """The test class of a plugin."""
+    """Build the test class of a plugin."""
     ref = find(kind, name)
     bases: tuple[type, ...] = (_SUITES[kind],) if kind in _SUITES else ()
     if ref.kind in KINDS and has_options(ref):
@@ -82,12 +91,12 @@ def suite(kind: str, name: str, whole: bool) -> type:
         if kind == "algorithms":
             feeds = selected.component.feeds
             bases = (contracts.DatasetAlgorithmContract if feeds == "dataset" else contracts.AlgorithmContract,)
-        bases = (_AsItIs, *(bases if whole else ()), contracts.ComponentContract)
+        bases = (_DefaultOptions, *(bases if whole else ()), contracts.ComponentContract)
     return type("TestPlugin", bases, {"kind": kind, "plugin": name})
 
 
-class _AsItIs:
-    """A plugin with its default options."""
+class _DefaultOptions:
+    """Test a plugin with its default options."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -95,13 +104,13 @@ class _AsItIs:
         return selected.component.config()
 
 
-class _Noted:
-    """What the first test that did not pass said (a plugin of pytest)."""
+class _FailureRecorder:
+    """Pytest plugin that records the message of the first failed test."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        self.lack: str | None = None
-        """What the plugin needs to be run."""
+        self.missing: str | None = None
+        """Requirement without which the plugin cannot be run here."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -110,32 +119,32 @@ class _Noted:
         report = yield
         if call.excinfo is not None and report.failed:
             error = call.excinfo.value
-            self.lack = _lack(error)
-            if self.lack is None:
-                self.problem = f"{_text(error)} ({item.name})"
+            self.missing = _missing_requirement(error)
+            if self.missing is None:
+                self.problem = f"{_message(error)} ({item.name})"
         return report
 
 
-def _lack(error: BaseException) -> str | None:
-    """What a plugin needs that raised this; None where it is broken."""
+def _missing_requirement(error: BaseException) -> str | None:
+    """Requirement of the plugin that explains the error. None if the plugin is broken."""
     caused = error.__context__ if isinstance(error, pytest.fail.Exception) else None
     for each in (error, caused):
         if isinstance(each, ValidationError):
             problem = each.errors()[0]
             where = ".".join(map(str, problem["loc"]))
-            needs = f"needs the option {where}" if problem["type"] == "missing" else problem["msg"]
+            needs = f"requires the option {where}" if problem["type"] == "missing" else problem["msg"]
             return needs.removeprefix("Value error, ")
         if isinstance(each, EpisodeError) and each.message.startswith("reset "):
-            return f"a task without a prompt: {each.message}"
+            return f"cannot play a task without a prompt: {each.message}"
         if isinstance(each, RewardError) and " raised " in each.message:
-            return f"made-up answers: {each.message}"
+            return f"cannot score made-up answers: {each.message}"
         if isinstance(each, UserInputError) and not isinstance(each, PluginError):
             return each.message
     return None
 
 
-def _text(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, RlhfError):
         return error.message
-    said = str(error).partition("\n")[0]
-    return said if isinstance(error, AssertionError | pytest.fail.Exception) else f"{type(error).__name__}: {said}"
+    line = str(error).partition("\n")[0]
+    return line if isinstance(error, AssertionError | pytest.fail.Exception) else f"{type(error).__name__}: {line}"

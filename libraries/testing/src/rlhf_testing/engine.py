@@ -1,4 +1,4 @@
-"""An engine without a model: deterministic answers, to test code that uses an engine."""
+"""A rollout engine without a model: deterministic answers, for testing code that uses an engine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from rlhf_core.util.rng import derive_seed
 
 EOS = 2
 Answer = Callable[[GenerationRequest, int], Sequence[int]]
-"""(request, policy version) -> response tokens, EOS included where the answer ends by itself."""
+"""Function of (request, policy version) that returns response tokens, including EOS if the answer ends by itself."""
 
 
 class FakeEngine:
-    """Implements `InFlightEngine`. An answer depends on seed, sample id, prompt and policy version alone.
+    """Rollout engine without a model. Implements `InFlightEngine`.
 
-    Answers are returned in reverse order, since callers must not rely on any. `calls` records the requests.
+    An answer depends only on seed, sample id, prompt and policy version. Completions are returned in reverse order,
+    because callers must not rely on the order. `calls` records the requests.
+
+    Example:
+        >>> engine = FakeEngine(seed=1)
+        >>> requests = [GenerationRequest(sample_id=7, prompt_ids=(5, 6))]
+        >>> (completion,) = engine.generate(requests, SamplingParams(max_new_tokens=4))
+        >>> completion.sample_id, completion.policy_version, len(completion.token_ids) <= 4
+        (7, 0, True)
     """
 
     context_tokens: int | None = None
@@ -25,6 +33,13 @@ class FakeEngine:
     def __init__(
         self, *, seed: int = 0, vocabulary: Sequence[int] = range(4, 14), answer: Answer | None = None
     ) -> None:
+        """Create an engine at policy version 0.
+
+        Args:
+            seed: Seed of the random answers.
+            vocabulary: Token ids that random answers consist of.
+            answer: Returns the tokens of an answer instead of random ones.
+        """
         self._seed = seed
         self._vocabulary = tuple(vocabulary)
         self._answer = answer
@@ -33,25 +48,25 @@ class FakeEngine:
         self.closed = False
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
-        """One to `max_new_tokens` tokens each; log-prob of every token is minus its id / 100."""
+        """Yield answers of 1 to `max_new_tokens` tokens. The log-prob of each token is minus its id / 100."""
         self.calls.append(tuple(requests))
         for request in reversed(requests):
             tokens = self._tokens(request, sampling)
             yield self._completion(request, sampling, tokens, [self.policy_version] * len(tokens))
 
     def generate_in_flight(self, between: Callable[[], Sequence[SamplingRequest]]) -> Iterator[Completion]:
-        """The same answers, those of the version at which they begin, a token of each at every step."""
-        under_way: dict[GenerationRequest, tuple[SamplingParams, Sequence[int], list[int]]] = {}
+        """Yield the same answers, one token per step, each sampled with the policy version at its start."""
+        running: dict[GenerationRequest, tuple[SamplingParams, Sequence[int], list[int]]] = {}
         while True:
             for request, sampling in between():
                 self.calls.append((request,))
-                under_way[request] = sampling, self._tokens(request, sampling), []
-            if not under_way:
+                running[request] = sampling, self._tokens(request, sampling), []
+            if not running:
                 return
-            for request, (sampling, tokens, versions) in list(under_way.items()):
+            for request, (sampling, tokens, versions) in list(running.items()):
                 versions.append(self.policy_version)
                 if len(versions) == len(tokens):
-                    del under_way[request]
+                    del running[request]
                     yield self._completion(request, sampling, tokens, versions)
 
     def _completion(

@@ -1,4 +1,4 @@
-"""Episodes of an environment played without a model: for its contract, `rlhf plugins check`, and tests of its own."""
+"""Play episodes of an environment without a model: for its contract, `rlhf plugins check`, and your own tests."""
 
 from __future__ import annotations
 
@@ -28,16 +28,28 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 _RANDOM_TOKENS = 32
-"""A random text is shorter, or too long for a turn."""
+"""Random texts are shorter than this, or too long for a turn."""
 _NUM_SPECIAL = 4
-_SCRIPTED = 0.75
-"""Share of the turns in which a given reply is written."""
-_CUT = 0.2
-"""Share of the random texts that are cut."""
+_SCRIPTED_SHARE = 0.75
+"""Share of turns in which a given reply is written."""
+_CUT_SHARE = 0.2
+"""Share of random texts that are truncated."""
 
 
 def episode_tokenizer(*, chat: bool) -> PreTrainedTokenizerBase:
-    """One token a character of printable ASCII; with `chat`, a template whose turns end by the EOS."""
+    """Create a tokenizer with one token per character of printable ASCII.
+
+    Args:
+        chat: Add a chat template whose turns end with EOS.
+
+    Returns:
+        A transformers tokenizer.
+
+    Example:
+        >>> tokenizer = episode_tokenizer(chat=False)
+        >>> tokenizer.decode(tokenizer.encode("2 + 2", add_special_tokens=False))
+        '2 + 2'
+    """
     tokenizer = tiny_tokenizer(CHARACTERS)
     if chat:
         tokenizer.chat_template = CHAT_TEMPLATE
@@ -45,43 +57,64 @@ def episode_tokenizer(*, chat: bool) -> PreTrainedTokenizerBase:
 
 
 class ScriptedEngine(FakeEngine):
-    """Writes one of `replies` or random characters, some of them cut; drawn by sample, branch and place."""
+    """Engine that writes one of `replies` or random characters, sometimes truncated.
+
+    The text depends on seed, sample, branch and offset.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, replies: Sequence[str], *, seed: int) -> None:
+        """Create an engine at policy version 0.
+
+        Args:
+            tokenizer: Tokenizer of the replies and random texts.
+            replies: Texts to write. Empty writes random characters only.
+            seed: Seed of the choice.
+        """
         super().__init__(seed=seed, vocabulary=range(_NUM_SPECIAL, len(tokenizer)), answer=self._write)
         self._replies = [[*tokenizer.encode(text, add_special_tokens=False), EOS] for text in replies]
         self.max_new_tokens = max(_RANDOM_TOKENS, *map(len, self._replies), 0)
-        """Token limit of a turn: room for every reply."""
+        """Token limit of a turn, large enough for every reply."""
         self.sampled: list[tuple[GenerationRequest, Completion]] = []
-        """Every turn that was asked for, with its answer, in order."""
+        """All requested turns with their completions, in order."""
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
-        asked = {(request.sample_id, request.branch): request for request in requests}
+        by_branch = {(request.sample_id, request.branch): request for request in requests}
         for completion in super().generate(requests, sampling):
-            self.sampled.append((asked[completion.sample_id, completion.branch], completion))
+            self.sampled.append((by_branch[completion.sample_id, completion.branch], completion))
             yield completion
 
     def _write(self, request: GenerationRequest, version: int) -> Sequence[int]:
         noise = Random(derive_seed(self._seed, "reply", request.sample_id, request.branch, request.offset))
-        if self._replies and noise.random() < _SCRIPTED:
+        if self._replies and noise.random() < _SCRIPTED_SHARE:
             return noise.choice(self._replies)
-        length = self.max_new_tokens if noise.random() < _CUT else noise.randrange(_RANDOM_TOKENS)
+        length = self.max_new_tokens if noise.random() < _CUT_SHARE else noise.randrange(_RANDOM_TOKENS)
         return [*noise.choices(self._vocabulary, k=length), EOS]
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisodes:
-    """Episodes that ended, and what the engine did for them."""
+    """Finished episodes and the completions of the engine."""
 
     played: Sequence[Played]
-    """By sample id."""
+    """Episodes by sample id."""
     sampled: Sequence[tuple[GenerationRequest, Completion]]
 
 
 def prompt_stream(
     source: Any, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, held_out: int = 0, **rules: Any
 ) -> PromptStream:
-    """The stream of a source as a run has it. rules: of `RecordRules`."""
+    """Build the prompt stream of a source as a run does.
+
+    Args:
+        source: Prompt source or list of records.
+        tokenizer: Tokenizer of the prompts.
+        seed: Seed of the order.
+        held_out: Number of prompts held out for evaluation.
+        rules: Options of `RecordRules`.
+
+    Returns:
+        Stream with `prompt(position)`.
+    """
     from rlhf_core.prompts import PromptEncoder, PromptStream, RecordRules
 
     encoder = PromptEncoder(tokenizer, columns=getattr(source, "columns", {}))
@@ -99,10 +132,23 @@ def play_episodes(
     seed: int = 0,
     folder: Path | None = None,
 ) -> PlayedEpisodes:
-    """Play episodes as a run does, but for the policy, which writes `replies` or random characters.
+    """Play episodes as a run does, with a scripted policy that writes `replies` or random characters.
 
-    records: prompts as a source gives them; none is the empty tasks of a run without prompts. folder: where relative
-    paths in the environment's options start. Raises what the run would.
+    Args:
+        environment: Environment with its options.
+        tokenizer: Tokenizer of the policy.
+        records: Prompts as returned by a source. Empty uses the empty tasks of a run without prompts.
+        replies: Texts for the policy to write.
+        num_prompts: Number of prompts to play.
+        samples_per_prompt: Number of episodes per prompt.
+        seed: Seed of tasks and policy.
+        folder: Base folder of relative paths in the environment's options.
+
+    Returns:
+        Episodes sorted by sample id, and the requests with their completions.
+
+    Raises:
+        EpisodeError: An episode fails, as in a run.
     """
     from rlhf_episodes.player import build_environment_player
 
@@ -117,9 +163,9 @@ def play_episodes(
         base_folder=folder,
     )
     samples = [
-        (stream.prompt(position), position * samples_per_prompt + place)
+        (stream.prompt(position), position * samples_per_prompt + k)
         for position in range(num_prompts)
-        for place in range(samples_per_prompt)
+        for k in range(samples_per_prompt)
     ]
     with closing(player):
         played = sorted(player.play(samples), key=lambda each: each.sample_id)

@@ -1,4 +1,4 @@
-"""A causal LM and a tokenizer made in milliseconds, without a hub."""
+"""Create a causal LM and a tokenizer in milliseconds, without a hub."""
 
 from __future__ import annotations
 
@@ -12,15 +12,26 @@ if TYPE_CHECKING:
     from transformers import LlamaForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 CHARACTERS = "0123456789>,"
-"""Characters that `sort-digits` uses; ids 4 and up, after pad, bos, eos and unk."""
+"""Characters of `sort-digits`, with ids from 4, after pad, bos, eos and unk."""
 
 
 POLICY_PATH = "builtin:tiny-digits"
-"""`model.path` of a run with a model made in code."""
+"""`model.path` of a run with a model created in code."""
 
 
 def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerBase:
-    """One token per character, plus pad, bos, eos and unk (ids 0 to 3); adds no special tokens by itself."""
+    """Create a tokenizer with one token per character, plus pad, bos, eos and unk (ids 0 to 3).
+
+    Args:
+        characters: Characters of the vocabulary, with ids from 4.
+
+    Returns:
+        A transformers tokenizer that does not add special tokens by itself.
+
+    Example:
+        >>> tiny_tokenizer("abc").encode("cab")
+        [6, 4, 5]
+    """
     from tokenizers import Regex, Tokenizer, decoders
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split
@@ -48,7 +59,22 @@ def tiny_model(
     num_layers: int = 2,
     num_heads: int = 2,
 ) -> PreTrainedModel:
-    """A Llama for a tokenizer (None: `tiny_tokenizer()`) in float32, the same for the same seed; of 512 positions."""
+    """Create a Llama in float32 with 512 positions, the same for the same seed.
+
+    Args:
+        tokenizer: Tokenizer whose vocabulary and special tokens to use. None is `tiny_tokenizer()`.
+        seed: Seed of the weights. The global generator is left unchanged.
+        hidden_size: Width of the residual stream.
+        num_layers: Number of layers.
+        num_heads: Number of attention heads.
+
+    Returns:
+        A `LlamaForCausalLM` on the CPU.
+
+    Example:
+        >>> tiny_model(seed=1).config.vocab_size
+        16
+    """
     from transformers import LlamaForCausalLM
 
     tokenizer = tiny_tokenizer() if tokenizer is None else tokenizer
@@ -78,14 +104,22 @@ def _llama(kind: type[Any], seed: int, *, hidden_size: int, **options: Any) -> A
         tie_word_embeddings=False,
         **options,
     )
-    # Initialisation draws from torch's global generator; the fork keeps it as it was.
+    # Initialization draws from torch's global generator. The fork restores its state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return kind(config)
 
 
 def builtin_model(path: str = POLICY_PATH, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and the tokenizer of a run with `model.path: builtin:NAME`, in float32."""
+    """Create the model and tokenizer of a run with `model.path: builtin:NAME`.
+
+    Args:
+        path: `builtin:NAME`.
+        seed: Seed of the weights.
+
+    Returns:
+        The model in float32, and its tokenizer.
+    """
     import torch
 
     config = ModelConfig(path=path)
@@ -93,9 +127,12 @@ def builtin_model(path: str = POLICY_PATH, seed: int = 0) -> tuple[PreTrainedMod
 
 
 def tiny_classifier() -> LlamaForSequenceClassification:
-    """A model that scores texts of 16 token ids, always the same; its padding token is its end token, 2.
+    """Create a sequence classifier of 16 token ids with one label, always the same.
 
-    transformers' own pooling gets this case wrong.
+    Its padding token is its EOS token, 2. transformers' own pooling is wrong in this case.
+
+    Returns:
+        A `LlamaForSequenceClassification` in evaluation mode.
     """
     from transformers import LlamaForSequenceClassification
 
@@ -106,7 +143,16 @@ def tiny_classifier() -> LlamaForSequenceClassification:
 
 
 def save_tiny_model(folder: Path, *, seed: int = 0, with_tokenizer: bool = True) -> Path:
-    """Write a model folder for `model.path`; returns it."""
+    """Write a model folder for `model.path`.
+
+    Args:
+        folder: Folder to write.
+        seed: Seed of the weights.
+        with_tokenizer: Also save the tokenizer.
+
+    Returns:
+        `folder`.
+    """
     tiny_model(seed=seed).save_pretrained(folder)
     if with_tokenizer:
         tiny_tokenizer().save_pretrained(folder)

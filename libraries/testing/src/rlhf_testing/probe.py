@@ -1,4 +1,4 @@
-"""Checks plugins in another process: one that crashes or hangs affects no other, and not the command."""
+"""Check plugins in another process, so that a crash or hang affects neither other plugins nor the command."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlhf_core.util.did_you_mean import fold
 from .check import Verdict, check_plugin
 
 CHECK_SECONDS = 600.0
-"""Deadline of one plugin; a whole suite trains, and importing a large library on a busy machine is slow."""
+"""Deadline per plugin. It is long, because a whole suite trains, and importing a large library may be slow."""
 
 
 def probe(refs: Sequence[PluginRef], *, whole: bool, check_seconds: float = CHECK_SECONDS) -> list[Verdict]:
-    """A verdict on each plugin, in order (see `check_plugin`)."""
+    """Return a verdict on each plugin, in order (see `check_plugin`)."""
     verdicts = []
     process: RequestProcess | None = None
     try:
@@ -38,7 +38,7 @@ def probe(refs: Sequence[PluginRef], *, whole: bool, check_seconds: float = CHEC
 
 
 def _start() -> RequestProcess:
-    """With this process's import search path, and without a limit on memory."""
+    """Start a process with this process's import search path and without a memory limit."""
     paths = os.pathsep.join(path for path in sys.path if path)
     return RequestProcess(__name__, memory_limit_bytes=sys.maxsize, environment={"PYTHONPATH": paths})
 
@@ -47,13 +47,13 @@ def _answer(request: bytes) -> bytes:
     kind, name, whole = json.loads(request)
     try:
         verdict = check_plugin(discover(kind)[fold(name)], whole=whole)
-    except Exception as error:  # a bug of ours; it must not look like a crash of the plugin
-        verdict = Verdict("broken", f"checking it failed: {type(error).__name__}: {error}")
+    except Exception as error:  # a bug in the check, which must not look like a crash of the plugin
+        verdict = Verdict("broken", f"the check itself failed: {type(error).__name__}: {error}")
     return json.dumps(verdict).encode()
 
 
 if __name__ == "__main__":
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(quiet, stream)  # what plugins print is no part of a verdict
+        os.dup2(quiet, stream)  # discard the output of plugins
     serve_requests(int(sys.argv[1]), int(sys.argv[2]), _answer)

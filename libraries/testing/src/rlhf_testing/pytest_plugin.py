@@ -1,7 +1,7 @@
-"""The pytest plugin `rlhf`: active wherever rlhf-core is installed, so it imports only pytest.
+"""The pytest plugin `rlhf`. It is active wherever rlhf-core is installed, so it imports only pytest.
 
-It adds `--rlhf-device`, the device of the contract suites' models, and the fixture `rlhf_device`; tests marked
-`gpu` are skipped on other devices. The suites themselves are in `rlhf_testing.contracts`.
+It adds `--rlhf-device`, the device of the contract suites' models, and the fixture `rlhf_device`. Tests marked `gpu`
+are skipped without a GPU. The suites are in `rlhf_testing.contracts`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rlhf-device",
         default="cpu",
         metavar="cpu|cuda",
-        help="Where the contract suites of rlhf_testing put models (default: cpu).",
+        help="Device of the models in the contract suites of rlhf_testing (default: cpu).",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, so that `--strict-markers` knows it."""
+    """Register the marker `gpu` for `--strict-markers`."""
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Skip tests that need a GPU if CUDA is not available."""
     if item.get_closest_marker("gpu") is None:
         return
     import torch
@@ -38,5 +38,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def rlhf_device(request: pytest.FixtureRequest) -> str:
-    """The device named by `--rlhf-device`."""
+    """The device set by `--rlhf-device`."""
     return str(request.config.getoption("--rlhf-device"))

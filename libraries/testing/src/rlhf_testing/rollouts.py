@@ -1,4 +1,4 @@
-"""Rollouts made by hand, for testing a reward: `make_rollout("the answer")` and a set of awkward ones."""
+"""Handmade rollouts for testing a reward: `make_rollout("the answer")`, and a set of awkward answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,26 @@ def make_rollout(
     finish_reason: FinishReason = "stop",
     sample_id: int = 0,
 ) -> Rollout:
-    """A rollout as a reward receives it. By default one token per character, and an EOS after a `stop`."""
+    """Create a rollout as a reward receives it.
+
+    Args:
+        completion: Text of the answer.
+        prompt: Text of the prompt.
+        answer: Reference answer of the record.
+        metadata: Other values of the record.
+        messages: Chat messages of the prompt.
+        completion_ids: Token ids. None is one token per character, plus EOS if `finish_reason` is `stop`.
+        finish_reason: `stop` or `length`.
+        sample_id: Sample id and group id.
+
+    Returns:
+        A rollout of policy version 0 with log-probs of -0.5.
+
+    Example:
+        >>> rollout = make_rollout("4", answer="4")
+        >>> rollout.completion, rollout.completion_ids
+        ('4', (55, 2))
+    """
     ids = tuple(completion_ids) if completion_ids is not None else tuple(3 + ord(c) for c in completion)
     if completion_ids is None and finish_reason == "stop":
         ids = (*ids, EOS_ID)
@@ -42,7 +61,11 @@ def make_rollout(
 
 
 def awkward_rollouts() -> list[Rollout]:
-    """Difficult answers that policies do write: empty, truncated, other alphabets, markup, noise."""
+    """Difficult answers that policies do write: empty, truncated, other alphabets, markup, noise.
+
+    Returns:
+        Eight rollouts with sample ids 0 to 7.
+    """
     chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
     return [
         make_rollout("4", prompt="2 + 2 = ", answer="4", sample_id=0),

@@ -20,9 +20,19 @@ _TINY: Mapping[str, Any] = {
 
 
 def tiny_run(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A run of two episodes of two updates each on three-digit numbers, with `changes` applied.
+    """Create a run file of two episodes with two updates each, on three-digit numbers.
 
-    A mapping in `changes` is merged into its section, unless it names another plugin there; all else replaces.
+    Args:
+        changes: Sections to change. A mapping is merged into its section, unless it sets another plugin `name`.
+            Other values replace the section.
+
+    Returns:
+        A run file as a dictionary.
+
+    Example:
+        >>> run = tiny_run({"train": {"episodes": 1}, "rewards": [{"name": "length"}]})
+        >>> run["train"]["episodes"], run["train"]["prompts_per_episode"], run["rewards"]
+        (1, 4, [{'name': 'length'}])
     """
     run = deepcopy(dict(_TINY))
     for section, value in (changes or {}).items():

@@ -1,4 +1,4 @@
-"""Samples and groups with numbers that a test can predict."""
+"""Samples and groups with predictable numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from .rollouts import make_rollout
 def make_prompt(
     position: int, text: str = "31>", token_ids: Sequence[int] = (7, 5, 14), answer: object = "13"
 ) -> Prompt:
-    """A prompt as the stream yields it."""
+    """Create a prompt as the stream yields it.
+
+    Args:
+        position: Position in the run's order.
+        text: Text of the prompt.
+        token_ids: Token ids of the prompt.
+        answer: Reference answer.
+
+    Returns:
+        The prompt.
+    """
     return Prompt(position=position, text=text, prompt_ids=tuple(token_ids), answer=answer)
 
 
@@ -26,7 +36,24 @@ def make_item(
     policy_version: int = 0,
     reward: float | None = None,
 ) -> BufferItem:
-    """A sample with tokens and log-probs derived from its id; reward `score` is `reward`, or the id mod 3."""
+    """Create a sample with tokens and log-probs derived from its id.
+
+    Args:
+        sample_id: Sample id.
+        group_id: Group id. None is the sample id.
+        num_prompt_tokens: Length of the prompt.
+        num_actions: Length of the response.
+        policy_version: Version that sampled it.
+        reward: Value of the reward `score`. None is the sample id mod 3.
+
+    Returns:
+        A sample whose mask is True everywhere.
+
+    Example:
+        >>> item = make_item(7, num_actions=3)
+        >>> item.response_ids, item.rewards
+        (tensor([6, 7, 8]), {'score': 1.0})
+    """
     import torch
 
     def row(length: int, first: int) -> torch.Tensor:
@@ -46,7 +73,17 @@ def make_item(
 
 
 def make_group(position: int, num_samples: int = 1, *, policy_version: int = 0, num_actions: int = 4) -> RolloutGroup:
-    """A whole group: samples `position * num_samples` and following."""
+    """Create a complete group of samples.
+
+    Args:
+        position: Position of the prompt, and group id.
+        num_samples: Number of samples, with ids from `position * num_samples`.
+        policy_version: Version that sampled them.
+        num_actions: Length of each response.
+
+    Returns:
+        Group with items and rollouts.
+    """
     first = position * num_samples
     items = tuple(
         make_item(first + k, group_id=position, policy_version=policy_version, num_actions=num_actions)
@@ -56,9 +93,9 @@ def make_group(position: int, num_samples: int = 1, *, policy_version: int = 0, 
 
 
 def _rollout(item: BufferItem) -> Rollout:
-    made = make_rollout("13", prompt="31>", answer="13", sample_id=item.sample_id)
+    rollout = make_rollout("13", prompt="31>", answer="13", sample_id=item.sample_id)
     return replace(
-        made,
+        rollout,
         group_id=item.group_id,
         policy_version=item.policy_version,
         prompt_ids=tuple(item.prompt_ids.tolist()),

@@ -1,9 +1,9 @@
-"""Tests of strategies in real processes, for authors of strategy plugins.
+"""Test strategies in real processes, for authors of strategy plugins.
 
-`run_strategies(cases, num_processes, folder)` starts the processes once, puts each case through the same small
-training, and returns the results; a plugin's tests compare them with `train_alone(...)`, plain AdamW in this
-process. Losses are sums over 8 samples divided by all their tokens, whatever the split, so the results of any
-strategy, number of processes and micro-batch size must agree.
+`run_strategies(cases, num_processes, folder)` starts the processes once, runs the same small training in each case, and
+returns the results. A plugin's tests compare them with `train_alone(...)`, plain AdamW in this process. Losses are sums
+over 8 samples divided by all their tokens, independent of the split, so the results must agree for every strategy,
+number of processes and micro-batch size.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class StrategyCase:
     """An installed strategy with its options."""
 
     name: str
-    """What the case is called."""
+    """Name of the case in the results."""
     plugin: str
-    """The strategy's name."""
+    """Name of the strategy plugin."""
     options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
 
     def make(self) -> Strategy:
-        """The strategy, in this process."""
+        """Build the strategy in this process."""
         selected = load("strategies", self.plugin)
         config = selected.component.config.model_validate(dict(self.options))
         strategy = selected.build(config, StrategyContext(str(resolve_device(self.device))))
@@ -51,13 +51,22 @@ class StrategyCase:
 
 
 def observe(strategy: Strategy, folder: Path) -> dict[str, Any]:
-    """Run all observations on a strategy (already set up); collective. The result is the same on every rank."""
+    """Run all observations on a strategy. Collective.
+
+    Args:
+        strategy: Strategy after `setup()`.
+        folder: Empty folder for saved models.
+
+    Returns:
+        Results by name of the observation, the same on every rank. Those of a training are its losses, gradient norms
+        and weights.
+    """
     import torch
 
     seen: dict[str, Any] = {}
     seen["whole"] = _updates(Training(strategy), [{"micro_batch": 4}] * 3)
     training = Training(strategy)
-    with torch.no_grad():  # log-probs are taken before the first update
+    with torch.no_grad():  # log-probs are computed before the first update
         training.trained.model(input_ids=torch.zeros(1, 3, dtype=torch.long, device=strategy.device))
     seen["accumulated"] = _updates(training, [{"micro_batch": 2}] * 3)
     if strategy.world_size == 2:
@@ -89,8 +98,8 @@ def _shards(strategy: Strategy) -> dict[str, Any]:
         names.extend(shard)
     for shard in strategy.state_dict_shards(training.trained.model, SHARD_BYTES, lambda name: "norm" in name):
         only.extend(shard)
-    own = list(strategy.unwrap(training.trained.model).state_dict())
-    return {"sizes": sizes, "names": names, "only": only, "state_dict": own, "weights": training.weights()}
+    state_names = list(strategy.unwrap(training.trained.model).state_dict())
+    return {"sizes": sizes, "names": names, "only": only, "state_dict": state_names, "weights": training.weights()}
 
 
 def _resume(strategy: Strategy, folder: Path) -> dict[str, Any]:
@@ -107,7 +116,7 @@ def _resume(strategy: Strategy, folder: Path) -> dict[str, Any]:
 
 
 def _drop(strategy: Strategy) -> dict[str, Any]:
-    """Three updates; gradients are dropped once after the first."""
+    """Make three updates, and drop gradients once after the first."""
     training = Training(strategy)
     training.update()
     before = training.weights()
@@ -118,9 +127,9 @@ def _drop(strategy: Strategy) -> dict[str, Any]:
 
 
 def _sixteen_bits(strategy: Strategy, folder: Path) -> dict[str, Any]:
-    """Tiny steps on weights loaded in bfloat16, with a resume in between.
+    """Make tiny steps on weights loaded in bfloat16, with a resume in between.
 
-    "finest": the most precise weights kept, master weights from the optimizer's file where it has some.
+    "finest" contains the most precise weights: master weights from the optimizer's file if it has any.
     """
     first = Training(strategy, dtype="bfloat16", lr=TINY_RATE)
     started = _updates(first, [{"micro_batch": 8}] * 3)
@@ -146,7 +155,7 @@ def _diverge(strategy: Strategy) -> dict[str, Any]:
     training = Training(strategy)
     training.update()
     before = training.weights()
-    training.leave_gradients(math.nan if strategy.is_main else 1.0)  # all must refuse the step
+    training.leave_gradients(math.nan if strategy.is_main else 1.0)  # all ranks must reject the step
     message = ""
     try:
         strategy.step(training.trained)
@@ -160,9 +169,17 @@ def _diverge(strategy: Strategy) -> dict[str, Any]:
 def run_strategies(
     cases: Sequence[StrategyCase], num_processes: int, folder: Path, *, load_chain: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Observe every case in `num_processes` processes that are started once. Case name -> rank 0's results.
+    """Observe every case in `num_processes` processes, which are started once.
 
-    `load_chain` names cases, each of which then loads the previous one's save ("chain" in its result).
+    Args:
+        cases: Strategies to observe.
+        num_processes: Number of ranks.
+        folder: Empty folder for results and saved models.
+        load_chain: Names of cases, each of which then loads the model saved by the previous one ("chain" in its
+            result).
+
+    Returns:
+        Results of rank 0 by case name (see `observe`).
     """
     from torch.multiprocessing.spawn import start_processes
 
@@ -170,12 +187,12 @@ def run_strategies(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = (num_processes, port, list(cases), folder, list(load_chain))
-    # With `multiprocessing.set_forkserver_preload`, a test run imports torch and transformers once for all of these.
+    # With `multiprocessing.set_forkserver_preload`, a test run imports torch and transformers only once.
     running = start_processes(_worker, arguments, nprocs=num_processes, join=False, start_method="forkserver")
     try:
         while not running.join():
             pass
-    finally:  # also where a test's limit of time cuts the wait
+    finally:  # also if a test's timeout interrupts the wait
         for process in running.processes:
             process.kill()
     return {case.name: load_tree(folder / f"{case.name}.safetensors") for case in cases}
@@ -191,9 +208,9 @@ def _worker(
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    place = {"RANK": rank, "WORLD_SIZE": num_processes, "LOCAL_RANK": rank, "MASTER_PORT": port}
-    os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    # One group for all cases: strategies use a group that exists. Their own joining is tested apart.
+    environment = {"RANK": rank, "WORLD_SIZE": num_processes, "LOCAL_RANK": rank, "MASTER_PORT": port}
+    os.environ.update({key: str(value) for key, value in environment.items()}, MASTER_ADDR="127.0.0.1")
+    # One group for all cases: strategies use an existing group. Joining by themselves is tested separately.
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_START_SECONDS))
     results: dict[str, dict[str, Any]] = {}
     for case in cases:

@@ -1,4 +1,4 @@
-"""Ranks as threads of this process, for tests of what ranks compute together without a model."""
+"""Ranks as threads of this process, for testing collective computations without a model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rlhf_core.place import LocalPlace, Place, ReduceOp
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 
 T = TypeVar("T")
 
 
 class Ranks:
-    """So many ranks, which reduce and gather through a list."""
+    """`world_size` ranks that reduce and gather through a shared list."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._barrier = threading.Barrier(world_size, timeout=_PATIENCE_SECONDS)
+        self._barrier = threading.Barrier(world_size, timeout=_TIMEOUT_SECONDS)
         self._values: list[Any] = [None] * world_size
 
     def run(self, work: Callable[[int, Place], T]) -> list[T]:
-        """Results of `work(rank, place)` on each rank."""
+        """Run `work(rank, place)` on each rank and return the results."""
         with ThreadPoolExecutor(self.world_size) as pool:
             return list(pool.map(lambda rank: self._work(rank, work), range(self.world_size)))
 
@@ -34,15 +34,15 @@ class Ranks:
         try:
             return work(rank, _Rank(rank, self.world_size, self._gather))
         except BaseException:
-            self._barrier.abort()  # the others wait for this rank
+            self._barrier.abort()  # the other ranks wait for this one
             raise
 
     def _gather(self, rank: int, value: Any) -> list[Any]:
         self._values[rank] = value
         self._barrier.wait()
-        found = list(self._values)
+        gathered = list(self._values)
         self._barrier.wait()
-        return found
+        return gathered
 
 
 class _Rank(LocalPlace):

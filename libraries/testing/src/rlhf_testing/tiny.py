@@ -1,4 +1,4 @@
-"""The tiny policy that the contracts of engines and algorithms run: float32, made in code, far from uniform."""
+"""The tiny policy of the engine and algorithm contracts: float32, created in code, far from uniform."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ EOS_ID = 2
 
 
 def contract_tokenizer() -> PreTrainedTokenizerBase:
-    """One token per character, plus 4 special ones."""
+    """Create a tokenizer with one token per character, plus 4 special tokens."""
     return tiny_tokenizer(CHARACTERS)
 
 
 def contract_policy(*, seed: int = 0, hidden_size: int = 32) -> PreTrainedModel:
-    """A Llama of two small layers, two heads and large weights, so that its distributions are far from uniform."""
+    """Create a Llama with two small layers, two heads and large weights, so that its distributions are far from
+    uniform.
+    """
     import torch
 
     model = tiny_model(contract_tokenizer(), seed=seed, hidden_size=hidden_size)
@@ -49,7 +51,7 @@ def perturb(model: nn.Module, *, seed: int, scale: float = 0.05) -> None:
 
 
 def as_experience(answers: Sequence[tuple[tuple[int, ...], Completion]]) -> Experience:
-    """Prompts with their completions as a batch, on the CPU."""
+    """Collate prompts and their completions into a batch on the CPU."""
     import torch
 
     from rlhf_core.batching import collate

@@ -19,14 +19,17 @@ SHARD_BYTES = 4096
 VOCABULARY = 33
 LEARNING_RATE = 3e-4
 TINY_RATE = 1e-6
-"""A learning rate so small that most bfloat16 weights cannot change."""
+"""Learning rate too small to change most bfloat16 weights."""
 MAX_GRAD_NORM = 0.5
 
 
 def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> nn.Module:
-    """A causal LM of some thousand parameters: tied embeddings, odd sizes (shards need padding).
+    """Create a causal LM of a few thousand parameters with tied embeddings and odd sizes, so that shards need padding.
 
-    dtype: torch's name of the weights' type; adapters on weights of 16 bits are float32.
+    Args:
+        seed: Seed of the weights.
+        lora: Add a LoRA adapter. Adapters on 16-bit weights are float32.
+        dtype: Name of the weights' torch dtype.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -85,10 +88,14 @@ class Training:
     def update(
         self, *, micro_batch: int = 2, shares: Sequence[int] | None = None, num_forwards: int = 1
     ) -> tuple[float, float]:
-        """One update; loss and gradient norm. `shares` gives each rank's number of samples (default: equal).
+        """Make one update and return its loss and gradient norm.
 
-        A rank with fewer samples runs empty (fully masked) micro-batches, as in the trainer. With several
-        `num_forwards`, one backward covers that many forwards, as when pretraining batches are mixed in.
+        A rank with fewer samples runs empty (fully masked) micro-batches, as in the trainer.
+
+        Args:
+            micro_batch: Samples per micro-batch.
+            shares: Number of samples of each rank. None is equal shares.
+            num_forwards: Forwards per backward, more than one as when pretraining batches are mixed in.
         """
         import torch
 
@@ -114,7 +121,7 @@ class Training:
         return float(strategy.all_reduce(total)), norm
 
     def leave_gradients(self, factor: float = 1.0) -> None:
-        """Those of a loss times `factor`, without a step."""
+        """Compute the gradients of a loss times `factor`, without a step."""
         import torch
 
         model, ids = self.trained.model, torch.zeros(1, 3, dtype=torch.long, device=self.strategy.device)
@@ -122,14 +129,14 @@ class Training:
             self.strategy.backward(token_loss(model(input_ids=ids).logits, ids) * factor, self.trained.optimizer)
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights, gathered shard by shard, as copies on the CPU. Checks that each shard holds plain tensors."""
+        """All weights, gathered by shard, as copies on the CPU. Checks that each shard contains plain tensors."""
         import torch
 
         weights = {}
         for shard in self.strategy.state_dict_shards(self.trained.model, SHARD_BYTES):
             for name, tensor in shard.items():
-                # In-place operations of a subclass may be something else (ColossalAI's are out of place).
-                assert type(tensor) is torch.Tensor, f"state_dict_shards gave {name} as {type(tensor).__name__}"
+                # In-place operations of a subclass may behave differently (ColossalAI's are out of place).
+                assert type(tensor) is torch.Tensor, f"state_dict_shards yielded {name} as {type(tensor).__name__}"
                 weights[name] = tensor.cpu().clone()
         return weights
 
@@ -138,7 +145,7 @@ class Training:
         self.strategy.save_optimizer(self.trained.optimizer, folder)
 
     def load(self, folder: Path, done: int) -> None:
-        """Continue from `save`, made after `done` updates."""
+        """Continue from `save`, called after `done` updates."""
         self.strategy.load_model(self.trained.model, folder)
         self.strategy.load_optimizer(self.trained.optimizer, folder)
         scheduler = self.trained.scheduler
@@ -163,10 +170,10 @@ def train_alone(
     dtype: str = "float32",
     lr: float = LEARNING_RATE,
 ) -> dict[str, Any]:
-    """The same training in plain torch, the reference for strategies.
+    """Run the same training in plain torch, the reference for strategies.
 
-    Gradients are cast to float32, AdamW steps float32 copies of the weights ("masters" in the result), and these are
-    rounded into the weights; with `dtype` float32 that is plain AdamW.
+    Gradients are cast to float32, AdamW updates float32 copies of the weights ("masters" in the result), and these are
+    rounded into the weights. With `dtype` float32 this is plain AdamW.
     """
     import torch
 
@@ -196,14 +203,14 @@ def train_alone(
 
 
 def largest_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
-    """Largest absolute difference over all tensors of `one`, which must be in `other`."""
+    """Maximum absolute difference over all tensors of `one`, which must all be in `other`."""
     return max(float((tensor - other[name]).abs().max()) for name, tensor in one.items())
 
 
 def moved_fraction(start: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> float:
     """Share of the values of `now` that differ from `start`."""
-    moved = sum(int((tensor != start[name]).sum()) for name, tensor in now.items())
-    return moved / sum(tensor.numel() for tensor in now.values())
+    num_moved = sum(int((tensor != start[name]).sum()) for name, tensor in now.items())
+    return num_moved / sum(tensor.numel() for tensor in now.values())
 
 
 def change_cosine(

@@ -1,4 +1,4 @@
-"""What servers and clients share: limits, keys, sockets, and JSON that a model or a stranger wrote."""
+"""Shared code of servers and clients: limits, keys, sockets, and reading of untrusted JSON."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""A client of one server that speaks JSON: connections are kept, responses bounded, requests sent again."""
+"""A client of one JSON server, with connection reuse, bounded responses and retries."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .servers import ClientOptions, is_loopback
 
 _JSON = "application/json"
 _SHOWN_CHARS = 500
-_LONGEST_WAIT_SECONDS = 10.0
-_LONGEST_ASKED_WAIT_SECONDS = 60.0
+_MAX_WAIT_SECONDS = 10.0
+_MAX_RETRY_AFTER_SECONDS = 60.0
 
 
 class RemoteError(Exception):
-    """The server gave no answer that can be used; names its address, and holds no secret."""
+    """The server did not return a usable answer. The message names its address and contains no secrets."""
 
 
 class _TryAgain(Exception):
-    """This request may do better later."""
+    """The request failed but may succeed later."""
 
     def __init__(self, reason: str, wait_seconds: float = 0.0) -> None:
         super().__init__(reason)
@@ -34,7 +34,16 @@ class _TryAgain(Exception):
 
 
 class JsonClient:
-    """Posts to one address."""
+    """Posts JSON to one address.
+
+    Example:
+        limits = {"max_response_bytes": 2**20, "first_wait_seconds": 0.5}
+        client = JsonClient("http://judge:8000/score", ClientOptions(), key=None, again=[503], **limits)
+        try:
+            body = await client.post(lambda: json.dumps(request).encode())
+        finally:
+            await client.aclose()
+    """
 
     def __init__(
         self,
@@ -46,17 +55,22 @@ class JsonClient:
         again: Collection[int],
         first_wait_seconds: float,
     ) -> None:
-        """Open nothing yet.
+        """Create the client. Connections are opened by `post`.
 
         Args:
-            key: sent as `Authorization: Bearer`, and taken out of every message.
-            again: statuses of a server, or of what stands before it, that is busy or away. As after a connection that
-                failed, a request is then sent again.
+            url: address of the server.
+            options: numbers of connections and timeouts.
+            key: sent as `Authorization: Bearer`, and removed from every message. None sends none.
+            max_response_bytes: maximum size of a response body.
+            again: HTTP statuses of a server or proxy that is temporarily busy or unavailable. A request is sent again
+                after such a response, as after a failed connection.
+            first_wait_seconds: maximum wait before the second attempt. It doubles with each further attempt, up to
+                ten seconds.
         """
         parts = urlsplit(url)
         self._url = url
-        self.shown = f"{parts.scheme}://{parts.netloc}{parts.path}"  # a query may hold a key
-        self._is_near = is_loopback(parts.hostname)
+        self.shown = f"{parts.scheme}://{parts.netloc}{parts.path}"  # without the query, which may contain a key
+        self._is_local = is_loopback(parts.hostname)
         self._key = key
         self._max_connections = options.max_connections
         self._timeout = httpx.Timeout(options.answer_seconds, connect=options.connect_seconds)
@@ -64,13 +78,20 @@ class JsonClient:
         self._again = frozenset(again)
         self._first_wait_seconds = first_wait_seconds
         self._patience_seconds = options.patience_seconds
-        self._random = random.Random()  # for waits only
+        self._random = random.Random()  # only for waits
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places = asyncio.Semaphore(options.max_connections)
 
     async def post(self, encode: Callable[[], bytes]) -> bytes:
-        """The response's body. encode: makes the request's, once there is a connection for it. Raises `RemoteError`."""
+        """Post a request and return the body of the response.
+
+        Args:
+            encode: returns the body of the request. Called when a connection is free.
+
+        Raises:
+            RemoteError: if the response is not usable, or all attempts within `patience_seconds` failed.
+        """
         client = self._open()
         async with self._places:
             body = encode()
@@ -79,13 +100,13 @@ class JsonClient:
             while True:
                 attempt += 1
                 try:
-                    return await self._ask(client, body)
+                    return await self._send(client, body)
                 except _TryAgain as failure:
-                    wait = min(self._first_wait_seconds * 2 ** min(attempt - 1, 10), _LONGEST_WAIT_SECONDS)
+                    wait = min(self._first_wait_seconds * 2 ** min(attempt - 1, 10), _MAX_WAIT_SECONDS)
                     wait = max(wait * self._random.uniform(0.5, 1.0), failure.wait_seconds)
                     if time.monotonic() + wait > deadline:
-                        within = f"{attempt} attempts in {self._patience_seconds:g} s"
-                        raise RemoteError(f"{self.shown}: {failure}; gave up after {within}") from None
+                        tries = f"{attempt} attempts in {self._patience_seconds:g} s"
+                        raise RemoteError(f"{self.shown}: {failure} (gave up after {tries})") from None
                 await asyncio.sleep(wait)
 
     async def aclose(self) -> None:
@@ -96,9 +117,9 @@ class JsonClient:
 
     def _open(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:  # core gives a new loop after one was blocked
-            most = self._max_connections
-            self._loop, self._places = loop, asyncio.Semaphore(most)
+        if self._client is None or self._loop is not loop:  # core uses a new loop after one was blocked
+            limit = self._max_connections
+            self._loop, self._places = loop, asyncio.Semaphore(limit)
             self._client = httpx.AsyncClient(
                 headers={
                     "Content-Type": _JSON,
@@ -107,28 +128,28 @@ class JsonClient:
                     **({} if self._key is None else {"Authorization": f"Bearer {self._key}"}),
                 },
                 timeout=self._timeout,
-                limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
-                trust_env=not self._is_near,  # a proxy has no way to this machine
+                limits=httpx.Limits(max_connections=limit, max_keepalive_connections=limit),
+                trust_env=not self._is_local,  # a proxy cannot reach this machine's loopback addresses
             )
         return self._client
 
-    async def _ask(self, client: httpx.AsyncClient, body: bytes) -> bytes:
+    async def _send(self, client: httpx.AsyncClient, body: bytes) -> bytes:
         try:
             async with client.stream("POST", self._url, content=body) as response:
                 content = await self._read(response)
         except httpx.TransportError as error:
-            raise _TryAgain(self._hidden(f"{type(error).__name__}: {error}".rstrip(": "))) from None
+            raise _TryAgain(self._hide_key(f"{type(error).__name__}: {error}".rstrip(": "))) from None
         if response.status_code == 200:
             return content
-        said = f"status {response.status_code}: {self._hidden(_error_text(content))}".rstrip(": ")
+        message = f"status {response.status_code}: {self._hide_key(_error_text(content))}".rstrip(": ")
         if response.status_code in self._again:
-            raise _TryAgain(said, _seconds_asked_for(response.headers.get("Retry-After", "")))
-        raise RemoteError(f"{self.shown}: {said}")
+            raise _TryAgain(message, _retry_after_seconds(response.headers.get("Retry-After", "")))
+        raise RemoteError(f"{self.shown}: {message}")
 
     async def _read(self, response: httpx.Response) -> bytes:
-        """The body, within bounds. A compressed one is refused: a few bytes can stand for gigabytes."""
+        """Read the body up to the size limit. A compressed body is refused, since a few bytes can become gigabytes."""
         if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-            raise RemoteError(f"{self.shown}: its response is compressed, which was not asked for")
+            raise RemoteError(f"{self.shown}: its response is compressed, which the request did not accept")
         content = bytearray()
         async for chunk in response.aiter_raw():
             content += chunk
@@ -136,21 +157,21 @@ class JsonClient:
                 raise RemoteError(f"{self.shown}: its response is longer than {self._max_response_bytes:,} bytes")
         return bytes(content)
 
-    def _hidden(self, text: str) -> str:
-        """Without the key: some servers repeat the headers they were sent."""
+    def _hide_key(self, text: str) -> str:
+        """Replace the key, since some servers repeat the request's headers."""
         return text if self._key is None else text.replace(self._key, "[hidden]")
 
 
 def _error_text(body: bytes) -> str:
     """The message of an error response, or the start of a body in another format."""
     try:
-        said = json.loads(body).get("error")
+        error = json.loads(body).get("error")
     except (ValueError, AttributeError, RecursionError):
-        said = None
-    text = said if isinstance(said, str) else body.decode("utf-8", "replace")
+        error = None
+    text = error if isinstance(error, str) else body.decode("utf-8", "replace")
     return printable(" ".join(text.split())[:_SHOWN_CHARS])
 
 
-def _seconds_asked_for(header: str) -> float:
-    """Of `Retry-After`; 0 for a date or nonsense, which backing off answers as well."""
-    return min(float(header), _LONGEST_ASKED_WAIT_SECONDS) if header.isascii() and header.isdigit() else 0.0
+def _retry_after_seconds(header: str) -> float:
+    """Wait requested by `Retry-After`. 0 for a date or an invalid value, for which the usual backoff suffices."""
+    return min(float(header), _MAX_RETRY_AFTER_SECONDS) if header.isascii() and header.isdigit() else 0.0

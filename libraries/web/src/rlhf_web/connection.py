@@ -1,4 +1,4 @@
-"""A server on the running event loop: uvicorn's connections, with deadlines and bounds that it does not have."""
+"""A server on the running event loop, based on uvicorn with additional deadlines and limits."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .servers import ServerLimits, bound_socket
 
 MAX_HEADER_BYTES = 32 * 1024
 MAX_PIPELINED_BYTES = 256 * 1024
-"""Of its next request, a client may send so much before the first is answered."""
+"""Maximum data that a client may send of its next request before the current one is answered."""
 _BACKLOG = 128
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _POLL_SECONDS = 0.02
 
 
 class BoundedConnection(H11Protocol):
-    """A client's connection. It is cut where the client sends a request, or takes a response, too slowly.
+    """A client's connection, closed if the client sends a request or reads a response too slowly.
 
-    The deadline of a request begins with its first byte and holds for its body too, also where the response came before
-    the body was read.
+    The deadline of a request begins with its first byte and includes its body, even if the response is sent before the
+    body was read.
     """
 
-    def __init__(self, *, limits: ServerLimits, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, limits: ServerLimits, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
         self.logger = logging.getLogger("rlhf.web")
@@ -46,37 +46,37 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > self._limits.max_connections:
             transport.write(_TOO_MANY)
             transport.close()
-        self._expect(self._limits.idle_seconds)
+        self._set_deadline(self._limits.idle_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._expect(None)
+        self._set_deadline(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
-            self._expect(self._limits.idle_seconds)
+            self._set_deadline(self._limits.idle_seconds)
         super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
         if self._is_answering:
-            self._expect(None)
-            # uvicorn reads no further until the response is made, and would not notice that the client leaves.
+            self._set_deadline(None)
+            # uvicorn stops reading until it has the response, and would not notice that the client disconnects.
             if len(self.conn.trailing_data[0]) < MAX_PIPELINED_BYTES:
                 self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         if not self.cycle.more_body:
-            self._expect(self._limits.idle_seconds)
+            self._set_deadline(self._limits.idle_seconds)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._expect(self._limits.idle_seconds)
+        self._set_deadline(self._limits.idle_seconds)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._expect(None if self._is_answering else self._limits.idle_seconds)
+        self._set_deadline(None if self._is_answering else self._limits.idle_seconds)
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -85,29 +85,42 @@ class BoundedConnection(H11Protocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request has come whole, and its response has not left."""
+        """Whether a complete request has arrived whose response is not completely sent."""
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
     def _should_upgrade(self) -> bool:
         return False
 
-    def _expect(self, seconds: float | None) -> None:
-        """Cut the connection after so long, unless called again."""
+    def _set_deadline(self, seconds: float | None) -> None:
+        """Close the connection after this time unless called again. None removes the deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
 class WebServer:
-    """Serves an application, on the event loop that `listen` is called on."""
+    """Serves an application on the event loop that calls `listen`.
+
+    Example:
+        server = WebServer(app, ServerLimits())
+        await server.listen("127.0.0.1", 0, where="my server")
+        print(server.address)
+        all_finished = await server.stop(grace_seconds=5.0)
+    """
 
     def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
+        """Create the server. It accepts connections after `listen`.
+
+        Args:
+            app: an ASGI application, such as a `Guard`.
+            limits: limits on connections and time.
+        """
         config = uvicorn.Config(
             app,
             log_config=None,
             lifespan="off",
             ws="none",
-            timeout_keep_alive=int(limits.idle_seconds) + 1,  # after the connection's own deadline
+            timeout_keep_alive=int(limits.idle_seconds) + 1,  # later than the deadline of `BoundedConnection`
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
         self._state = ServerState()
@@ -117,21 +130,24 @@ class WebServer:
         """`http://HOST:PORT`"""
 
     async def listen(self, host: str, port: int, *, where: str) -> None:
-        """Listen; port 0 takes a free one. Raises `UserInputError`, as `where`."""
-        bound = bound_socket(host, port, where=where)
-        host, port = bound.getsockname()[:2]
+        """Listen at an address. Port 0 selects a free port.
+
+        Raises `UserInputError`, with `where` as its location, if the address cannot be used.
+        """
+        listener = bound_socket(host, port, where=where)
+        host, port = listener.getsockname()[:2]
         self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._listening = await asyncio.get_running_loop().create_server(self._connect, sock=bound, backlog=_BACKLOG)
+        self._listening = await asyncio.get_running_loop().create_server(self._connect, sock=listener, backlog=_BACKLOG)
 
     def close(self) -> None:
-        """Listen no more and cut all connections, at once."""
+        """Stop listening and close all connections immediately."""
         if self._listening is not None:
             self._listening.close()
         for connection in list(self._state.connections):
             connection.transport.abort()
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Take no more requests, let those in flight end. False where some had to be cut at the deadline."""
+        """Stop listening and wait for requests in flight. Returns False if some had to be aborted at the deadline."""
         deadline = time.monotonic() + grace_seconds
         if self._listening is not None:
             self._listening.close()
@@ -139,9 +155,9 @@ class WebServer:
             connection.shutdown()
         while self._state.connections and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_SECONDS)
-        whole = not self._state.connections
+        all_finished = not self._state.connections
         self.close()
-        return whole
+        return all_finished
 
 
 def serve_until_stopped(
@@ -154,25 +170,35 @@ def serve_until_stopped(
     ready: Callable[[str], None],
     grace_seconds: float = 1.0,
 ) -> bool:
-    """Serve until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once.
+    """Serve until SIGINT, SIGTERM or SIGHUP. A second signal ends the process immediately.
 
-    ready: called with the address, once it listens. Returns `WebServer.stop`. Raises `UserInputError`, as `where`.
+    Args:
+        app: an ASGI application, such as a `Guard`.
+        limits: limits on connections and time.
+        host: address to listen at.
+        port: port to listen at. 0 selects a free port.
+        where: location named in the `UserInputError` that is raised if the address cannot be used.
+        ready: called with the address `http://HOST:PORT` when the server listens.
+        grace_seconds: time for requests in flight to finish after the first signal.
+
+    Returns:
+        Whether all requests in flight finished in time.
     """
 
     async def serve() -> bool:
-        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
 
-        def ask_to_stop() -> None:
+        def request_stop() -> None:
             for number in stop_signals():
                 loop.remove_signal_handler(number)
-            asked.set()
+            stopping.set()
 
         for number in stop_signals():
-            loop.add_signal_handler(number, ask_to_stop)
+            loop.add_signal_handler(number, request_stop)
         server = WebServer(app, limits)
         await server.listen(host, port, where=where)
         ready(server.address)
-        await asked.wait()
+        await stopping.wait()
         return await server.stop(grace_seconds)
 
     return asyncio.run(serve())

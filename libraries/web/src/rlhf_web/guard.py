@@ -1,4 +1,4 @@
-"""The guard before an application: who may ask, under which name, and how much is read at once."""
+"""Checks before an application handles a request: key, host name, and the amount of data read at once."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _logger = logging.getLogger("rlhf.web")
 
 
 class Guard:
-    """The routes of a server, behind the checks that come before any of them (an ASGI application).
+    """An ASGI application of routes that checks each request first.
 
-    Whatever is refused, here or by a route that raises `Refused`, is told in the server's own form.
+    Refusals, by these checks or by a route that raises `Refused`, are returned in the form that `refusal` defines.
     """
 
     def __init__(
@@ -40,15 +40,18 @@ class Guard:
         host: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep it before `routes`.
+        """Create the application.
 
         Args:
-            refusal: the response to a request that is refused.
-            knows: whether a key (`Authorization: Bearer KEY`) may ask, in constant time; None asks for no key.
-            needs_key: whether a path needs one.
-            host: the address it listens at. Requests may name it, an address or this machine, and nothing else: a site
-                whose name was made to point here (DNS rebinding) asks under its own name. None checks no name.
-            headers: of every response.
+            routes: routes to serve.
+            refusal: returns the response to a refused request.
+            knows: whether a key (`Authorization: Bearer KEY`) is valid, checked in constant time. None disables the
+                check.
+            needs_key: whether a path requires a key.
+            host: address that the server listens at. The host name of a request must be this one, a name of this
+                machine or an IP address. This defeats DNS rebinding, in which a website points its own name at this
+                server. None disables the check.
+            headers: added to every response.
         """
         self._routes = Router(routes, redirect_slashes=False)
         self._refusal = refusal
@@ -58,7 +61,7 @@ class Guard:
         self._headers = headers or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Handle a request (ASGI)."""
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
@@ -73,7 +76,7 @@ class Guard:
             response.headers.update(headers or ({"retry-after": "1"} if refused.status == 503 else {}))
             await response(scope, receive, send_with_headers)
 
-        scope["app"] = self  # has Starlette raise for a wrong path or method
+        scope["app"] = self  # makes Starlette raise for a wrong path or method
         try:
             self._check(scope["method"], scope["path"], Headers(scope=scope))
             await self._routes(scope, receive, send_with_headers)
@@ -85,27 +88,32 @@ class Guard:
                 Refused(error.status_code, code, f"{scope['method']} {scope['path']}: {error.detail}"), error.headers
             )
         except ClientDisconnect:
-            _logger.debug("a client left")
+            _logger.debug("a client disconnected")
         except Exception:
             if has_begun:
                 raise
             _logger.exception("a request failed")
-            await refuse(Refused(500, "internal_error", "it could not be answered"))
+            await refuse(Refused(500, "internal_error", "the request could not be answered"))
 
     def _check(self, method: str, path: str, headers: Headers) -> None:
-        """Raises `Refused`."""
-        if self._names is not None and not _is_among(headers.get("host", ""), self._names):
-            raise Refused(421, "misdirected_request", "this host name is not this machine's")
+        """Raise `Refused` for a wrong host name, a missing or wrong key, or a body of GET or HEAD."""
+        if self._names is not None and not _is_own_host(headers.get("host", ""), self._names):
+            raise Refused(421, "misdirected_request", "this host name is not a name of this machine")
         if self._knows is not None and self._needs_key(path) and not self._knows(bearer_key(headers)):
             raise Refused(401, "invalid_api_key", "the key is missing or wrong")
         if method in ("GET", "HEAD") and (headers.get("content-length", "0") != "0" or "transfer-encoding" in headers):
-            raise Refused(413, "request_too_large", f"{path} takes no body")
+            raise Refused(413, "request_too_large", f"{path} does not accept a body")
 
 
 class Bodies:
-    """Reads bodies within limits on each, and on all that are held at once."""
+    """Reads request bodies within limits on each body and on all bodies in memory."""
 
     def __init__(self, limits: ServerLimits) -> None:
+        """Create the reader.
+
+        Args:
+            limits: limits on body sizes, bodies in flight and waiting time.
+        """
         self._limits = limits
         self.num_held = 0
         self._bytes_held = 0
@@ -113,21 +121,27 @@ class Bodies:
 
     @asynccontextmanager
     async def held(self, request: Request) -> AsyncIterator[bytes]:
-        """The JSON body of a request, which counts while it is held. Raises `Refused` before it is read."""
+        """Context of a request's JSON body, which counts against the limits until it exits.
+
+        Raises `Refused` before the body is read.
+        """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-            # This also keeps web pages of a browser here from asking.
+            # This also blocks requests of web pages in a browser on this machine.
             raise Refused(415, "unsupported_media_type", f"send {JSON}")
-        length, most = request.headers.get("content-length", ""), self._limits.max_body_bytes
+        length, limit = request.headers.get("content-length", ""), self._limits.max_body_bytes
         if not (length.isascii() and length.isdigit()) or "transfer-encoding" in request.headers:
-            raise Refused(411, "length_required", "say Content-Length; a body in chunks is not taken")
-        if len(length) > 18 or int(length) > most:
-            raise Refused(413, "request_too_large", f"a body has at most {most} bytes")
+            raise Refused(411, "length_required", "send Content-Length, since chunked bodies are not supported")
+        if len(length) > 18 or int(length) > limit:
+            raise Refused(413, "request_too_large", f"a body has at most {limit} bytes")
         async with self.place(int(length)):
             yield await request.body()
 
     @asynccontextmanager
     async def place(self, num_bytes: int) -> AsyncIterator[None]:
-        """Room for a body; one that is larger than all room waits until it is alone. Raises `Refused`."""
+        """Context that reserves room for a body. A body larger than the limit waits until no other one is in memory.
+
+        Raises `Refused` if there is not enough room within `wait_seconds`.
+        """
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._fits(num_bytes)), self._limits.wait_seconds)
@@ -144,14 +158,22 @@ class Bodies:
                 self._changed.notify_all()
 
     def _fits(self, num_bytes: int) -> bool:
-        most = self._limits.max_in_flight
-        if most is not None and self.num_held >= most:
+        limit = self._limits.max_in_flight
+        if limit is not None and self.num_held >= limit:
             return False
         return not self.num_held or self._bytes_held + num_bytes <= self._limits.max_bytes_in_flight
 
 
 def bearer_key(headers: Headers) -> str:
-    """The key that a request brings; empty without one."""
+    """Return the key of a request, or an empty text if the request lacks one.
+
+    Args:
+        headers: headers of the request.
+
+    Example:
+        >>> bearer_key(Headers({"Authorization": "Bearer secret"}))
+        'secret'
+    """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
@@ -160,12 +182,12 @@ def _own_names() -> set[str]:
     return {socket.gethostname().lower(), socket.getfqdn().lower()}
 
 
-def _is_among(host: str, names: set[str]) -> bool:
-    """Whether it is an address, which nobody can make point elsewhere, or one of the names."""
-    named = _NAME_AND_PORT.fullmatch(host)
-    if named is None:
+def _is_own_host(host: str, names: set[str]) -> bool:
+    """Whether the host is one of the names or an IP address, which DNS cannot point elsewhere."""
+    match = _NAME_AND_PORT.fullmatch(host)
+    if match is None:
         return False
-    name = (named["v6"] or named["name"]).lower()
+    name = (match["v6"] or match["name"]).lower()
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What servers and their clients share before any of them is imported: limits, refusals, keys, addresses, sockets."""
+"""Limits, refusals, keys, addresses and sockets, shared by servers and clients without importing either."""
 
 from __future__ import annotations
 
@@ -18,52 +18,74 @@ from rlhf_core.errors import UserInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """The connections, bytes and time that clients may take."""
+    """Limits on connections, bytes and time of all clients of a server."""
 
     max_connections: int = 256
-    """Open connections; another is told 503 and closed."""
+    """Maximum number of open connections. A further one gets status 503 and is closed."""
     max_body_bytes: int = 8 * 2**20
+    """Maximum size of one request body."""
     max_bytes_in_flight: int = 16 * 2**20
-    """Limit on all bodies together; a larger one waits until it is alone."""
+    """Maximum size of all bodies in memory. A larger body waits until no other one is in memory."""
     max_in_flight: int | None = None
-    """Limit on the bodies that are held at once; None is any number."""
+    """Maximum number of bodies in memory. None is unlimited."""
     wait_seconds: float = 10.0
-    """Longest wait of a body for its place under these two limits; then its client is told 503."""
+    """Maximum wait of a body for these two limits, after which its client gets status 503."""
     idle_seconds: float = 30.0
-    """Longest time from a request's first byte to its last, headers and body together; longest silence before it, and
-    longest time in which a client takes nothing of a response."""
+    """Maximum time from the first to the last byte of a request, headers and body together. Also the maximum silence
+    before a request, and the maximum time in which a client reads nothing of a response."""
 
 
 class ClientOptions(Section):
-    """Options of what asks a server, as `JsonClient` takes them."""
+    """Options of a `JsonClient`."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    max_connections: int = Field(8, ge=1, description="Requests in flight at once; connections are used again.")
+    max_connections: int = Field(8, ge=1, description="Maximum number of concurrent requests. Connections are reused.")
     connect_seconds: float = Field(5.0, gt=0, description="Deadline of a connection attempt.")
     answer_seconds: float = Field(
-        30.0, gt=0, description="Longest silence on a connection before a request counts as lost and is sent again."
+        30.0, gt=0, description="Maximum silence on a connection before a request counts as lost and is sent again."
     )
     patience_seconds: float = Field(
         45.0,
         ge=0,
-        description="How long a request is sent again while the server is busy, away, or loses it. Keep it below the "
-        "reward's timeout_seconds, which bounds the whole call.",
+        description="Total time for retries of a request while the server is busy, unavailable, or loses it. Keep it "
+        "below the reward's timeout_seconds, which bounds the whole call.",
     )
 
 
 class Refused(Exception):
-    """A request that is not answered; the client is told why."""
+    """A request is refused, and the client receives the reason."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
-        """status: of HTTP; code: a word for programs."""
+        """Create the error.
+
+        Args:
+            status: HTTP status of the response.
+            code: machine-readable reason, such as `request_too_large`.
+            message: reason for people.
+        """
         super().__init__(message)
         self.status = status
         self.code = code
 
 
 def environment_key(variable: str, *, where: str, hint: str | None = None) -> str:
-    """The secret in an environment variable. Raises `UserInputError`, as `where`, where there is none."""
+    """Return the secret in an environment variable.
+
+    Args:
+        variable: its name.
+        where: location named in the error, such as the option that names the variable.
+        hint: hint of the error. None suggests exporting the variable.
+
+    Raises:
+        UserInputError: if the variable is unset or empty.
+
+    Example:
+        >>> environment_key("NO_SUCH_KEY", where="judge.key_env")
+        Traceback (most recent call last):
+        rlhf_core.errors.UserInputError: judge.key_env: the environment variable NO_SUCH_KEY is not set
+          -> export NO_SUCH_KEY=…
+    """
     key = os.environ.get(variable)
     if not key:
         raise UserInputError(
@@ -73,15 +95,21 @@ def environment_key(variable: str, *, where: str, hint: str | None = None) -> st
 
 
 def server_key(variable: str | None, *, where: str, example: str) -> str | None:
-    """The key in the variable that `--api-key-env` names; None where one is to be made and shown.
+    """Return the key in the variable that `--api-key-env` names, or None if the server should create and print one.
 
-    example: a variable's name, for the hint. Raises `UserInputError`, as `where`, where there is nobody to show one to.
+    Args:
+        variable: value of `--api-key-env`.
+        where: location named in the error.
+        example: name of a variable, for the hint.
+
+    Raises:
+        UserInputError: if the variable is not set, or if stderr is not a terminal that a new key can be printed to.
     """
     if variable is not None:
         return environment_key(variable, where="--api-key-env")
     if not sys.stderr.isatty():
         raise UserInputError(
-            "there is no terminal to show a key at, and it must not stand in a log",
+            "a key must not be written to a log, and stderr is not a terminal to print it to",
             where=where,
             hint=f"export {example}=… and add --api-key-env {example}",
         )
@@ -89,19 +117,28 @@ def server_key(variable: str | None, *, where: str, example: str) -> str | None:
 
 
 def bound_socket(host: str, port: int, *, where: str) -> socket.socket:
-    """A TCP socket with this address, which does not listen yet. Raises `UserInputError`, as `where`."""
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    """Return a TCP socket that is bound to an address and does not listen yet.
+
+    Args:
+        host: IPv4 or IPv6 address, or a host name.
+        port: port number. 0 selects a free port.
+        where: location named in the error.
+
+    Raises:
+        UserInputError: if the address cannot be used.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
     except OSError as error:
-        made.close()
+        bound.close()
         raise UserInputError(
             f"cannot listen at {host} port {port}: {error.strerror or error}",
             where=where,
-            hint="choose another --port; 0 takes a free one",
+            hint="choose another --port, or 0 for a free one",
         ) from None
-    return made
+    return bound
 
 
 def address_parts(
@@ -111,25 +148,47 @@ def address_parts(
     schemes: Collection[str] = ("http", "https"),
     key_option: str | None = None,
 ) -> SplitResult:
-    """The parts of a server's address, for a field's validator. key_option: what names the variable of a key instead.
+    """Return the parts of a server's address. For validators of option fields.
 
-    Raises `ValueError` if it does not have this form, or holds credentials.
+    Args:
+        url: the address.
+        form: expected form, for the error message.
+        schemes: allowed schemes.
+        key_option: option that names a key's environment variable, suggested if the address contains credentials.
+
+    Raises:
+        ValueError: if the address is invalid or contains credentials.
+
+    Example:
+        >>> address_parts("http://judge:8000/v1").port
+        8000
+        >>> address_parts("http://user:secret@judge/v1", key_option="key_env")
+        Traceback (most recent call last):
+        ValueError: contains credentials, which would be written to files: name a variable in key_env instead
     """
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"no address: {error}") from None
+        raise ValueError(f"not an address: {error}") from None
     if parts.scheme not in schemes or not parts.hostname or port == 0:
         raise ValueError(f"should be {form} or https://…")
     if parts.username is not None or parts.password is not None:
         instead = "" if key_option is None else f": name a variable in {key_option} instead"
-        raise ValueError(f"holds credentials, which would be written down{instead}")
+        raise ValueError(f"contains credentials, which would be written to files{instead}")
     return parts
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether an address is a loopback address, so that all processes that use it are on this machine."""
+    """Whether a host is a loopback address or `localhost`, which only processes of this machine can use.
+
+    Args:
+        host: address or host name. None counts as another machine.
+
+    Example:
+        >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("judge.example")
+        (True, True, False)
+    """
     if host is None or host == "localhost":
         return host is not None
     try:

@@ -1,4 +1,4 @@
-"""Reads JSON written by a model: in linear time, within bounds; errors can be shown to the model."""
+"""Reads JSON written by a model, in linear time and within limits. Error messages can be shown to the model."""
 
 from __future__ import annotations
 
@@ -11,31 +11,51 @@ from typing import Any
 MAX_CHARS = 65_536
 MAX_DEPTH = 32
 MAX_DIGITS = 300
-"""Most digits of one integer, since Python's conversion takes quadratic time."""
+"""Maximum number of digits of an integer, since Python's conversion takes quadratic time."""
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
-"""A string, or an unclosed one to its end: it always matches at a quote, so nothing is read twice."""
+"""A string, or an unclosed one to the end of the text. It matches at every quote, so no character is read twice."""
 _OPENING, _BRACKET = frozenset("[{"), re.compile(r"[\[\]{}]")
 
 
 class UnreadableJson(ValueError):
-    """The text is not acceptable JSON; the message says why."""
+    """The text is not acceptable JSON. The message gives the reason and can be shown to a model."""
 
 
 def read_json(text: str) -> Any:
-    """Parse `text`.
+    """Parse a text that is one JSON value.
 
-    Besides invalid JSON, this refuses values that could surprise the caller: NaN and infinities, duplicate keys,
-    invalid Unicode (lone surrogates), and text that is too long or too deep. Raises `UnreadableJson`.
+    In addition to invalid JSON, it refuses values that could surprise the caller: NaN and infinities, duplicate keys,
+    invalid Unicode (lone surrogates), and text that is too long or too deeply nested. Raises `UnreadableJson`.
+
+    Example:
+        >>> read_json('{"name": "add", "name": "now"}')
+        Traceback (most recent call last):
+        rlhf_web.untrusted_json.UnreadableJson: the key 'name' occurs twice
     """
     value, end = read_first_json(text)
     if text[end:].strip():
-        raise UnreadableJson(f"there is more after the JSON value, at character {end}")
+        raise UnreadableJson(f"there is more text after the JSON value, at character {end}")
     return value
 
 
 def read_first_json(text: str, start: int = 0) -> tuple[Any, int]:
-    """The value at `start` (leading blanks are skipped), and its end. Raises `UnreadableJson`."""
+    """Parse the JSON value at a position, with the checks of `read_json`.
+
+    Args:
+        text: text that contains the value.
+        start: position of the value. Blanks before it are skipped.
+
+    Returns:
+        The value and the position after it.
+
+    Raises:
+        UnreadableJson: if the value is not acceptable.
+
+    Example:
+        >>> read_first_json('verdict: {"score": 7} done', start=9)
+        ({'score': 7}, 21)
+    """
     while start < len(text) and text[start] in " \t\r\n":
         start += 1
     if len(text) - start > MAX_CHARS:
@@ -45,9 +65,9 @@ def read_first_json(text: str, start: int = 0) -> tuple[Any, int]:
         value, end = _DECODER.raw_decode(text, start)
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise UnreadableJson(f"it is no valid JSON: {error.msg} at character {error.pos - start}") from None
+        raise UnreadableJson(f"it is not valid JSON: {error.msg} at character {error.pos - start}") from None
     except UnicodeEncodeError:
-        raise UnreadableJson("it has half of a surrogate pair, which is no text") from None
+        raise UnreadableJson("it has half of a surrogate pair, which is not text") from None
     except RecursionError:  # the caller may be deep in the stack already
         raise UnreadableJson("it is nested too deeply") from None
     return value, end
@@ -62,11 +82,11 @@ def _check_depth(text: str) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise UnreadableJson(f"the key {twice!r:.80} is given twice")
-    return found
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise UnreadableJson(f"the key {duplicate!r:.80} occurs twice")
+    return values
 
 
 def _integer(digits: str) -> int:
@@ -83,7 +103,7 @@ def _float(digits: str) -> float:
 
 
 def _constant(name: str) -> float:
-    raise UnreadableJson(f"{name} is no JSON number")
+    raise UnreadableJson(f"{name} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_integer, parse_float=_float, parse_constant=_constant)

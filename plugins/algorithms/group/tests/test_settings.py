@@ -27,7 +27,7 @@ ALONE = {"train": {"samples_per_prompt": 1}}
         ({"name": "reinforce++", "advantage": "gdpo"}, ALONE, r"is 1, but reinforce\+\+ compares .*\(gdpo\)"),
         ({"name": "ppo", "advantage": "pass-at-k"}, ALONE, r"is 1, but ppo compares .*\(pass_at_k\)"),
         ({"name": "reinforce++", "dynamic_sampling": True}, ALONE, r"dynamic_sampling: rejects every group"),
-        ({"name": "grpo"}, {"optimizer": {"critic_lr": 1e-4}}, r"optimizer\.critic_lr: grpo has no critic"),
+        ({"name": "grpo"}, {"optimizer": {"critic_lr": 1e-4}}, r"optimizer\.critic_lr: grpo does not train a critic"),
         ({"name": "grpo", "overlong_buffer_tokens": 9}, {}, r"overlong_buffer_tokens: is 9, more than"),
         ({"name": "grpo", "clip_eps": 1.5}, {}, r"clip_eps: should be less than 1"),
         ({"name": "grpo", "importance_token_range": [2, 1]}, {}, r"needs low < high, got \[2\.0, 1\.0\]"),
@@ -41,12 +41,12 @@ ALONE = {"train": {"samples_per_prompt": 1}}
         (
             {"name": "grpo", "clip_eps": 0.1, "policy_loss": {"name": "clip", "clip_eps": 0.2}},
             {},
-            r"algorithm\.clip_eps: is given in policy_loss, too",
+            r"algorithm\.clip_eps: is set in policy_loss, too",
         ),
         (
             {"name": "grpo", "advantage": "leave-one-out", "divide_by_std": False},
             {},
-            r'divide_by_std: advantage estimator "leave-one-out" .* has no such option',
+            r'divide_by_std: advantage estimator "leave-one-out" .* does not have this option',
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_an_unknown_loss_is_an_error_with_a_guess() -> None:
         ({"name": "grpo", "advantage": "ranks"}, r'algorithm\.advantage: no advantage estimator "ranks" is installed'),
         ({"name": "rloo", "advantage": "leave-one-aut"}, r'did you mean "leave-one-out"'),
         ({"name": "reinforce++", "advantage": {"name": "reward-to-go", "gama": 1}}, r'did you mean "gamma"'),
-        ({"name": "reinforce++", "baseline": "group", "gamma": 0.9}, r"algorithm\.gamma: .*has no such option"),
+        ({"name": "reinforce++", "baseline": "group", "gamma": 0.9}, r"algorithm\.gamma: .*does not have this option"),
         ({"name": "grpo", "policy_loss": {"name": "cispo"}, "clip_eps": 2.0}, r"algorithm\.clip_eps: should be less"),
     ],
 )

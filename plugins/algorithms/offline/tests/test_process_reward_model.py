@@ -110,5 +110,5 @@ def test_it_is_learnt_and_read_by_the_reward(tmp_path: Path, lora: Any) -> None:
 
 
 def test_it_gives_scores_and_has_no_rewards() -> None:
-    with pytest.raises(ConfigError, match="process-reward-model trains a model that gives scores"):
+    with pytest.raises(ConfigError, match="process-reward-model trains a model that returns scores"):
         train(tiny_run({"algorithm": {"name": "process-reward-model"}}), dry_run=True)

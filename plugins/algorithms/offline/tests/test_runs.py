@@ -109,7 +109,7 @@ def test_preference_data_without_rejected_is_found_before_anything_runs(run_file
 
 
 def test_a_reward_model_writes_no_answers_to_reward(run_file: Any) -> None:
-    with pytest.raises(ConfigError, match="rewards: reward-model trains a model that gives scores"):
+    with pytest.raises(ConfigError, match="rewards: reward-model trains a model that returns scores"):
         train(run_file({"name": "reward-model"}, rewards=[{"name": "exact-match"}]), dry_run=True)
 
 

@@ -141,5 +141,5 @@ def test_what_a_function_returns_is_checked(make_items: Callable[..., list[Buffe
 
     ppo = PPO(PPOConfig(kl_coef=0.0))
     ppo.estimator = flat
-    with pytest.raises(TypeError, match=r"the advantage estimator gave \(2,\)"):
+    with pytest.raises(TypeError, match=r"the advantage estimator returned \(2,\)"):
         ppo.advantages(episode(make_items))

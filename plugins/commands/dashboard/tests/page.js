@@ -35,7 +35,7 @@ globalThis.addEventListener = () => {};
 globalThis.setInterval = () => {};
 globalThis.fetch = async (path) => {
   const answer = path === "/api/runs" ? { runs: given.rows }
-    : path.includes("?mark=") ? { lines: [], anew: false, more: false, mark: "" } : { actors: {}, events: [] };
+    : path.includes("?mark=") ? { lines: [], from_start: false, more: false, mark: "" } : { actors: {}, events: [] };
   return { ok: true, status: 200, json: async () => answer };
 };
 const settled = () => new Promise((resolve) => setImmediate(resolve));
@@ -65,7 +65,7 @@ const actions = {
   for (const [action, argument] of [["wait"], ...given.do]) {
     if (action !== "wait") actions[action](argument);
     for (let turn = 0; turn < 50; turn++) await settled();
-    if (document.body.dataset.state !== "ready") throw new Error(ids.said.textContent);
+    if (document.body.dataset.state !== "ready") throw new Error(ids.status.textContent);
     seen.push(table());
   }
   process.stdout.write(JSON.stringify(seen));

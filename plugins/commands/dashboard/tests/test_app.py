@@ -36,10 +36,10 @@ def test_a_run_in_the_folder_of_another_names_its_parent(client, runs, first):
 
 def test_curves_and_samples_grow(client, runs, first):
     seen = client.get(f"/api/runs/{first}/metrics").json()
-    assert [line["step"] for line in seen["lines"]] == [1, 2] and seen["anew"]
+    assert [line["step"] for line in seen["lines"]] == [1, 2] and seen["from_start"]
     add_episode(runs / "first", 2, completion="later")
     gained = client.get(f"/api/runs/{first}/metrics", params={"mark": seen["mark"]}).json()
-    assert [line["step"] for line in gained["lines"]] == [3] and not gained["anew"]
+    assert [line["step"] for line in gained["lines"]] == [3] and not gained["from_start"]
     nothing = client.get(f"/api/runs/{first}/metrics", params={"mark": gained["mark"]}).json()
     assert nothing["lines"] == [] and nothing["mark"] == gained["mark"]
     assert client.get(f"/api/runs/{first}/samples").json()["lines"][-1]["completion"] == "later"
@@ -51,7 +51,7 @@ def test_a_run_that_was_cut_by_a_resume_is_read_anew(client, runs, first):
     for episode in range(5, 9):
         add_episode(runs / "first", episode)
     again = client.get(f"/api/runs/{first}/metrics", params={"mark": mark}).json()
-    assert again["anew"] and [line["step"] for line in again["lines"]] == [6, 7, 8, 9]
+    assert again["from_start"] and [line["step"] for line in again["lines"]] == [6, 7, 8, 9]
 
 
 def test_a_torn_line_comes_when_it_is_whole(client, runs, first):
@@ -88,7 +88,7 @@ def test_what_ended_a_run_is_told_without_its_traceback(tmp_path):
         "2026-11-23 05:53:08,835 DEBUG rlhf: a word\n"
     )
     said = 'the run failed: rlhf_core.errors.RewardError: reward "x": gone -> mend the reward'
-    assert log_events(tmp_path / "run.log") == [{"kind": "error", "time": "2026-11-23 05:53:07", "said": said}]
+    assert log_events(tmp_path / "run.log") == [{"kind": "error", "time": "2026-11-23 05:53:07", "text": said}]
 
 
 def test_actors_of_a_detached_run_are_told(client, runs, first):
@@ -216,13 +216,13 @@ def test_half_of_a_surrogate_pair_takes_nothing_away(client, runs, first):
 
 
 def test_a_line_longer_than_a_look_is_passed(tmp_path):
-    from rlhf_dashboard.tail import gained
+    from rlhf_dashboard.tail import read_new_lines
 
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"text": "x" * 5000}) + "\n" + json.dumps({"n": 1}) + "\n")
     lines, mark = [], None
     for _ in range(10):
-        found = gained(path, mark, dict, max_bytes=1000)
+        found = read_new_lines(path, mark, dict, max_bytes=1000)
         lines, mark = [*lines, *found.lines], found.mark
     assert lines == [{"n": 1}]
 

@@ -40,7 +40,7 @@ def test_it_serves_until_it_is_stopped(runs):
 def test_a_key_is_not_written_to_a_log(runs, monkeypatch):
     from rlhf_dashboard.command import dashboard
 
-    with pytest.raises(UserInputError, match="no terminal") as refused:
+    with pytest.raises(UserInputError, match="not a terminal") as refused:
         dashboard.main([str(runs)], standalone_mode=False)
     assert "--api-key-env" in refused.value.hint
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)

@@ -95,7 +95,7 @@ class Stop:
 
 
 def test_a_stopped_run_has_its_model(tmp_path):
-    with pytest.raises(InterruptedRun, match=r"stopped after episode 2 of 3; a checkpoint is written, and the model"):
+    with pytest.raises(InterruptedRun, match=r"stopped after episode 2 of 3. A checkpoint and the model are written"):
         start({**BASE, "optimizer": {"lr": 1e-2}}, tmp_path / "run", hooks=[Stop()])
     assert summary(tmp_path / "run")["status"] == "interrupted"
     assert summary(tmp_path / "run")["model"] == "model"
@@ -132,12 +132,12 @@ def test_a_wanted_stop_is_no_error(monkeypatch, capsys):
 def test_what_cannot_be_exported_is_refused(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert export(tmp_path / "empty", "--to", tmp_path / "new") == 2
-    assert "there is no whole checkpoint" in capsys.readouterr().err
+    assert "contains no complete checkpoint" in capsys.readouterr().err
     start({**BASE, "train": {**TRAIN, "episodes": 1}}, tmp_path / "run")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert export(tmp_path / "run", "--to", tmp_path / "full") == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     damaged = tmp_path / "run" / "checkpoints" / "step-2"
     shutil.copytree(damaged, tmp_path / "run" / "checkpoints" / "step-1")
     (damaged / "policy" / "model.safetensors").write_bytes(b"damaged")

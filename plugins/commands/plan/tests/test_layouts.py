@@ -131,14 +131,14 @@ def test_what_to_type(folder, tmp_path, capsys):
         return " ".join((said.err if code else said.out).split())
 
     local = ("--transport", "local", "--set", "transport={name: local}")
-    assert "the smallest layout for 14.00 GB a process: 4 training processes" in says("--memory", "14GB")
+    assert "the smallest layout for 14.00 GB per process: 4 training processes" in says("--memory", "14GB")
     assert "--set transport.num_trainers=" in says("--memory", "14GB")
     said = says("--memory", "60GB", *local)
-    assert "the smallest layout for 60.00 GB a process: 1 training process, at most" in said
+    assert "the smallest layout for 60.00 GB per process: 1 training process, at most" in said
     assert "--num-processes 1" in said
-    assert "policy copy of the engine makers of their own" in says("--memory", "9GB", *local)
+    assert "policy copy of the engine separate makers" in says("--memory", "9GB", *local)
     assert "--strategy fsdp" in says("--memory", "30GB", "--strategy", "single", *local)
-    assert "'plenty' is no size above 0" in says("--memory", "plenty", code=2)
+    assert "'plenty' is not a size above 0" in says("--memory", "plenty", code=2)
     assert json.loads(says("--memory", "40GB", "--json"))["layout"]["memory_bytes"] == 40_000_000_000
 
 
@@ -150,7 +150,7 @@ def test_a_plan_for_a_gpu_on_a_machine_without_one(folder, tmp_path, capsys):
     gpu = ("--set", "model.device=cuda", "--set", "engine.max_new_tokens=1000", "--memory", "40GB")
     with pytest.raises(SystemExit):
         main(["plan", str(path), "--set", "model.device=auto"])
-    assert "on cpu (of GPUs: --set model.device=cuda)" in capsys.readouterr().out
+    assert "on cpu (for GPUs: --set model.device=cuda)" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         main(["plan", str(path), *gpu, "--json"])
     assert ended.value.code == 0

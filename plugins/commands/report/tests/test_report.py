@@ -121,7 +121,7 @@ def test_a_legend_of_many_long_names_stays_inside_the_picture():
     axes = canvas.add_subplot()
     for number in range(8):
         axes.plot([0, 1], [number, 1], label=f"grpo-sums-seed-{number}-with-a-long-name")
-    _add_legend(axes, 8, most_width=canvas.bbox.width)
+    _add_legend(axes, 8, max_width=canvas.bbox.width)
     legend = axes.get_legend()
     assert legend is not None and legend.get_window_extent().width <= canvas.bbox.width
 
@@ -174,7 +174,7 @@ def test_short_and_torn_runs_have_a_page(tmp_path: Path, lines: str):
 
 
 def test_wrong_folders_and_files_are_named(tmp_path: Path):
-    with pytest.raises(UserInputError, match="holds no run"):
+    with pytest.raises(UserInputError, match="does not contain a run"):
         build_report([tmp_path])
     with pytest.raises(UserInputError, match="no run folder"):
         build_report([])

@@ -45,7 +45,7 @@ def test_the_groups_are_shown_with_their_rewards(folder, capsys):
 def test_a_run_without_samples_says_why(folder, capsys):
     (folder / "samples.jsonl").unlink()
     assert run(["samples", str(folder)]) == 2
-    assert "there are no samples\n  -> a run that learns from a dataset samples none" in capsys.readouterr().err
+    assert "has not written samples\n  -> runs that train on a dataset do not sample" in capsys.readouterr().err
 
 
 def test_a_run_in_its_first_seconds_has_no_samples_yet(folder, capsys):
@@ -54,7 +54,7 @@ def test_a_run_in_its_first_seconds_has_no_samples_yet(folder, capsys):
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert run(["samples", str(folder)]) == 2
     said = capsys.readouterr().err
-    assert "the run is in progress and has no samples yet\n  -> try again when an episode is done; " in said
+    assert "the run is in progress and has not written samples yet\n  -> try again after an episode (" in said
 
 
 def test_control_characters_of_an_answer_do_not_reach_the_terminal(folder, capsys):
@@ -105,6 +105,6 @@ def test_one_episode_as_json(folder, capsys):
 
 def test_no_samples_is_the_users_mistake(folder, tmp_path, capsys):
     assert run(["samples", str(folder), "--episode", "9"]) == 2
-    assert "there is no such sample" in capsys.readouterr().err
+    assert "none of the samples match" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert run(["samples", str(tmp_path / "empty")]) == 2

@@ -121,7 +121,7 @@ def test_what_an_agent_raises_by_itself_fails_the_episode():
     [
         ({"messages": []}, "messages: .* at least 1"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "wizard"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content: has to be"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content: must be"),
         ({"messages": [USER], "n": 2}, "n is not supported"),
         ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": [USER], "max_tokens": 0}, "max_tokens"),

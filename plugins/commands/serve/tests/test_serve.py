@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_says_how_a_checkpoint_becomes_a_model(run_folder, tm
         (going_on / "summary.json").write_text(json.dumps({**summary, "status": "running"}))
     else:
         shutil.rmtree(going_on / "model")
-    with pytest.raises(UserInputError, match="no model yet") as told:
+    with pytest.raises(UserInputError, match="not written a model yet") as told:
         model_of(str(going_on))
     assert f"rlhf export {going_on} --to DIR" in str(told.value)
 

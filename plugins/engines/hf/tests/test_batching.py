@@ -6,13 +6,13 @@ import pytest
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import GenerationRequest, SamplingParams
-from rlhf_hf.flight import Flight
+from rlhf_hf.running_batch import RunningBatch
 from rlhf_hf.slot_model import SlotModel
 from rlhf_hf.slots import SlotBatch, plan_prefill
 from rlhf_testing.models import tiny_tokenizer
 
 
-def start(made, asked, sampling) -> Flight:
+def start(made, asked, sampling) -> RunningBatch:
     """The rows of a generate call, to look inside."""
     flight = made.begin(asked, sampling)
     assert isinstance(flight.begin(), SlotBatch)
@@ -21,7 +21,7 @@ def start(made, asked, sampling) -> Flight:
 
 def drain(flight) -> list:
     rows = []
-    while flight.busy:
+    while flight.is_busy:
         rows.extend(flight.step())
     return rows
 
@@ -132,7 +132,7 @@ def test_slots_and_cache_are_bounded(endless_engine, requests):
     # The longest sequence may have 111 tokens, seven blocks of 16: five slots fit.
     assert batch._model.num_slots == 5
     most = 0
-    while flight.busy:
+    while flight.is_busy:
         flight.step()
         keys = batch._model.cache.layers[0].keys
         most = max(most, keys.shape[0] * keys.shape[2])

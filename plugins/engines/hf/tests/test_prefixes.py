@@ -90,7 +90,7 @@ def test_memory_is_bounded_and_the_oldest_goes_first(model, engine, requests, co
     assert store.longest((2, 5, 6, 7, 8)) is not None
     store.put((4, 5, 6, 7), ())  # 3 was used longest ago
     assert store.longest((3, 5, 6, 7, 8)) is None and store.longest((2, 5, 6, 7, 8)) is not None
-    assert not store.may_hold(11)
+    assert not store.can_hold(11)
 
 
 def test_the_longest_that_leaves_a_token_is_used():

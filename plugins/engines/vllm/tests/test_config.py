@@ -128,5 +128,5 @@ def test_a_model_vllm_cannot_run_is_an_error_at_the_start(module, engine, fake_v
 
 
 def test_sleep_that_the_build_cannot_is_an_error(module, engine, fake_vllm):
-    with pytest.raises(ConfigError, match="cannot give its memory back"):
+    with pytest.raises(ConfigError, match="cannot release its memory"):
         engine(module, sleep="on")

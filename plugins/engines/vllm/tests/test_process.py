@@ -59,7 +59,7 @@ def test_a_turns_seed_is_hashed_from_run_sample_branch_and_offset(module, engine
     places = itertools.product((7, 8), (0, 1), (0, 3))
     asked = [GenerationRequest(sample_id=s, prompt_ids=(5,), branch=b, offset=o) for s, b, o in places]
     jobs = []
-    monkeypatch.setattr(made, "_of_one_version", lambda given: iter(jobs.extend(given) or ()))
+    monkeypatch.setattr(made, "_single_version_completions", lambda given: iter(jobs.extend(given) or ()))
     for run_seed in (11, 12, 11):
         made._seed = run_seed
         assert not list(made.generate(asked, THREE))
@@ -151,7 +151,7 @@ def test_weights_that_vllm_does_not_take_close_the_engine(module, engine, monkey
 
 def test_weights_that_nothing_arrived_for_are_named(module, engine, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "lacking")
-    with pytest.raises(SyncError, match=r"no weights for lm_head\.bias"):
+    with pytest.raises(SyncError, match=r"did not get weights for lm_head\.bias"):
         engine(module).weights_updated(1)
 
 

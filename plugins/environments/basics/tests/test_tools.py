@@ -40,7 +40,7 @@ def test_functions_of_a_file_are_found_from_the_runs_folder(tmp_path):
 
 def test_a_function_that_is_not_there_is_told(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
-    with pytest.raises(PluginError, match=r'mine.py has no function "ad"; did you mean "add"'):
+    with pytest.raises(PluginError, match=r'mine.py does not define a function "ad"; did you mean "add"'):
         tools(tmp_path, functions=["mine.py:ad"])
     with pytest.raises(PluginError, match="no such file"):
         tools(tmp_path, functions=["other.py:add"])
@@ -52,8 +52,8 @@ def test_a_function_that_is_not_there_is_told(tmp_path):
         ({}, "functions"),
         ({"functions": []}, "functions"),
         ({"functions": ["calculator"]}, "neither FILE.py:FUNCTION nor python"),
-        ({"functions": ["a.py:add", "b.py:add"]}, "two tools are called 'add'"),
-        ({"functions": ["python"]}, "say allow_execution: true"),
+        ({"functions": ["a.py:add", "b.py:add"]}, "two tools are named 'add'"),
+        ({"functions": ["python"]}, "set allow_execution: true"),
         ({"functions": ["a.py:add"], "python_sandbox": "none"}, "python_sandbox"),
     ],
 )

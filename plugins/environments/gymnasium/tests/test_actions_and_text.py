@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_core.errors import ConfigError
 from rlhf_gymnasium.actions import named, numbered
-from rlhf_gymnasium.text import plain, template, without_colours
+from rlhf_gymnasium.text import plain, strip_colors, template
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_arrays_are_lists_and_text_is_text():
 
 def test_colours_become_brackets():
     taxi = "|\x1b[34;1mR\x1b[0m: |\x1b[43m \x1b[0m:\x1b[32mG\x1b[0m|\x1b[0m"
-    assert without_colours(taxi) == "|[R]: |[ ]:[G]|"
+    assert strip_colors(taxi) == "|[R]: |[ ]:[G]|"

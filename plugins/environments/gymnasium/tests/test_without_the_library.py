@@ -84,7 +84,7 @@ def test_functions_of_files(tmp_path):
     ("options", "said"),
     [
         ({"env_id": "Lime-v0"}, "Lime-v0` doesn't exist"),
-        ({"kwargs": {"gaol": 1}}, "gymnasium.make fails: TypeError.*gaol"),
+        ({"kwargs": {"gaol": 1}}, "gymnasium.make failed: TypeError.*gaol"),
         ({"kwargs": {"box": True}}, r"actions of Box\(2,\), which are not numbered"),
         ({"actions": ["a", "b", "c"]}, "has 3 names, but the environment has 2 actions"),
     ],
@@ -136,7 +136,7 @@ def test_an_environment_is_closed_once_its_step_no_longer_hangs(fake_library, tm
     release = threading.Event()
     monkeypatch.setattr(fake_library, "step", lambda self, action: release.wait())
     closed = fake_library.closed
-    with pytest.raises(EpisodeError, match=r"step gave no answer within 0.2 s"):
+    with pytest.raises(EpisodeError, match=r"step did not return within 0.2 s"):
         play(tmp_path, "1", timeout_seconds=0.2)
     assert fake_library.closed == closed
     release.set()
@@ -163,8 +163,8 @@ def test_it_trains(tmp_path):
         ({}, "env_id"),
         ({"env_id": ""}, "env_id"),
         ({"env_id": "a", "read_action": "act"}, "is not FILE.py:FUNCTION"),
-        ({"env_id": "a", "read_action": "a.py:act", "actions": ["x"]}, "take out `actions`"),
-        ({"env_id": "a", "actions": ["left", "Left"]}, "two are called 'left'"),
+        ({"env_id": "a", "read_action": "a.py:act", "actions": ["x"]}, "does not use `actions`"),
+        ({"env_id": "a", "actions": ["left", "Left"]}, "two are named 'left'"),
         ({"env_id": "a", "actions": [" "]}, "a name is empty"),
         ({"env_id": "a", "invalid_action": "retry"}, "invalid_action"),
     ],

@@ -107,12 +107,12 @@ SCHEMAS = {
 def test_arguments_are_checked_against_the_schema(name):
     from mcp.types import Tool
 
-    from rlhf_mcp.tools import takes
+    from rlhf_mcp.tools import fits_schema
 
     schema, fits = SCHEMAS[name]
     tool = Tool(name="go", input_schema={"type": "object", **schema})
     slow = {"text": "x" * 60 + "!", "x" * 60 + "!": 1} if "pattern" in name else {"a": 1}
-    assert takes(tool, slow) is fits
+    assert fits_schema(tool, slow) is fits
 
 
 def test_the_policy_gets_the_tools_it_is_to_have_and_the_task(tmp_path):
@@ -153,20 +153,20 @@ def test_descriptions_hold_no_control_characters(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("exit", "failed while starting: it has ended; its last words: no licence"),
+        ("exit", r"failed while starting: it has ended \(end of its standard error: no licence\)"),
         ("flood", "failed while starting: it wrote more than 67108864 bytes"),
         ("line", "failed while starting: it wrote a line of more than 8388608 bytes"),
-        ("broken", "failed while calling its tool go: it wrote a line that is no message: {"),
-        ("words", "failed while calling its tool go: it has ended; its last words: e"),
-        ("crash", "failed while calling its tool go: it has ended; its last words: out of paper \\\\x1b"),
+        ("broken", "failed while calling its tool go: it wrote an invalid message: {"),
+        ("words", r"failed while calling its tool go: it has ended \(end of its standard error: e"),
+        ("crash", r"failed while calling its tool go: it has ended \(end of its standard error: out of paper \\x1b"),
         ("wrong", "failed while calling its tool go: 1 validation error for CallToolResult"),
         ("many", "lists more than 128 tools"),
-        ("pages", "lists more than 128 tools, or never ends"),
+        ("pages", "lists more than 128 tools, or its list never ends"),
         ("wide", "describes its tools in more than 100000 characters"),
-        ("twins", "lists two tools of one name"),
-        ("blank", "has a tool of the name 'go on'"),
-        ("escape", r"has a tool of the name 'go\\x1b"),
-        ("none", "offers the policy no tool"),
+        ("twins", "lists two tools of the same name"),
+        ("blank", "lists a tool with the invalid name 'go on'"),
+        ("escape", r"lists a tool with the invalid name 'go\\x1b"),
+        ("none", "does not offer any tool to the policy"),
     ],
 )
 def test_a_server_that_is_none(tmp_path, mode, said):
@@ -178,7 +178,7 @@ def test_a_server_that_is_none(tmp_path, mode, said):
 @pytest.mark.parametrize(("mode", "doing"), [("hang", "starting"), ("silent", "calling its tool go")])
 def test_a_server_that_gives_no_answer(tmp_path, caplog, mode, doing):
     caplog.set_level(logging.WARNING)
-    with pytest.raises(EpisodeError, match="gave no answer within 2 s"):
+    with pytest.raises(EpisodeError, match="did not return within 2 s"):
         play(tmp_path, [*SCRIPTED, mode], GO, timeout_seconds=2.0)
     wait_until(lambda: f"the MCP server was ended while {doing}" in caplog.text, "the log says so")
 
@@ -206,8 +206,8 @@ def runs(pid):
         (["./not-there"], {}, "not-there does not start: No such file"),
         (["./readme"], {}, "readme does not start: Permission denied"),
         (["no-such-program-anywhere"], {}, "no-such-program-anywhere does not start"),
-        (CALCULATOR, {"tools": ["ad"]}, 'the server has no tool "ad"'),
-        (CALCULATOR, {"reward_tool": "grade"}, 'the server has no tool "grade"'),
+        (CALCULATOR, {"tools": ["ad"]}, 'the server does not have a tool "ad"'),
+        (CALCULATOR, {"reward_tool": "grade"}, 'the server does not have a tool "grade"'),
     ],
 )
 def test_what_no_episode_mends_ends_the_run(tmp_path, command, options, said):
@@ -281,7 +281,7 @@ def test_it_trains(tmp_path, chat_model):
 @pytest.mark.parametrize(
     ("tool", "said"),
     [
-        ("begin", "the tool begin failed: its answer is no number: 'Reach 3.'"),
+        ("begin", "the tool begin failed: its result is not a number: 'Reach 3.'"),
         ("divide", "tool divide failed: E"),
     ],
 )

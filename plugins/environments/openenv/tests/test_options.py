@@ -17,9 +17,9 @@ from rlhf_openenv.text import NoAction, action_of, text_of
         ({}, "base_url"),
         ({"base_url": "localhost:8000"}, "should be http"),
         ({"base_url": "file:///etc/passwd"}, "should be http"),
-        ({"base_url": "http://user:word@there"}, "holds credentials"),
-        ({"base_url": "http://there/?a=b"}, "no \\?"),
-        ({"base_url": "http://there:port"}, "no address"),
+        ({"base_url": "http://user:word@there"}, "contains credentials"),
+        ({"base_url": "http://there/?a=b"}, "not contain \\?"),
+        ({"base_url": "http://there:port"}, "not an address"),
         ({"base_url": "http://a", "reset": {"seed": 3}}, "the seed is the task's"),
         ({"base_url": "http://a", "action_field": ""}, "action_field"),
     ],
@@ -45,7 +45,7 @@ def test_an_action_as_json(reply, action):
     ("reply", "said"),
     [
         ("three", "no JSON object"),
-        ('{"number": ', "no valid JSON"),
+        ('{"number": ', "not valid JSON"),
         ('{"number": NaN}', "NaN"),
         ('{"a": ' * 50, "nested"),
         ('{"word": "\\ud800"}', "surrogate"),
@@ -69,9 +69,9 @@ def test_an_observation_as_text():
 @pytest.mark.parametrize(
     ("observation", "field", "said"),
     [
-        ("warm", None, "an observation that is a str"),
-        ({"hint": "warm"}, "text", 'without "text"; it has: hint'),
-        ({"hint": "\ud800"}, "hint", "half of a surrogate pair"),
+        ("warm", None, "an observation of the type str, not dict"),
+        ({"hint": "warm"}, "text", 'without "text" .its fields: hint'),
+        ({"hint": "\ud800"}, "hint", "a lone surrogate"),
         ({"hint": "x" * 1_000_001}, "hint", "1000001 characters"),
     ],
 )

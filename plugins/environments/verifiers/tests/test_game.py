@@ -82,12 +82,12 @@ def test_a_rollout_that_fails(caplog):
 
 
 def test_time_that_verifiers_bounds():
-    with pytest.raises(EpisodeError, match="RolloutFailed: verifiers says scoring_timeout"):
+    with pytest.raises(EpisodeError, match="RolloutFailed: verifiers reported scoring_timeout"):
         play("1", num_tasks=1, max_turns=1, args={"task": {"seconds": 1000}}, agent={"timeout": {"scoring": 0.2}})
 
 
 def test_a_harness_that_hangs():
-    with pytest.raises(EpisodeError, match=r"gave no answer within 0.5 s"):
+    with pytest.raises(EpisodeError, match=r"did not return within 0.5 s"):
         play("1", timeout_seconds=0.5, agent={"harness": {"seconds": 1000}})
 
 
@@ -110,18 +110,18 @@ def test_the_key_is_in_no_log(caplog, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said", "where"),
     [
-        ({"env": "no-such-game"}, "no-such-game is no environment of verifiers here: ModuleNotFound", "env"),
-        ({"env": "json"}, "json is no environment of verifiers here: TypeError: ", "env"),
+        ({"env": "no-such-game"}, "cannot load the environment no-such-game: ModuleNotFound", "env"),
+        ({"env": "json"}, "cannot load the environment json: TypeError: ", "env"),
         ({"env": "two-agents"}, r"two-agents has 2 agents \(asker, solver\)", "env"),
-        ({"args": {"lowest": 1}}, "does not take these options: lowest: ", "args"),
+        ({"args": {"lowest": 1}}, "does not accept these options: lowest: ", "args"),
         ({"agent": {"harness": {"id": "no-such"}}}, "harness 'no-such' not found", "agent"),
         ({"agent": {"harness": "bash"}}, "agent", "agent"),
-        ({"agent": {"harness": {"id": "bash"}}}, "the harness bash runs what the model writes", "agent.runtime"),
+        ({"agent": {"harness": {"id": "bash"}}}, "the harness bash runs code written by the model", "agent.runtime"),
         ({"agent": {"runtime": {"type": "moon"}}}, "agent.runtime: ", "agent"),
-        ({"args": {"endless": True}}, "have no end", "num_tasks"),
-        ({"args": {"highest": -1}}, "has no task", "args"),
+        ({"args": {"endless": True}}, "is infinite", "num_tasks"),
+        ({"args": {"highest": -1}}, "has zero tasks", "args"),
         ({"args": {"highest": "x"}}, "highest: ", "args"),
-        ({"records": [{"prompt": [{"role": "user", "content": "Go."}]}]}, "brings its own prompts", None),
+        ({"records": [{"prompt": [{"role": "user", "content": "Go."}]}]}, "provides its own prompts", None),
     ],
 )
 def test_what_no_episode_mends_ends_the_run(options, said, where):

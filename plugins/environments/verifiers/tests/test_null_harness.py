@@ -34,5 +34,5 @@ def test_tools_of_a_taskset(monkeypatch):
 def test_nothing_is_fetched_where_there_is_no_uv(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="by uv, which PATH does not find"):
+    with pytest.raises(ConfigError, match="needs uv, which is not in PATH"):
         play(env="sums", num_tasks=1)

@@ -19,15 +19,15 @@ FUNCTION = {"task": {"rewards": {"short": {"fn": "./mine.py:short"}}}}
     [
         ({}, "env"),
         ({"env": ""}, "env"),
-        ({"env": "a", "args": {"id": "b"}}, "the id is what `env` says"),
-        ({"env": "a", "agent": {"client": {"base_url": "http://there"}}}, "client: it asks the policy"),
+        ({"env": "a", "args": {"id": "b"}}, "the id is set by `env`"),
+        ({"env": "a", "agent": {"client": {"base_url": "http://there"}}}, "client: it calls the policy"),
         ({"env": "a", "agent": {"model": "theirs"}}, "model: the policy is its model"),
         ({"env": "a", "agent": {"sampling": {}}}, "the section `engine`"),
         ({"env": "a", "agent": {"max_turns": 3}}, "environment.max_turns"),
         ({"env": "a", "agent": {"retries": {"max_retries": 3}}}, "environment.retries"),
-        ({"env": "a", "agent": {"harness": {"env": {"LD_PRELOAD": "theirs.so"}}}}, "harness.env: set such"),
+        ({"env": "a", "agent": {"harness": {"env": {"LD_PRELOAD": "theirs.so"}}}}, "harness.env: set variables"),
         ({"env": "a", "num_tasks": 0}, "num_tasks"),
-        ({"env": "a", "args": {"task": {"stops": [{"fn": "mine.py:été"}]}}}, "names no function"),
+        ({"env": "a", "args": {"task": {"stops": [{"fn": "mine.py:été"}]}}}, "is not a function"),
     ],
 )
 def test_options_that_are_refused(options, said):

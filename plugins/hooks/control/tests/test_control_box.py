@@ -24,14 +24,14 @@ def test_commands(words, command):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], '"" is no command'),
+        ([], '"" is not a command'),
         (["paus"], "did you mean"),
-        (["pause", "now"], "takes no argument"),
-        (["set"], "takes one key=value"),
-        (["set", "learning_rate=1"], "cannot be changed while a run goes on"),
-        (["set", "lr=fast"], "is no number"),
-        (["set", "lr=-1"], "is no number of 0 or more"),
-        (["set", "lr=nan"], "is no number of 0 or more"),
+        (["pause", "now"], "does not accept arguments"),
+        (["set"], "needs one key=value"),
+        (["set", "learning_rate=1"], "cannot be changed during a run"),
+        (["set", "lr=fast"], "is not a number"),
+        (["set", "lr=-1"], "is not a number of at least 0"),
+        (["set", "lr=nan"], "is not a number of at least 0"),
     ],
 )
 def test_wrong_commands_are_the_users_mistake(words, message):
@@ -72,7 +72,7 @@ def test_a_run_that_ended_or_is_late_is_said(box):
     command_id = box.send(Command("pause"))
     with pytest.raises(DeadlineError, match="the end of an update"):
         box.wait(command_id, seconds=0, is_running=lambda: True)
-    with pytest.raises(RlhfError, match="the run ended before it took the command"):
+    with pytest.raises(RlhfError, match="the run ended before it received the command"):
         box.wait(command_id, seconds=30, is_running=lambda: False)
     assert box.take() == []
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_no_command_is_answered_and_removed(box):
     (box._folder / "8.json").write_text("{")
     assert [each.kind for each in box.take()] == ["pause"]
     for number in ("7", "8"):
-        with pytest.raises(UserInputError, match="this is no command"):
+        with pytest.raises(UserInputError, match="this is not a command"):
             box.wait(number, seconds=1, is_running=lambda: True)
 
 

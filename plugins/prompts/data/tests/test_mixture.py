@@ -120,12 +120,12 @@ def test_the_file_of_a_source_is_found_from_another_folder(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ([{"name": "sort-digits"}, {"name": "sort-digits"}], 'prompts.sources: two sources are called "sort-digits"'),
+        ([{"name": "sort-digits"}, {"name": "sort-digits"}], 'prompts.sources: two sources are named "sort-digits"'),
         ([{"name": "sort-digits"}, {"name": "jsonl"}], "prompts.sources.1.path: is required"),
         ([{"name": "sort-digits", "sizes": 3}], 'prompts.sources.0.sizes: unknown key; did you mean "size"'),
         ([{"name": "sort-digits", "size": "many"}], "prompts.sources.0.size: should be a valid integer"),
         ([{"name": "sort-digit"}], "prompts.sources.0.name: "),
-        ([{"name": "sort-digits", "too_long": "skip"}], "too_long of a source is that of the whole mixture"),
+        ([{"name": "sort-digits", "too_long": "skip"}], "too_long applies to the whole mixture"),
         ([{"name": "./mine.py:lines"}], "prompts.sources.0.name: "),
     ],
 )
@@ -205,7 +205,7 @@ class TestAStreamInAMixture:
         assert caught.value.where == "record 2"
 
     def test_a_curriculum_says_why_it_cannot(self, tokenizer):
-        with pytest.raises(ConfigError, match="number of records is known"):
+        with pytest.raises(ConfigError, match="known number of records"):
             make_curriculum(CurriculumConfig(), self.stream(tokenizer))
 
     def test_a_run_file_may_mix_them(self, tmp_path, monkeypatch):

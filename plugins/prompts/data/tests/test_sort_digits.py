@@ -53,7 +53,7 @@ def test_leading_digits_are_spread():
 
 def test_seed_decides_and_size_is_bounded():
     assert source()[5] == source()[5] != source(problem_seed=1)[5]
-    with pytest.raises(ValueError, match="only 10 numbers"):
+    with pytest.raises(ValueError, match="exceeds the 10 numbers"):
         source(size=11, num_digits=1)
     with pytest.raises(IndexError):
         source(size=10)[10]
@@ -61,5 +61,5 @@ def test_seed_decides_and_size_is_bounded():
 
 def test_more_problems_than_numbers_are_refused():
     run = {"model": {"path": "builtin:tiny-digits"}, "prompts": {"name": "sort-digits", "num_digits": 1, "size": 11}}
-    with pytest.raises(ConfigError, match="there are only 10 numbers of 1 digits"):
+    with pytest.raises(ConfigError, match="exceeds the 10 numbers of 1 digits"):
         resolve(run)

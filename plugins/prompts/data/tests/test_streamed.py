@@ -56,7 +56,7 @@ def test_it_is_read_as_it_is_drawn(tokenizer):
 def test_filters_and_wrong_records(tokenizer):
     stream = prompt_stream(Numbers(20), tokenizer, seed=0, keep=lambda record: int(record["answer"]) % 5 == 0)
     assert [stream.prompt(position).answer for position in range(5)] == ["0", "5", "10", "15", "0"]
-    with pytest.raises(DataError, match="no record is left"):
+    with pytest.raises(DataError, match="all records are held out"):
         prompt_stream(Numbers(20), tokenizer, seed=0, keep=lambda record: False)
 
     class Wrong(Numbers):
@@ -82,6 +82,6 @@ def test_wrong_records_at_the_beginning_are_counted(tokenizer):
 
 
 def test_a_filter_that_fails_is_named_with_the_record(tokenizer):
-    with pytest.raises(DataError, match="prompts.filter fails on it: KeyError: 'language'") as caught:
+    with pytest.raises(DataError, match="prompts.filter failed: KeyError: 'language'") as caught:
         prompt_stream(Numbers(1), tokenizer, seed=0, keep=lambda record: record["language"] == "en")
     assert caught.value.where == "record 1"

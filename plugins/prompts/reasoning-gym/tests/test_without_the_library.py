@@ -74,24 +74,24 @@ def test_chat_messages_where_the_model_has_a_template(fake_library, tmp_path):
 
 
 def test_an_unknown_task_is_told_with_the_known_ones(fake_library, tmp_path):
-    with pytest.raises(ConfigError, match=r'no task "sums"; did you mean "sum"\?') as raised:
+    with pytest.raises(ConfigError, match=r'task "sums" does not exist; did you mean "sum"\?') as raised:
         source(tmp_path, task="sums")
-    assert raised.value.hint == "one of sum, sum_more"
+    assert raised.value.hint == "tasks: sum, sum_more"
 
 
 @pytest.mark.parametrize(("options", "said"), [({"most": 0}, "most must be positive"), ({"least": 1}, "least")])
 def test_options_that_the_task_refuses(fake_library, tmp_path, options, said):
-    with pytest.raises(ConfigError, match=f"sum refuses its options: .*{said}"):
+    with pytest.raises(ConfigError, match=f"sum rejects its options: .*{said}"):
         source(tmp_path, task_options=options)
 
 
 def test_a_task_that_breaks_off_is_told(fake_library, tmp_path):
-    with pytest.raises(PluginError, match="making sum ended after 0 of 3 problems"):
+    with pytest.raises(PluginError, match="the generator of sum ended after 0 of 3 problems"):
         source(tmp_path, size=3, task_options={"most": 13})
 
 
 def test_a_sample_of_other_prompts_is_named():
-    with pytest.raises(ValueError, match="sample 7 is no problem of reasoning-gym"):
+    with pytest.raises(ValueError, match="sample 7 is not from reasoning-gym"):
         score("1", {})
 
 

@@ -110,7 +110,7 @@ def test_a_busy_or_broken_server_is_asked_again(first):
 def test_patience_ends_with_what_was_last_heard():
     with (
         answering((503, {}, b'{"error":"reloading"}')) as (url, seen),
-        pytest.raises(RemoteError, match=r"score: status 503: reloading; gave up after \d+ attempts in 0\.3 s"),
+        pytest.raises(RemoteError, match=r"score: status 503: reloading \(gave up after \d+ attempts in 0\.3 s\)"),
     ):
         ask(url, [make_rollout(0)], patience_seconds=0.3)
     assert len(seen) > 1
@@ -131,11 +131,11 @@ def test_a_silent_server_is_left():
     [
         ((500, {}, b'{"error":"the judge is ill"}'), "status 500: the judge is ill"),
         ((307, {"Location": "http://elsewhere.invalid/"}, b""), "status 307"),
-        ((200, {}, b"<html>"), "its response is none: not JSON"),
+        ((200, {}, b"<html>"), "its response is not valid: not JSON"),
         ((200, {}, b'{"protocol":9,"scores":[1]}'), "protocol: Input should be 1"),
         (scores(1.0, 2.0), "2 scores for 1 samples"),
         ((200, {}, b" " * 5000), "longer than 4,096 bytes"),
-        ((200, {"Content-Encoding": "gzip"}, b"\x1f\x8b"), "compressed, which was not asked for"),
+        ((200, {"Content-Encoding": "gzip"}, b"\x1f\x8b"), "compressed, which the request did not accept"),
     ],
 )
 def test_any_other_answer_is_an_error_at_once_that_hides_what_may_be_secret(answer, said):
@@ -179,7 +179,7 @@ def test_only_plain_http_addresses(url):
 
 
 def test_a_run_file_with_credentials_is_refused_without_repeating_them():
-    with pytest.raises(ConfigError, match=r"http\.url: holds credentials.*token_env") as caught:
+    with pytest.raises(ConfigError, match=r"http\.url: contains credentials.*token_env") as caught:
         resolve_reward({"name": "http", "url": "http://me:s3cret@host/"}, "run.yaml")
     assert "s3cret" not in str(caught.value)
 
@@ -192,7 +192,7 @@ def test_core_judges_what_the_server_said_and_closes_the_connections():
             scorer = RewardScorer([make_reward_spec(selected, config, CONTEXT, policy)])
             try:
                 if expected is None:
-                    with pytest.raises(RewardError, match="None is no number, at sample 1"):
+                    with pytest.raises(RewardError, match="None is not a number, at sample 1"):
                         scorer.score([make_rollout(0), make_rollout(1)])
                 else:
                     found = scorer.score([make_rollout(0), make_rollout(1)])

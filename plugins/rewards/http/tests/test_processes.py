@@ -109,7 +109,7 @@ def test_a_run_is_scored_by_a_served_reward(serve, tmp_path):
         (["no-such-reward"], 'no reward "no-such-reward" is installed'),
         (["length", "--option", "target_token=4"], "did you mean"),
         (["length", "--option", "target_tokens"], "is not key=value"),
-        (["length", "--option", "cache=true"], "cache: is an option no more"),
+        (["length", "--option", "cache=true"], "cache: was removed"),
         (["length", "--host", "0.0.0.0"], "can be reached from other machines"),
         (["length", "--token-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE is not set"),
     ],

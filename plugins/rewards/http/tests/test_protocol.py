@@ -80,7 +80,7 @@ def test_a_request_that_is_none_says_what_is_wrong(body, said):
 
 
 def test_what_json_cannot_hold_is_named():
-    with pytest.raises(ProtocolError, match="sample 4 cannot be sent as JSON: a set has no place in it"):
+    with pytest.raises(ProtocolError, match="sample 4 cannot be sent as JSON: it cannot contain a set"):
         encode_request([make_rollout(4, metadata={"seen": {1, 2}})])
     with pytest.raises(ProtocolError, match="sample 4 cannot be sent"):
         encode_request([make_rollout(4, answer=float("nan"))])

@@ -110,7 +110,7 @@ def test_a_busy_server_is_asked_again(server: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("rlhf_reward_judge.remote._FIRST_WAIT_SECONDS", 0.01)
     assert score(make(server), "a") == [1.0]
     server.replies = lambda body: (503, {}, b"")
-    with pytest.raises(JudgeError, match=r"status 503; gave up after \d+ attempts in 0\.1 s"):
+    with pytest.raises(JudgeError, match=r"status 503 \(gave up after \d+ attempts in 0\.1 s\)"):
         score(make(server, patience_seconds=0.1), "a")
 
 
@@ -136,11 +136,11 @@ def test_an_answer_that_is_no_unicode_is_judged(server: Any) -> None:
     [
         ((401, {}, b"who are you, Bearer s3cr3t-value?"), r"status 401: who are you, Bearer \[hidden\]\?"),
         ((302, {"Location": "http://127.0.0.1:1/"}, b""), "status 302"),
-        ((200, {}, b"<html>"), "no chat completion: it is no valid JSON"),
-        ((200, {}, b'{"choices": []}'), "no chat completion: list index out of range"),
+        ((200, {}, b"<html>"), "not a chat completion: it is not valid JSON"),
+        ((200, {}, b'{"choices": []}'), "not a chat completion: list index out of range"),
         ((200, {}, b'{"choices": [{"message": {"content": [1]}}]}'), "the content is a list"),
-        ((200, {}, b"\xff"), "no chat completion"),
-        ((200, {"Content-Encoding": "gzip"}, b"x"), "compressed, which was not asked for"),
+        ((200, {}, b"\xff"), "not a chat completion"),
+        ((200, {"Content-Encoding": "gzip"}, b"x"), "compressed, which the request did not accept"),
         ((200, {}, b" " * (1 << 20) + b"  "), "longer than 1,048,576 bytes"),
     ],
 )
@@ -173,8 +173,8 @@ def test_a_key_that_is_not_set(server: Any, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give url, for a server, or model_path"),
-        ({"url": "http://h/v1", "model": "m", "model_path": "x"}, "one of them"),
+        ({}, "set exactly one of them: url"),
+        ({"url": "http://h/v1", "model": "m", "model_path": "x"}, "exactly one of them"),
         ({"url": "http://h/v1"}, "model is required with url"),
         ({"url": "ftp://h/v1", "model": "m"}, "should be http://HOST"),
         ({"url": "http://me:word@h/v1", "model": "m"}, "name a variable in key_env"),

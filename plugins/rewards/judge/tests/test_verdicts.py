@@ -87,7 +87,7 @@ def group(texts: list[str], group_id: int = 0) -> list[Rollout]:
 
 def test_all_with_all_and_rings() -> None:
     def of(opponents: int | None) -> list[tuple[int, int | None]]:
-        return [each.places for each in comparisons(group(list("abcd")), opponents)]
+        return [each.indices for each in comparisons(group(list("abcd")), opponents)]
 
     assert of(None) == of(3) == of(9) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     assert of(1) == [(0, 1), (0, 3), (1, 2), (2, 3)], "a ring: each is compared twice"
@@ -95,10 +95,10 @@ def test_all_with_all_and_rings() -> None:
 
 def test_only_answers_to_one_prompt_are_compared() -> None:
     mixed = [*group(["a", "b"]), *group(["c"], 1), *group(["d", "e"], 2)]
-    assert [each.places for each in comparisons(mixed, None)] == [(0, 1), (3, 4)]
+    assert [each.indices for each in comparisons(mixed, None)] == [(0, 1), (3, 4)]
     alone = [make_rollout("x", answer="known")]
     (only,) = comparisons(alone, None)
-    assert only.places == (0, None) and {only.first, only.second} == {"x", "known"}
+    assert only.indices == (0, None) and {only.first, only.second} == {"x", "known"}
 
 
 def test_positions_are_drawn_and_undone() -> None:

@@ -28,8 +28,8 @@ def text(tokenizer, ids):
 def test_the_policys_own_tokens_where_the_tokenizers_are_the_same(rollout):
     tokenizer = made.make_tokenizer()
     sample = rollout(0, "12", tokenizer, prompt="21>")
-    ids, places = encoder(tokenizer, same_tokenizer=True).encode(sample)
-    assert places == [len(ids) - 1]
+    ids, positions = encoder(tokenizer, same_tokenizer=True).encode(sample)
+    assert positions == [len(ids) - 1]
     assert ids == [*sample.prompt_ids, *sample.completion_ids]
 
 
@@ -74,8 +74,8 @@ def test_a_sample_that_is_too_long_is_named_or_cut(rollout):
 @pytest.mark.parametrize(
     ("encoding", "messages", "template", "said"),
     [
-        ("conversation", None, made.TEMPLATE, "sample 3 is no chat.*encoding: continuation"),
-        ("auto", CHAT, None, "no chat template.*chat_template.jinja"),
+        ("conversation", None, made.TEMPLATE, "sample 3 is not a chat.*encoding: continuation"),
+        ("auto", CHAT, None, "lacks a chat template.*chat_template.jinja"),
         ("auto", CHAT, "{{ raise_exception('no tools') }}", "refuses it: no tools"),
         ("auto", CHAT, "{{ 1 / 0 }}", "refuses it: division by zero"),
     ],
@@ -115,7 +115,7 @@ def test_auto_looks_at_the_policys_tokenizer(save, rollout):
 def test_a_folder_that_is_no_reward_model_is_told_before_the_run(save, tmp_path):
     tokenizer = made.make_tokenizer()
     for path, said in [
-        (save(made.make_model("llama", tokenizer), None, "bare"), "has no tokenizer"),
+        (save(made.make_model("llama", tokenizer), None, "bare"), "contains no tokenizer"),
         (save(None, tokenizer, "empty"), "no config.json"),
         (str(tmp_path / "nowhere"), "no such folder"),
     ]:

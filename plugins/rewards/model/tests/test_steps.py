@@ -12,7 +12,7 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.types import Turn
 from rlhf_reward_model.config import ModelRewardConfig
 from rlhf_reward_model.reward import build
-from rlhf_reward_model.steps import combined, split_steps
+from rlhf_reward_model.steps import combine, split_steps
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_turn_of_an_episode_is_a_step(model_and_path, rollout):
     ids, ends = [*played.prompt_ids, *played.completion_ids], (3, 7)  # after the prompt: "12" and EOS; "no", "3", EOS
     expected = [logit(model, ids[: len(played.prompt_ids) + end]) for end in ends]
     assert scores == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(ValueError, match="sample 0 has several turns, and the reward model another tokenizer"):
+    with pytest.raises(ValueError, match="sample 0 has several turns, but the reward model has another tokenizer"):
         reward(path, steps="mean")([played])
 
 
@@ -87,11 +87,11 @@ def test_each_turn_earns_its_part_of_the_mean(model_and_path, rollout):
 def test_one_number_of_several():
     logits = [2.0, -1.0, 0.5]
     chances = [1 / (1 + math.exp(-x)) for x in logits]
-    assert combined(logits, "min") == pytest.approx(chances[1])
-    assert combined(logits, "mean") == pytest.approx(sum(chances) / 3)
-    assert combined(logits, "product") == pytest.approx(math.prod(chances))
-    assert combined(logits, "last") == pytest.approx(chances[2])
-    assert combined([], "product") == 0.0 and combined([1e9, -1e9], "min") == pytest.approx(0.0, abs=1e-30)
+    assert combine(logits, "min") == pytest.approx(chances[1])
+    assert combine(logits, "mean") == pytest.approx(sum(chances) / 3)
+    assert combine(logits, "product") == pytest.approx(math.prod(chances))
+    assert combine(logits, "last") == pytest.approx(chances[2])
+    assert combine([], "product") == 0.0 and combine([1e9, -1e9], "min") == pytest.approx(0.0, abs=1e-30)
 
 
 def test_steps_of_a_text():

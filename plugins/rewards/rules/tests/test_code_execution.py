@@ -93,7 +93,7 @@ if __name__ == "__main__":
 
 
 def test_without_tests_the_sample_is_named():
-    with pytest.raises(ValueError, match="sample 7 has no tests"):
+    with pytest.raises(ValueError, match="sample 7 needs tests"):
         score("print(1)")
     with pytest.raises(ValueError, match="sample 7: a test is"):
         score("print(1)", tests=[{"input": "1"}])

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rlhf_reward_rules.config import JsonSchemaConfig
 from rlhf_reward_rules.json_schema import json_schema
-from rlhf_reward_rules.processor_time import TimeUp, within
+from rlhf_reward_rules.processor_time import TimeUp, run_within
 from rlhf_reward_rules.schema_check import make_validator
 
 LINKED = {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}}
@@ -60,10 +60,10 @@ def test_fences_without_end_are_bounded(monkeypatch):
 
 def test_processor_time_is_limited_in_the_main_thread_only():
     with pytest.raises(TimeUp):
-        within(0.05, lambda: [None for _ in iter(int, 1)])
-    assert within(60.0, lambda: 3) == 3
+        run_within(0.05, lambda: [None for _ in iter(int, 1)])
+    assert run_within(60.0, lambda: 3) == 3
     found = []
-    thread = threading.Thread(target=lambda: found.append(within(60.0, lambda: 4)))
+    thread = threading.Thread(target=lambda: found.append(run_within(60.0, lambda: 4)))
     thread.start()
     thread.join()
     assert found == [4]
@@ -90,11 +90,11 @@ def test_processor_time_is_limited_in_the_main_thread_only():
             "leads back",
         ),
         ({"$dynamicRef": "#me", "$dynamicAnchor": "me"}, "'#me' leads back"),
-        ({"properties": {"x": {"$ref": "#/$defs/missing"}}}, "'#/\\$defs/missing' leads nowhere"),
-        ({"$ref": "https://example.com/schema"}, "leads nowhere"),
+        ({"properties": {"x": {"$ref": "#/$defs/missing"}}}, "'#/\\$defs/missing' cannot be resolved"),
+        ({"$ref": "https://example.com/schema"}, "cannot be resolved"),
         ({"pattern": "("}, "is not a 'regex'"),
         ({"patternProperties": {"[": {}}}, "is not a 'regex'"),
-        ({"type": "nonsense"}, "no JSON schema"),
+        ({"type": "nonsense"}, "not a JSON schema"),
     ],
 )
 def test_a_schema_that_checks_nothing_is_a_config_error(schema, message, tmp_path):
@@ -120,7 +120,7 @@ def test_references_that_branch_on_and_on_hold_up_nothing(monkeypatch):
 def test_a_file_that_is_no_schema_is_a_config_error(tmp_path, text):
     file = tmp_path / "schema.json"
     file.write_text(text)
-    with pytest.raises(ValidationError, match="not JSON|no JSON schema"):
+    with pytest.raises(ValidationError, match="not JSON|not a JSON schema"):
         JsonSchemaConfig(schema_file=str(file))
 
 
@@ -154,4 +154,4 @@ def test_a_limit_that_a_finalizer_drops_comes_again_and_is_not_reported():
             pass
 
     with pytest.raises(TimeUp):
-        within(0.05, call)
+        run_within(0.05, call)

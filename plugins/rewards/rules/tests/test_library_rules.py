@@ -126,7 +126,7 @@ def test_json_schema_without_a_schema_takes_all_json():
 
 
 def test_json_schema_refuses_a_schema_that_is_none():
-    with pytest.raises(ValueError, match="no JSON schema"):
+    with pytest.raises(ValueError, match="not a JSON schema"):
         json_schema([rollout("1")], inline_schema={"type": "nonsense"})
 
 

@@ -47,7 +47,7 @@ def test_exact_match(completion, answer, options, score):
 
 @pytest.mark.parametrize("answer", [None, []])
 def test_exact_match_without_an_answer_names_the_sample(answer):
-    with pytest.raises(ValueError, match="sample 7 has no answer"):
+    with pytest.raises(ValueError, match="sample 7 lacks an answer"):
         exact_match([rollout("12", answer)])
 
 

@@ -15,7 +15,7 @@ from rlhf_colossalai.config import DdpConfig, GeminiConfig, LowLevelZeroConfig
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
-        (GeminiConfig, {"precision": "fp32"}, "gemini has no fp32; use bf16"),
+        (GeminiConfig, {"precision": "fp32"}, "gemini does not support fp32: use bf16"),
         (GeminiConfig, {"offload_param_frac": 0.5}, "needs shard_param_frac: 1 and offload_optim_frac: 1"),
         (GeminiConfig, {"offload_optim_frac": 1.5}, "less than or equal to 1"),
         (LowLevelZeroConfig, {"stage": 3}, "1 or 2"),

@@ -54,7 +54,7 @@ def test_the_plan_is_the_models_own():
 
 def test_what_cannot_be_split_is_refused_by_name():
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2))
-    with pytest.raises(UserInputError, match=r"no tensor-parallel plan for model type 'gpt2'.*\n.*tensor_parallel=1"):
+    with pytest.raises(UserInputError, match=r"a tensor-parallel plan for model type 'gpt2'.*\n.*tensor_parallel=1"):
         plan_of(gpt2, 2)
     with pytest.raises(
         UserInputError, match=r"12 attention heads and 6 key-value heads equally.*\n.*tensor_parallel=3"
@@ -69,7 +69,7 @@ def test_what_cannot_be_split_is_refused_by_name():
     model.model.layers[0].mlp.register_parameter(
         "gain", nn.Parameter(nn.init.ones_(model.lm_head.weight[:1, 0].clone()))
     )
-    with pytest.raises(UserInputError, match=r"layers.0.mlp.gain, and its tensor-parallel plan does not say"):
+    with pytest.raises(UserInputError, match=r"does not specify how to split its weight layers.0.mlp.gain"):
         plan_of(model, 2)
 
 

@@ -207,10 +207,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="package")
 def local_ray(site: Path, ray_worker_source: None) -> Iterator[None]:
     """One Ray for all runs of this process, as the transport starts it but for how its workers begin."""
-    from rlhf_ray.cluster import connected
+    from rlhf_ray.cluster import connect
     from rlhf_ray.config import RayConfig
 
-    with quick_workers(), connected(RayConfig()):
+    with quick_workers(), connect(RayConfig()):
         yield
 
 

@@ -40,7 +40,7 @@ def test_a_node_that_goes_takes_only_its_actors_along(
     ways: dict[str, Any],
     check_samples: Callable[[Path], None],
 ) -> None:
-    """A maker's node is killed; the maker is started anew on the node that was free."""
+    """A maker's node is killed; the maker is restarted on the node that was free."""
     run = run_file(
         {"episodes": 30}, num_makers=2, num_trainers=2, maker_cpus=1, trainer_cpus=1, address=cluster.address, **ways
     )
@@ -70,4 +70,4 @@ def test_a_node_that_goes_takes_only_its_actors_along(
     thread.join(PATIENCE_SECONDS)
     assert removed
     check_samples(tmp_path / "ray")
-    assert "is started anew" in (tmp_path / "ray" / "run.log").read_text()
+    assert "is restarted" in (tmp_path / "ray" / "run.log").read_text()

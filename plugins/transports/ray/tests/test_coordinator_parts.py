@@ -38,14 +38,14 @@ class TestActorRegistry:
         registry = ActorRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
         registry.register("a", 1, "n")
         registry.register("b", 2, "n")
-        registry.works("a", str(RolloutWork((4, 5), 0)))
+        registry.set_working("a", str(RolloutWork((4, 5), 0)))
         now[0] = 9
-        registry.seen("a")
+        registry.record_heartbeat("a")
         now[0] = 15
-        assert registry.stuck() == {"b": "gave no sign of life for 15 s"}
+        assert registry.stuck() == {"b": "sent no heartbeat for 15 s"}
         now[0] = 101
-        registry.seen("a")
-        assert registry.stuck()["a"] == "makes 2 prompts from 4 since 101 s"
+        registry.record_heartbeat("a")
+        assert registry.stuck()["a"] == "has been busy for 101 s (makes 2 prompts from 4)"
         registry.forget("a")
         assert list(registry) == ["b"]
 
@@ -53,15 +53,15 @@ class TestActorRegistry:
         now = [0.0]
         registry = ActorRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
         registry.register("a", 1, "n")
-        registry.waits("a", "max_staleness: the next prompts need policy version 1")
+        registry.set_waiting("a", "max_staleness: the next prompts need policy version 1")
         now[0] = 2
-        registry.waits("a", "a complete episode waits for the trainers")
+        registry.set_waiting("a", "a complete episode waits for the trainers")
         now[0] = 5
-        registry.waits("a", "max_staleness: the next prompts need policy version 2")
+        registry.set_waiting("a", "max_staleness: the next prompts need policy version 2")
         now[0] = 6
-        registry.works("a", "makes")
+        registry.set_working("a", "makes")
         now[0] = 24
-        registry.made("a", 3)
+        registry.add_groups("a", 3)
         (row,) = registry.rows({"a": 2})
         assert (row.busy, row.groups, row.waiting) == (0.75, 3, 2)
 
@@ -70,12 +70,12 @@ class TestActorRegistry:
         registry = ActorRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
         registry.register("a", 1, "n")
         now[0] = 3
-        registry.works("a", "makes")
+        registry.set_working("a", "makes")
         now[0] = 4
         assert registry.take_idle_fraction() == pytest.approx(0.75)
         now[0] = 8
         assert registry.take_idle_fraction() == 0
-        registry.waits("a", "nothing to do")
+        registry.set_waiting("a", "nothing to do")
         now[0] = 10
         assert registry.take_idle_fraction() == 1
 
@@ -83,11 +83,11 @@ class TestActorRegistry:
         now = [0.0]
         registry = ActorRegistry(heartbeat_seconds=10, clock=lambda: now[0])
         registry.register("a")
-        registry.waits("a", "no weights")
+        registry.set_waiting("a", "no weights")
         now[0] = 2
-        registry.waits("a", "no prompts")
+        registry.set_waiting("a", "no prompts")
         assert (registry.rows()[0].doing, registry.rows()[0].for_s) == ("waits: no prompts", 2.0)
-        registry.works("a", "trains")
+        registry.set_working("a", "trains")
         now[0] = 3
         assert (registry.rows()[0].doing, registry.rows()[0].for_s) == ("trains", 1.0)
 

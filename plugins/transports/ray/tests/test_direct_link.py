@@ -21,7 +21,7 @@ from rlhf_ray.direct_link import (
     LinkError,
     LinkOffer,
     MakerEnd,
-    copied,
+    copy_to,
     form_link,
 )
 from rlhf_strategies import served_store
@@ -70,14 +70,14 @@ def ends() -> Iterator[Callable[..., tuple[Link, MakerEnd]]]:
 def test_every_dtype_and_shape_arrives_as_it_was(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
     link, maker = ends()
     for _ in range(6):  # more than may be under way
-        chunk = link.send(copied(SHARD, CPU))
+        chunk = link.send(copy_to(SHARD, CPU))
         assert same(maker.receive(chunk), SHARD)
-    link.settle()
+    link.wait_until_sent()
 
 
 def test_a_shard_may_change_as_soon_as_it_is_copied() -> None:
     shard = {"weight": torch.ones(10)}
-    copies = copied(shard, CPU)
+    copies = copy_to(shard, CPU)
     shard["weight"].zero_()
     assert bool((copies["weight"] == 1).all())
 
@@ -88,7 +88,7 @@ def test_a_trainer_that_is_gone_is_an_error_at_the_maker(ends: Callable[..., tup
     link.close()
     with pytest.raises(LinkError, match="the link broke: .*onnection closed by peer"):
         maker.receive(chunk)
-    with pytest.raises(LinkError, match="this maker has no link"):
+    with pytest.raises(LinkError, match="this maker is not linked"):
         maker.receive(chunk)
 
 
@@ -97,8 +97,8 @@ def test_a_maker_that_is_gone_is_an_error_at_the_trainer(ends: Callable[..., tup
     maker._link = None
     with pytest.raises(LinkError, match="the link broke"):
         for _ in range(3):
-            link.send(copied({"weight": torch.ones(1_000_000)}, CPU))
-            link.settle()
+            link.send(copy_to({"weight": torch.ones(1_000_000)}, CPU))
+            link.wait_until_sent()
 
 
 @pytest.mark.parametrize("side", ["sends", "receives"])
@@ -106,8 +106,8 @@ def test_an_end_that_does_nothing_is_waited_for_so_long(side: str, ends: Callabl
     link, maker = ends(0.05)
     with pytest.raises(LinkError, match=r"Timed out waiting 50ms"):
         if side == "sends":
-            link.send(copied({"weight": torch.ones(10_000_000)}, CPU))
-            link.settle()
+            link.send(copy_to({"weight": torch.ones(10_000_000)}, CPU))
+            link.wait_until_sent()
         else:
             maker.receive(DirectChunk.of(SHARD, 0))
 

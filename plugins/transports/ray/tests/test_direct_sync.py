@@ -142,7 +142,7 @@ def test_a_maker_that_dies_in_the_middle_breaks_nobody_elses_link(run: Run, capl
     assert sync.metrics()["sync/makers"] == 1
     ways, links, arrived = told(makers["a"])
     assert has_all(sync, arrived) and set(ways) == {BY_LINK} and links == 1
-    assert "b: its process is gone" in caplog.text
+    assert "b: its process exited" in caplog.text
 
 
 def test_a_maker_that_dies_while_its_link_is_formed_is_left_out(run: Run) -> None:
@@ -158,8 +158,8 @@ def test_a_link_that_breaks_is_named_and_the_version_comes_through_the_store(
     sync, makers = run(a="", b="hangs up")
     with caplog.at_level(logging.WARNING):
         sync.publish(0)
-    assert "b gets version 0 through the object store: " in caplog.text
-    assert "this maker has no link" in caplog.text or "the link broke" in caplog.text
+    assert "b receives version 0 through the object store: " in caplog.text
+    assert "this maker is not linked" in caplog.text or "the link broke" in caplog.text
     assert (sync.metrics()["sync/makers"], sync.metrics()["sync/fallbacks"]) == (2, 1)
     ways, _, arrived = told(makers["b"])
     assert has_all(sync, arrived) and set(ways) == {BY_STORE}, "the version comes again as a whole"
@@ -179,7 +179,7 @@ def test_a_maker_that_cannot_be_linked_is_named_once_and_served_by_the_store(
         ways, _, arrived = told(makers["b"])
         assert has_all(sync, arrived) and set(ways) == {BY_STORE}
         assert sync.metrics()["sync/fallbacks"] == 1
-    assert caplog.text.count("b gets its weights through the object store: ") == 1
+    assert caplog.text.count("b receives its weights through the object store: ") == 1
     assert "no route to the trainer" in caplog.text
 
 

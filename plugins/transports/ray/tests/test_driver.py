@@ -117,7 +117,7 @@ def test_a_ray_whose_controller_is_killed_ends_the_run_by_name_and_a_resume_goes
     next(process for process in driver.seen.values() if "gcs_server" in process.name()).kill()
     output = driver.process.finish()
     assert driver.process.returncode == 1, output
-    assert "error: ray: the process gcs_server of the local Ray is gone" in output[1]
+    assert "error: ray: the process gcs_server of the local Ray exited" in output[1]
     assert json.loads((driver.output / "summary.json").read_text())["status"] == "failed"
     driver.wait_until_nothing_is_left()
 
@@ -149,7 +149,7 @@ def test_a_driver_that_is_killed_in_a_sync_takes_everything_with_it_and_a_resume
     assert len(driver.seen) > 3
     driver.wait_until_nothing_is_left()
     status = driver.status()
-    assert f"its driver (pid {driver.process.pid}) was killed" in status
+    assert f"Its driver (pid {driver.process.pid}) was killed" in status
     assert not (driver.output / "ray.json").exists()
     assert train(run, output=driver.output, resume="auto", restart=True) is not None
     check_samples(driver.output)

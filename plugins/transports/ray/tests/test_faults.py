@@ -45,7 +45,7 @@ def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
     assert {line.get("sync/fallbacks") for line in result.metrics} == {0 if sync == "direct" else None}
     assert all(line["staleness/max"] <= 1 for line in result.metrics)
     log = (tmp_path / "ray" / "run.log").read_text()
-    assert log.count("is started anew") == 3
+    assert log.count("is restarted") == 3
 
 
 @pytest.mark.parametrize("fault", ["maker-sent-3", pytest.param("maker-dies-when-taken", marks=pytest.mark.slow)])
@@ -62,7 +62,7 @@ def test_samples_that_go_with_their_maker_are_made_again_as_they_were(
     result = train(run_file(max_staleness=0, prompts_per_lease=2), output=tmp_path / "ray")
     assert result is not None and local is not None
     check_samples(tmp_path / "ray")
-    said = "are made again" if fault == "maker-dies-when-taken" else "of its prompts will be made again"
+    said = "are generated again" if fault == "maker-dies-when-taken" else "of its prompts will be generated again"
     assert said in (tmp_path / "ray" / "run.log").read_text()
     for ours, theirs in zip(result.metrics, local.metrics, strict=True):
         assert ours["loss/policy"] == pytest.approx(theirs["loss/policy"], abs=1e-5)
@@ -98,7 +98,7 @@ def test_a_trainer_that_dies_inside_a_sync_ends_the_run_with_its_cause_and_a_res
 ) -> None:
     faults("trainer-syncs-2")
     run = run_file(max_staleness=1, sync=sync, max_shard_bytes=200_000, weights=weights)
-    with pytest.raises(RlhfError, match=r"trainer-0: its process is gone"):
+    with pytest.raises(RlhfError, match=r"trainer-0: its process exited"):
         train(run, output=tmp_path / "ray")
     assert train(run, output=tmp_path / "ray", resume="auto", restart=True) is not None
     check_samples(tmp_path / "ray")
@@ -110,7 +110,7 @@ def test_a_maker_that_keeps_dying_ends_the_run(tmp_path: Path, run_file: RunFile
     reward.write_text("import os, signal\n\ndef deadly(rollouts):\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     run = run_file(max_staleness=0, max_restarts=1)
     run["rewards"] = [f"{reward}:deadly"]
-    with pytest.raises(RlhfError, match=r"(?s)maker-0.*started anew 1 times already"):
+    with pytest.raises(RlhfError, match=r"(?s)maker-0.*already restarted 1 times"):
         train(run, output=tmp_path / "ray")
 
 
@@ -128,7 +128,7 @@ def test_a_maker_that_hangs_is_held_for_dead(
     run = run_file(num_makers=2, max_staleness=1, heartbeat_seconds=8, weights=weights)
     assert train(run, output=tmp_path / "ray") is not None
     check_samples(tmp_path / "ray")
-    assert "gave no sign of life" in (tmp_path / "ray" / "run.log").read_text()
+    assert "sent no heartbeat" in (tmp_path / "ray" / "run.log").read_text()
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_twenty_times_in_a_row(
     sync = ["full", "chunked", "direct"][turn // 2 % 3]
     run = run_file({"episodes": 4}, num_makers=2, max_staleness=turn % 3, sync=sync, weights=weights)
     if fault.startswith("trainer"):
-        with pytest.raises(RlhfError, match="trainer-0: its process is gone"):
+        with pytest.raises(RlhfError, match="trainer-0: its process exited"):
             train(run, output=tmp_path / "ray")
     resume = "auto" if fault.startswith("trainer") else None
     assert train(run, output=tmp_path / "ray", resume=resume, restart=True) is not None

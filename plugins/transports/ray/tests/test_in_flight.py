@@ -22,7 +22,7 @@ from rlhf_core.rollout.weight_sync import named_weights
 from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, SamplingParams
 from rlhf_ray.config import RayConfig
 from rlhf_ray.engine_thread import SharedEngine
-from rlhf_ray.experience_maker_holder import Lanes
+from rlhf_ray.experience_maker_holder import BatchPool
 from rlhf_ray.holder_weights import StagedWeights
 from rlhf_ray.maker_parts import MakerWorker
 from rlhf_testing.engine import EOS, FakeEngine
@@ -203,7 +203,7 @@ class Feed:
         """Nothing is under way."""
 
 
-def worker_of(shared: SharedEngine, staged: StagedWeights, num_lanes: int) -> MakerWorker:
+def worker_of(shared: SharedEngine, staged: StagedWeights, max_batches: int) -> MakerWorker:
     scorer: Any = Scorer()
     makers = [
         PolicyExperienceMaker(
@@ -212,7 +212,7 @@ def worker_of(shared: SharedEngine, staged: StagedWeights, num_lanes: int) -> Ma
             scorer=scorer,
             hooks=HookRelay(),
         )
-        for _ in range(num_lanes)
+        for _ in range(max_batches)
     ]
     return MakerWorker(makers, shared, scorer, staged, torch.device("cpu"))
 
@@ -220,7 +220,7 @@ def worker_of(shared: SharedEngine, staged: StagedWeights, num_lanes: int) -> Ma
 def test_batches_are_made_side_by_side_and_each_is_sent_when_it_is_done(
     engine: Engine, shared: SharedEngine, staged: StagedWeights
 ) -> None:
-    """The second batch is over before the long answer of the first; a third begins in its lane."""
+    """The second batch ends before the long answer of the first. A third batch takes its place."""
     feed: Any = Feed([[50, 2], [3, 4], [5]])
 
     def hold(step: int) -> None:
@@ -230,21 +230,21 @@ def test_batches_are_made_side_by_side_and_each_is_sent_when_it_is_done(
                 return
 
     engine.before = hold
-    Lanes(worker_of(shared, staged, 2), feed).make_all()
+    BatchPool(worker_of(shared, staged, 2), feed).make_all()
     made = {era: sorted(group.position for group in groups) for era, groups in feed.sent}
     assert made == {0: [2, 50], 1: [3, 4], 2: [5]}
     assert feed.sent[-1][0] == 0
     assert feed.under_way[0] == 0 and max(feed.under_way) == 1
 
 
-def test_an_error_in_a_lane_ends_the_loop(engine: Engine, shared: SharedEngine, staged: StagedWeights) -> None:
+def test_an_error_in_a_batch_ends_the_loop(engine: Engine, shared: SharedEngine, staged: StagedWeights) -> None:
     def fails(step: int) -> None:
         if step == 5:
             raise RlhfError("out of memory", where="engine fake")
 
     engine.before = fails
     with pytest.raises(RlhfError, match="out of memory"):
-        Lanes(worker_of(shared, staged, 2), Feed([[50], [3], [4]])).make_all()  # type: ignore[arg-type]
+        BatchPool(worker_of(shared, staged, 2), Feed([[50], [3], [4]])).make_all()  # type: ignore[arg-type]
 
 
 def test_samples_carry_the_versions_of_their_tokens(
@@ -276,7 +276,7 @@ def test_weights_come_in_the_middle_of_an_episode(
 
 
 @pytest.mark.parametrize(
-    ("options", "lanes"),
+    ("options", "max_batches"),
     [
         ({}, None),
         ({"weights": "in-flight"}, 2),
@@ -285,12 +285,14 @@ def test_weights_come_in_the_middle_of_an_episode(
         ({"weights": "in-flight", "prompts_per_lease": 1}, 32),
     ],
 )
-def test_as_many_batches_at_a_time_as_the_bound_lets_it_have(options: dict[str, Any], lanes: int | None) -> None:
-    assert RayConfig(**options).num_lanes(64) == lanes
+def test_as_many_batches_at_a_time_as_the_bound_lets_it_have(options: dict[str, Any], max_batches: int | None) -> None:
+    assert RayConfig(**options).max_batches(64) == max_batches
 
 
 def test_what_cannot_go_together_is_said_at_check(run_file: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)transport.*max_staleness: 0 forbids; say max_staleness: 1, or weights"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)transport.*max_staleness: 0 forbids\. Set max_staleness: 1, or weights"
+    ):
         resolve(run_file(weights="in-flight", max_staleness=0))
     run = run_file(weights="in-flight")
     assert resolve(run).algorithm.config.model_dump()["importance_cap"] == 2.0

@@ -86,7 +86,7 @@ class TestAdmission:
         owner = coordinator()
         owner.publish(3)
         owner.publish(3)
-        with pytest.raises(RlhfError, match="version 2 follows 3"):
+        with pytest.raises(RlhfError, match="version 2 is older than 3"):
             owner.publish(2)
 
     def test_episodes_are_exactly_the_blocks_of_the_stream(self):
@@ -108,7 +108,7 @@ class TestAdmission:
         owner = coordinator(prompts=2)
         owner.lease(2, "maker-7")
         owner.submit(empty(0))
-        assert owner.progress(0) == "1 of 2 groups are in; in the making: 1 at maker-7"
+        assert owner.progress(0) == "1 of 2 groups are complete, in progress: 1 at maker-7"
         assert "not open" in owner.progress(1)
 
 
@@ -139,7 +139,7 @@ class TestDynamicSampling:
         ("make", "said"),
         [
             (make_group, "dynamic sampling: episode 0 drew 8 prompts that were all refused"),
-            (empty, "rewards: episode 0 has no sample left: the reward policy dropped those of 8 prompts"),
+            (empty, "rewards: episode 0 lost all samples: on_failure dropped those of 8 prompts"),
         ],
     )
     def test_refills_are_bounded_and_say_why(self, make, said):

@@ -44,7 +44,7 @@ class Feed(MakerFeed):
 
 def feed_to(*takers: Taker, timeout_seconds: float = 30.0) -> Feed:
     named = NamedActors([str(place) for place in range(len(takers))], timeout_seconds=1)
-    named.know({str(place): taker for place, taker in enumerate(takers)})
+    named.add_handles({str(place): taker for place, taker in enumerate(takers)})
     return Feed("maker_0", 0, HookRelay(), named, timeout_seconds=timeout_seconds)
 
 

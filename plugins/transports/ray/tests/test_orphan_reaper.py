@@ -14,9 +14,9 @@ import ray
 from running import wait_until
 
 from rlhf_core.errors import RlhfError
-from rlhf_ray.cluster import Connection, connected
+from rlhf_ray.cluster import Connection, connect
 from rlhf_ray.config import RayConfig
-from rlhf_ray.orphan_reaper import watched
+from rlhf_ray.orphan_reaper import reaper
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
 PARENT = """
@@ -43,7 +43,7 @@ def start(stack: ExitStack, command: list[str]) -> subprocess.Popen[bytes]:
 def test_a_ray_and_what_it_started_are_ended_and_nothing_else(stack: ExitStack, tmp_path: Path) -> None:
     before = start(stack, SLEEP)
     root = start(stack, [sys.executable, "-I", "-S", "-c", PARENT, str(tmp_path / "pid")])
-    with watched([psutil.Process(root.pid)]):
+    with reaper([psutil.Process(root.pid)]):
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the root's child")
         later = start(stack, SLEEP)
     below = int((tmp_path / "pid").read_text())
@@ -63,7 +63,7 @@ def test_a_ray_that_never_came_up_is_ended(stack: ExitStack, monkeypatch: pytest
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", fails)
     before = start(stack, SLEEP)
-    with pytest.raises(RlhfError, match="a local Ray cannot be started"), connected(RayConfig()):
+    with pytest.raises(RlhfError, match="a local Ray cannot be started"), connect(RayConfig()):
         pass
     assert roots[0].wait(30) == -9
     assert before.poll() is None
@@ -72,7 +72,7 @@ def test_a_ray_that_never_came_up_is_ended(stack: ExitStack, monkeypatch: pytest
 def test_a_connection_names_the_process_that_is_gone(stack: ExitStack) -> None:
     root = start(stack, SLEEP)
     connection = Connection("a-namespace", {"raylet": psutil.Process(root.pid)})
-    assert connection.lost() is None
+    assert connection.lost_program() is None
     root.kill()
-    wait_until(lambda: connection.lost() == "raylet", "the end of the process")
-    assert Connection("a-namespace").lost() is None
+    wait_until(lambda: connection.lost_program() == "raylet", "the end of the process")
+    assert Connection("a-namespace").lost_program() is None

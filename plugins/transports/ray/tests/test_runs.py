@@ -300,7 +300,7 @@ def test_what_the_transport_cannot_do_is_said_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match="no adapter"):
         train(run_file(sync="adapter"), output=tmp_path / "a")
-    with pytest.raises(ConfigError, match="strategy single is one process"):
+    with pytest.raises(ConfigError, match="strategy single supports one process"):
         train(run_file(num_trainers=2), output=tmp_path / "b")
 
 

@@ -25,9 +25,9 @@ from rlhf_ray.sample_store import (
     StoredEpisode,
     fetch,
     fetch_groups,
+    gc_paused,
     store_groups,
     summaries,
-    without_collections,
 )
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -162,8 +162,8 @@ def test_what_a_coordinator_handles_is_small() -> None:
 
 
 def test_collections_are_off_while_objects_are_made_and_then_as_they_were() -> None:
-    with pytest.raises(ValueError, match="in between"), without_collections():
-        with without_collections():
+    with pytest.raises(ValueError, match="in between"), gc_paused():
+        with gc_paused():
             assert not gc.isenabled()
         assert not gc.isenabled(), "the inner one found them off"
         raise ValueError("in between")
@@ -202,7 +202,7 @@ def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
     items, _ = episode.load([3, 4], [3])
     assert [item.sample_id for item in items] == [20, 30]
     assert wait_until(lambda: not fetch(stored[0].items[:1], timeout_seconds=WAIT), WAIT)  # Ray has to notice
-    with pytest.raises(SamplesLost, match="1 prompts went with the process that made them"):
+    with pytest.raises(SamplesLost, match="samples of 1 prompts were lost with their process"):
         episode.load([0, 3], [])
     with pytest.raises(SamplesLost):
         episode.load([3], [0])

@@ -23,7 +23,7 @@ from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, UserInput
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.util import write_json
 from rlhf_ray.commands import ray as command
-from rlhf_ray.driver_files import Request, Status, read_status, take_request
+from rlhf_ray.driver_files import DriverRequest, Status, read_status, take_request
 
 RunFile = Callable[..., dict[str, Any]]
 CheckSamples = Callable[[Path], None]
@@ -110,10 +110,10 @@ class TestRuns:
         assert [each.exit_code for each in said] == [0, 1, 0], [each.output for each in said]
         assert "2 makers" in said[0].output and "1 makers" in said[2].output
         assert re.search(
-            r"no room for \d+ more makers: they reserve [\d.]+ CPU .* have \d+ CPU", str(said[1].exception)
+            r"for \d+ more makers are missing: they reserve [\d.]+ CPU .* have \d+ CPU", str(said[1].exception)
         )
         check_samples(folder)
-        assert ended(folder, "maker-1 is ended; ")
+        assert ended(folder, "maker-1 was stopped, ")
         assert result is not None and local is not None
         for ours, theirs in zip(result.metrics, local.metrics, strict=True):
             assert ours["loss/policy"] == pytest.approx(theirs["loss/policy"], abs=1e-5)
@@ -137,16 +137,16 @@ class TestRuns:
             until(folder, lambda values: values.makers != [] and values.makers[0].version is not None, "a maker")
             assert scaled(folder, 2).exit_code == 0
             kill("maker-1")
-            wait_until(lambda: ended(folder, "maker-1 is started anew"), "another in its place")
+            wait_until(lambda: ended(folder, "maker-1 is restarted"), "another in its place")
             until(folder, lambda values: any(each.name == "maker-1.1" and each.pid for each in values.makers), "it")
-            asked = Request(do="scale", makers=3)
+            asked = DriverRequest(do="scale", makers=3)
             asked.send(folder)
             until(folder, lambda values: len(values.makers) == 3, "a third")
             kill("maker-2")
             until(folder, lambda values: getattr(values.scaling, "id", "") == asked.id, "an answer")
             found = status(folder)
             assert found is not None and found.scaling is not None and len(found.makers) == 2
-            assert "maker-2 does not start" in found.scaling.problem
+            assert "maker-2 did not start" in found.scaling.problem
             held.unlink()
             ControlBox(folder / "control").send(parse_command(["stop"]))
 
@@ -181,7 +181,7 @@ class TestRuns:
             options = {"num_makers": 2, "prompts_per_lease": 1, **ways, "max_staleness": 2}
             train(run_file({"episodes": 4}, **options), output=folder)
         check_samples(folder)
-        found = re.search(r"maker-1 is ended; (\d+) of its prompts", (folder / "run.log").read_text())
+        found = re.search(r"maker-1 was stopped, (\d+) of its prompts", (folder / "run.log").read_text())
         assert found is not None and int(found[1]) > 0
 
 
@@ -228,9 +228,9 @@ class TestCommand:
         assert (said.exit_code, said.output) == (0, f"{tmp_path}: 3 makers\n")
 
     def test_refused(self, tmp_path: Path, answers: Callable[..., None]) -> None:
-        answers("there is no room")
+        answers("resources are missing")
         error = scaled(tmp_path, 3).exception
-        assert isinstance(error, RlhfError) and "there is no room" in str(error) and "rlhf ray status" in str(error)
+        assert isinstance(error, RlhfError) and "are missing" in str(error) and "rlhf ray status" in str(error)
 
     def test_a_later_request_takes_its_place(self, tmp_path: Path, answers: Callable[..., None]) -> None:
         answers("", id="9")
@@ -262,7 +262,7 @@ class TestRequests:
     """The folder may be anyone's."""
 
     def test_a_request_is_taken_once(self, tmp_path: Path) -> None:
-        sent = Request(do="scale", makers=3, timeout_seconds=5.0)
+        sent = DriverRequest(do="scale", makers=3, timeout_seconds=5.0)
         sent.send(tmp_path)
         assert take_request(tmp_path) == sent
         assert take_request(tmp_path) is None
@@ -287,7 +287,7 @@ class TestRequests:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / "ray-request.json"
-        Request(do="stop").send(tmp_path)
+        DriverRequest(do="stop").send(tmp_path)
         with monkeypatch.context() as other_user:
             other_user.setattr(os, "geteuid", lambda: os.getuid() + 1)
             assert take_request(tmp_path) is None

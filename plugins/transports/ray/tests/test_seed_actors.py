@@ -130,7 +130,7 @@ def test_a_shortfall_ends_the_fit_with_what_the_makers_said(start: Callable[...,
     get(trainer.buffer_extend.remote([item(n) for n in range(10)]))
     get(trainer.maker_done.remote("maker_0"))
     get(trainer.maker_done.remote("maker_1", "RewardError: no score"))
-    with pytest.raises(Exception, match=r"after 2 of 5 batches: maker_0 is done; maker_1 failed: RewardError"):
+    with pytest.raises(Exception, match=r"after 2 of 5 batches: maker_0 is done, maker_1 failed: RewardError"):
         get(fit)
     assert len(get(trainer.get_state.remote())[0]) == 2  # whole batches were trained on
 
@@ -148,7 +148,7 @@ def test_a_maker_that_dies_ends_the_fit(start: Callable[..., Any]) -> None:
     get(trainer.maker_started.remote("maker_0"))
     ray.kill(maker)
     assert wait_until(lambda: get_named_actor("maker_0") is None, WAIT)
-    with pytest.raises(Exception, match="after 0 of 1 batches: maker_0 failed: its actor is gone"):
+    with pytest.raises(Exception, match="after 0 of 1 batches: maker_0 failed: its actor was lost"):
         get(fit)
 
 
@@ -165,13 +165,13 @@ def test_a_maker_that_is_frozen_ends_the_fit(start: Callable[..., Any]) -> None:
     get(trainer.__ray_call__.remote(be_impatient))
     get(trainer.maker_started.remote("maker_0"))
     get(trainer.maker_alive.remote("maker_0"))
-    with pytest.raises(Exception, match="after 0 of 1 batches: maker_0 failed: it gave no sign of life for"):
+    with pytest.raises(Exception, match="after 0 of 1 batches: maker_0 failed: it sent no heartbeat for"):
         get(trainer.fit.remote(total_steps=1, update_steps=1))
 
 
 def test_a_wait_for_a_batch_has_a_deadline(start: Callable[..., Any]) -> None:
     trainer = start(MyTrainer, "trainer_0", ["nobody"], train_batch_size=4, batch_timeout_seconds=0.5)
-    with pytest.raises(Exception, match=r"no batch came in 0.5 s; .*0 of 4 entries"):
+    with pytest.raises(Exception, match=r"no batch came in 0.5 s .*0 of 4 entries"):
         get(trainer.fit.remote(total_steps=1, update_steps=1))
 
 

@@ -16,8 +16,8 @@ from rlhf_core.columns import ENGINE_COLUMNS, TEMPERATURE, Columns
 from rlhf_core.errors import DataError, RlhfError, SyncError
 from rlhf_core.types import BufferItem, Experience, RolloutGroup
 from rlhf_ray.detached_trainer import DetachedTrainer, FitPlan
-from rlhf_ray.maker_feed import deal, maker_number, sample_id
-from rlhf_ray.maker_parts import _SampledAt, trained_names
+from rlhf_ray.maker_feed import distribute, maker_number, sample_id
+from rlhf_ray.maker_parts import _TemperatureColumn, trained_names
 from rlhf_ray.maker_presence import MakerPresence
 from rlhf_ray.wire import num_bytes, pack, unpack
 
@@ -29,7 +29,7 @@ def test_what_is_trained_beside_a_frozen_rest_has_names() -> None:
     assert trained_names(module) == {"bias"}
 
 
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writ")  # as `settle` has it in an actor
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writ")  # as `set_up_process` has it in an actor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
 def test_tensors_come_back_from_arrays(dtype: torch.dtype) -> None:
     tensor = torch.tensor([[0.0, 1.0], [2.0, -3.0]]).to(dtype)
@@ -51,7 +51,7 @@ def test_items_are_dealt_in_turn(sizes: list[int], num_targets: int) -> None:
     received: list[list[int]] = [[] for _ in range(num_targets)]
     first = made = 0
     for size in sizes:
-        dealt, first = deal(list(range(made, made + size)), num_targets, first)
+        dealt, first = distribute(list(range(made, made + size)), num_targets, first)
         made += size
         for target, part in enumerate(dealt):
             received[target].extend(part)
@@ -70,7 +70,7 @@ def test_a_token_keeps_the_temperature_that_its_engine_reported() -> None:
         action_log_probs=torch.zeros(2),
     )
     told = replace(plain, columns=Columns({TEMPERATURE: [1.5, 0.0]}, ENGINE_COLUMNS))
-    rows = _SampledAt(0.5).run([RolloutGroup(position=0, rollouts=(), items=(plain, told))])
+    rows = _TemperatureColumn(0.5).run([RolloutGroup(position=0, rollouts=(), items=(plain, told))])
     assert [row[TEMPERATURE] for row in rows] == [[0.5, 0.5], [1.5, 0.5]]
 
 
@@ -92,9 +92,9 @@ class TestNumbers:
         assert len({maker_number(f"maker_{i}") for i in range(64)}) == 64
 
     def test_what_cannot_be_numbered_is_refused(self) -> None:
-        with pytest.raises(DataError, match="cannot be numbered"):
+        with pytest.raises(DataError, match="cannot number"):
             sample_id(0, 0, 1 << 16)
-        with pytest.raises(DataError, match="cannot be numbered"):
+        with pytest.raises(DataError, match="cannot number"):
             sample_id(0, 1 << 24, 0)
 
 
@@ -152,55 +152,55 @@ class TestFit:
 class TestPresence:
     def wait_for_reason(self, presence: MakerPresence) -> str:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while (reason := presence.reason_for_none()) is None:
+        while (reason := presence.reason_all_ended()) is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         return reason
 
     def test_one_that_may_still_send_is_waited_for(self) -> None:
         presence = MakerPresence(["a", "b"], lambda name: False)
-        presence.done("a", None)
-        assert presence.reason_for_none() is None  # b is not there yet
+        presence.record_end("a", None)
+        assert presence.reason_all_ended() is None  # b is not there yet
 
     def test_all_done_and_what_they_said(self) -> None:
         presence = MakerPresence(["a", "b"], lambda name: True)
-        presence.fit_begins()
-        presence.done("a", None)
-        presence.done("b", "ValueError: no")
-        assert self.wait_for_reason(presence) == "a is done; b failed: ValueError: no"
+        presence.start_fit()
+        presence.record_end("a", None)
+        presence.record_end("b", "ValueError: no")
+        assert self.wait_for_reason(presence) == "a is done, b failed: ValueError: no"
 
     def test_one_whose_actor_is_gone_is_done(self) -> None:
         alive = {"a"}
         presence = MakerPresence(["a"], alive.__contains__)
-        presence.started("a")
-        assert presence.reason_for_none() is None
+        presence.record_start("a")
+        assert presence.reason_all_ended() is None
         alive.clear()
-        assert "gone" in self.wait_for_reason(presence)
+        assert "lost" in self.wait_for_reason(presence)
 
     def test_one_that_is_there_but_silent_is_done(self) -> None:
         """Frozen, say. One that gave no sign of life yet is not expected to: it may still read its data."""
         now = [0.0]
         presence = MakerPresence(["a", "b"], lambda name: True, heartbeat_seconds=60, clock=lambda: now[0])
         for name in ("a", "b"):
-            presence.started(name)
-        presence.seen("a")
+            presence.record_start(name)
+        presence.record_heartbeat("a")
         now[0] = 61
-        presence.done("b", None)
-        assert "a failed: it gave no sign of life for 61 s" in self.wait_for_reason(presence)
+        presence.record_end("b", None)
+        assert "a failed: it sent no heartbeat for 61 s" in self.wait_for_reason(presence)
 
     def test_one_that_goes_on_or_starts_again_is_waited_for(self) -> None:
         now = [0.0]
         presence = MakerPresence(["a"], lambda name: True, heartbeat_seconds=60, clock=lambda: now[0])
         for name in ("a", "b"):
-            presence.started(name)
-            presence.seen(name)
+            presence.record_start(name)
+            presence.record_heartbeat(name)
         now[0] = 59
-        presence.seen("a")
+        presence.record_heartbeat("a")
         now[0] = 61
-        presence.started("b")  # another actor of its name
-        assert presence.reason_for_none() is None
+        presence.record_start("b")  # another actor of its name
+        assert presence.reason_all_ended() is None
         now[0] = 118
-        assert presence.reason_for_none() is None
+        assert presence.reason_all_ended() is None
 
 
 def test_lora_layers_of_another_scale_are_refused() -> None:

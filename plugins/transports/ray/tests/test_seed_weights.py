@@ -131,7 +131,7 @@ def test_what_a_dead_sender_left_is_dropped(module: nn.Module) -> None:
     time.sleep(0.05)
     with staged.making():
         assert not staged._incoming
-    with pytest.raises(SyncError, match="none is open"):
+    with pytest.raises(SyncError, match="no version is open"):
         staged.commit(1, sender="dead")
 
 
@@ -148,5 +148,5 @@ def test_an_adapter_for_a_model_without_one_is_refused(module: nn.Module) -> Non
     staged = StagedWeights({"policy": module})
     staged.begin(1, adapter_only=True)
     staged.stage(1, "policy", {"bias": torch.zeros(2)})
-    with pytest.raises(SyncError, match="has none"):
+    with pytest.raises(SyncError, match="does not have one"):
         staged.commit(1)

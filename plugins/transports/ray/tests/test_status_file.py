@@ -39,18 +39,18 @@ def write(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("text", ["{}", "[]", "", "{", "[" * 10**5, '{"driver_pid": ' + "9" * 5000 + "}", "\udcff"])
 def test_a_malformed_file_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "ray.json").write_text(text, errors="surrogateescape")
-    with pytest.raises(UserInputError, match="not what a driver writes"):
+    with pytest.raises(UserInputError, match="not written by a driver"):
         read_status(tmp_path)
 
 
 def test_a_link_or_pipe_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path).rename(tmp_path / "other")
     (tmp_path / "ray.json").symlink_to(path)
-    with pytest.raises(UserInputError, match="no regular file"):
+    with pytest.raises(UserInputError, match="not a regular file"):
         read_status(tmp_path)
     (tmp_path / "ray.json").unlink()
     os.mkfifo(tmp_path / "ray.json")
-    with pytest.raises(UserInputError, match="no regular file"):
+    with pytest.raises(UserInputError, match="not a regular file"):
         read_status(tmp_path)
 
 
@@ -60,7 +60,7 @@ def test_a_maker_that_has_no_weights_yet_is_shown(tmp_path: Path) -> None:
     with RunFolder.take(tmp_path):
         shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0
-    assert "maker-0  pid 6  waits since 0 s  no weights yet" in shown.output
+    assert "maker-0  pid 6  waits (for 0 s)  no weights yet" in shown.output
 
 
 def test_stop_sends_no_process_a_signal_but_asks_the_driver_which_is_gone_when_the_folder_is_free(
@@ -103,13 +103,13 @@ def test_status_shows_what_a_driver_wrote(tmp_path: Path) -> None:
     with RunFolder.take(tmp_path):
         shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
-    assert "waits since 1.5 s  version 0  started anew 1 times" in shown.output
+    assert "waits (for 1.5 s)  version 0  restarted 1 times" in shown.output
 
 
 def test_a_driver_elsewhere_that_says_nothing_any_more_is_not_called_stopped(tmp_path: Path) -> None:
     write(tmp_path, host="another", updated=0.0)
     error = CliRunner().invoke(ray, ["stop", str(tmp_path)]).exception
-    assert isinstance(error, UserInputError) and "on another) has said nothing" in str(error)
+    assert isinstance(error, UserInputError) and "on another) has not responded" in str(error)
     assert not (tmp_path / "ray-request.json").exists()
 
 

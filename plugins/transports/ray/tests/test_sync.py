@@ -79,7 +79,7 @@ def start() -> Iterator[Callable[..., dict[str, Any]]]:
 
 def sync_to(makers: dict[str, Any], timeout_seconds: float = PATIENCE_SECONDS) -> MakerSync:
     known = NamedActors([], timeout_seconds=1)
-    known.know(makers)
+    known.add_handles(makers)
     trained = {"policy": TrainedModel(nn.Linear(2, 2), None, None)}  # type: ignore[arg-type]
     strategy: Any = OneProcess()
     return MakerSync(strategy, trained, {}, known, sender="t", timeout_seconds=timeout_seconds)
@@ -115,7 +115,7 @@ def test_one_that_dies_is_left_out_and_without_any_it_fails(start: Callable[...,
     assert told(makers["a"])[-1] == "end"
     assert sync.report is not None and sync.report.num_makers == 1
     makers = start(c="dies")
-    with pytest.raises(ActorLostError, match="c: its process is gone"):
+    with pytest.raises(ActorLostError, match="c: its process exited"):
         send(sync_to(makers), makers)
 
 
@@ -162,7 +162,7 @@ def test_in_a_run_who_comes_late_gets_it_too(start: Callable[..., dict[str, Any]
         ray.kill(coordinator)
 
 
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writ")  # as `settle` has it in an actor
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writ")  # as `set_up_process` has it in an actor
 def test_the_same_bytes_arrive(start: Callable[..., dict[str, Any]]) -> None:
     makers = start(a="takes")
     sync = sync_to(makers)

@@ -82,7 +82,7 @@ class TestCoordinator:
 
     def test_waits_end_and_say_what_is_missing(self) -> None:
         async def scenario(coordinator: Coordinator) -> None:
-            with pytest.raises(DeadlineError, match="1 makers to load their models; ready: none"):
+            with pytest.raises(DeadlineError, match="1 makers to load their models .ready: none"):
                 await coordinator.wait_for_makers(0.01)
             await coordinator.register("m", 1, "n", 3)
             await coordinator.publish(0)
@@ -100,8 +100,8 @@ class TestCoordinator:
             assert await coordinator.publish(0, [{"version": 0}], {"m"}) == {}
             assert await coordinator.register("late", 1, "n", 0) == (1, [{"version": 0}])
             assert await coordinator.publish(1, [{"version": 1}], {"m"}) == {}
-            assert await coordinator.register("late", 1, "n", 0, has=1) == (2, [{"version": 1}])
-            assert await coordinator.register("late", 1, "n", 0, "other", has=2) is None
+            assert await coordinator.register("late", 1, "n", 0, publication=1) == (2, [{"version": 1}])
+            assert await coordinator.register("late", 1, "n", 0, "other", publication=2) is None
             assert await coordinator.publish(2, [{"version": 2}], {"m"}) == {"late": "other"}
             assert [maker.version for maker in (await coordinator.overview(0)).makers] == [None, 2]
 
@@ -125,14 +125,14 @@ class TestCoordinator:
             await coordinator.register("m", 1, "n", 0)
             await coordinator.alive("trainer-0", 1, "n")
             await coordinator.next_work("m", 0)
-            assert (await coordinator.overview(0)).makers[0].doing == "waits: no weights were published yet"
+            assert (await coordinator.overview(0)).makers[0].doing == "waits: no weights have been published yet"
             await coordinator.publish(0)
             await coordinator.next_work("m", 1)
             taking = asyncio.create_task(coordinator.take(0, 5, "trainer-0"))
             await asyncio.sleep(0)
             view = await coordinator.overview(0)
             assert view.makers[0].doing == "makes 2 prompts from 0"
-            assert view.trainers[0].doing == "waits: the samples of episode 1 are not all there"
+            assert view.trainers[0].doing == "waits: samples of episode 1 are still missing"
             await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes())
             await taking
             await coordinator.next_work("m", 0)
@@ -184,7 +184,7 @@ class TestCoordinator:
             await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes(rollout_s=2.0))
             await coordinator.take(0, 1)
             await coordinator.give_back(0, [1])
-            with pytest.raises(DeadlineError, match="1 of 2 groups are in"):
+            with pytest.raises(DeadlineError, match="1 of 2 groups are complete"):
                 await coordinator.take(0, 0.01)
             assert await coordinator.next_work("m", 1) == RolloutWork((1,), 0)
             await coordinator.submit("m", 0, [made(1, owner="again")], PhaseTimes(rollout_s=1.0))
@@ -240,7 +240,7 @@ class TestCoordinator:
             await coordinator.publish(0)
             assert await coordinator.submit("m", 0, [made(2), made(3)], PhaseTimes()) == 0
             assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0, era=1)
-            with pytest.raises(DeadlineError, match="0 of 2 groups are in"):
+            with pytest.raises(DeadlineError, match="0 of 2 groups are complete"):
                 await coordinator.take(0, 0.01)
 
         run(scenario)
@@ -250,7 +250,7 @@ class TestCoordinator:
             await coordinator.register("m", 1, "n", 0)
             await coordinator.publish(0)
             await coordinator.next_work("m", 1)
-            assert await coordinator.next_work("m", 0.01, under_way=1) is None
+            assert await coordinator.next_work("m", 0.01, num_running=1) is None
             assert (await coordinator.overview(0)).makers[0].doing == "makes 2 prompts from 0"
             assert await coordinator.next_work("m", 0.01) is None
             assert "waits" in (await coordinator.overview(0)).makers[0].doing
@@ -325,5 +325,5 @@ def test_samples_that_may_be_late_are_weighted_unless_the_run_says_otherwise(
 
 def test_a_folder_without_a_detached_run_has_no_status(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
-    with pytest.raises(RlhfError, match="no such folder"):
+    with pytest.raises(RlhfError, match="the folder does not exist"):
         read_status(tmp_path / "nowhere")

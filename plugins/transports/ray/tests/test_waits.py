@@ -48,7 +48,7 @@ def test_a_trainer_that_is_stopped_ends_the_run(
 ) -> None:
     """Stopped by a signal, it is there and does nothing; afterwards it is gone."""
     faults("trainer-stops")
-    with pytest.raises(RlhfError, match=r"trainer-0: gave no sign of life for"):
+    with pytest.raises(RlhfError, match=r"trainer-0: sent no heartbeat for"):
         train(run_file(max_staleness=0, heartbeat_seconds=5), output=tmp_path / "ray")
     wait_until(lambda: not actors("Trainer"), "the end of the trainer")
 
@@ -69,7 +69,7 @@ def test_a_coordinator_that_is_killed_ends_the_run_and_a_resume_goes_on(
     turn: int, tmp_path: Path, run_file: RunFile, check_samples: Callable[[Path], None]
 ) -> None:
     run = run_file({"episodes": 4}, num_makers=1 + turn % 2, max_staleness=turn % 3)
-    with pytest.raises(RlhfError, match="coordinator: its process is gone"):
+    with pytest.raises(RlhfError, match="coordinator: its process exited"):
         train(run, output=tmp_path / "ray", hooks=[KillCoordinator(1)])
     wait_until(lambda: not actors("Trainer") and not actors("ExperienceMakerHolder"), "the end of the actors")
     assert train(run, output=tmp_path / "ray", resume="auto") is not None

@@ -1,4 +1,4 @@
-"""Processes that can be killed: started, watched, asked and ended in one way, whatever runs in them."""
+"""Processes that can be killed: start them, send them requests, watch their memory and deadlines, end them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends a helper process when its parent is gone, whatever it is doing."""
+"""Ends a helper process when its parent exits, even if the helper hangs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Watch the parent process from a separate thread.
+    """Start a thread that exits this process when its parent exits.
 
-    A hung process does not notice that a connection closed; without this it would outlive a killed run.
+    A hung process does not notice a closed connection and would otherwise outlive a killed run.
     """
     BoundedThread(_watch, "parent watch", (os.getppid(),)).start()
 
 
 def killed_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` is gone, whatever either is doing.
+    """Have the kernel kill this process when `parent` exits.
 
-    Strictly, when the thread that started this process ends, so that thread must last. Where the system cannot
-    (only Linux can), a thread watches instead, which does not run while another thread holds the GIL.
+    The kernel does so when the thread that started this process ends, so that thread must live as long as the process.
+    On systems other than Linux a thread watches instead. It does not run while another thread holds the GIL.
+
+    Args:
+        parent: process id of the parent.
     """
     if sys.platform != "linux":
         end_with_parent()

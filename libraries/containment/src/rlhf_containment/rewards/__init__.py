@@ -1,1 +1,1 @@
-"""The callers of rewards: `isolate`, which the option of that name turns on, and `lock-watch`."""
+"""The reward callers `isolate`, which the option of that name enables, and `lock-watch`."""

@@ -1,6 +1,6 @@
-"""The caller `isolate`: a reward in its own processes, so that one that hangs, leaks or crashes is ended and replaced.
+"""The caller `isolate`: runs a reward in separate processes, so that one that hangs, leaks or crashes is replaced.
 
-Samples are sent pickled; what comes back is JSON, since a reward that is fed hostile answers may write anything.
+Samples are sent pickled. Answers are JSON, since a reward that processes hostile text may write anything.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .messages import read_answer
 
 
 class LostReward(RewardFault):
-    """The process of a call ended, or was ended because it took too much memory."""
+    """The process of a call exited or exceeded its memory limit."""
 
 
 class IsolatedCalls(RewardCaller):
-    """Calls a reward in worker processes, one process for each call at a time.
+    """Calls a reward in worker processes, one process per concurrent call.
 
-    If a call passes its deadline or its process ends, the answers at fault are found by scoring each one alone.
+    If a call passes its deadline or its process exits, each answer is scored alone to find the ones at fault.
     """
 
     def __init__(self, spec: RewardSpec) -> None:
         """Raises `RewardError` if the reward cannot be sent to another process."""
         try:
-            self._recipe = pickle.dumps(spec.recipe or partial(_itself, spec.function))
+            self._recipe = pickle.dumps(spec.recipe or partial(_identity, spec.function))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise RewardError(
                 f"{spec.plugin} cannot be run in its own process: {error}",
                 where=f'reward "{spec.name}"',
-                hint="define it at the top of a module, or isolate: false",
+                hint="define it at the top level of a module, or set isolate: false",
             ) from error
         self._name = spec.name
         self._counts: Counter[str] = Counter()
@@ -51,49 +51,49 @@ class IsolatedCalls(RewardCaller):
         self._lock = threading.Lock()
         self._alive: set[RequestProcess] = set()
         self._free: list[RequestProcess] = []
-        """The last one is taken first, which keeps few alive."""
+        """Idle processes. The last one is taken first, which keeps few alive."""
         self._closed = False
 
     async def call(self, rollouts: Sequence[Rollout], timeout_seconds: float, call: Call) -> Sequence[Outcome]:
-        asking = CallThread(partial(self._score, rollouts, timeout_seconds), f"reward-{self._name}-call")
-        outcomes: Sequence[Outcome] = await asyncio.wrap_future(asking.outcome)
+        thread = CallThread(partial(self._score, rollouts, timeout_seconds), f"reward-{self._name}-call")
+        outcomes: Sequence[Outcome] = await asyncio.wrap_future(thread.outcome)
         return outcomes
 
     def _score(self, rollouts: Sequence[Rollout], timeout_seconds: float) -> Sequence[Outcome]:
         try:
-            return self._ask(rollouts, timeout_seconds)
+            return self._score_batch(rollouts, timeout_seconds)
         except (DeadlinePassed, LostReward) as fault:
             if len(rollouts) < 2:
                 raise
-            outcomes = score_alone(self._ask_alone, self._prepare, rollouts, fault, timeout_seconds)
+            outcomes = score_alone(self._score_one, self._prepare, rollouts, fault, timeout_seconds)
             self._counts["failures"] += not all(each is fault for each in outcomes)  # else core counts it
             return outcomes
 
-    def _ask_alone(self, rollout: Rollout, timeout_seconds: float) -> Outcome:
+    def _score_one(self, rollout: Rollout, timeout_seconds: float) -> Outcome:
         self._counts["calls"] += 1
         try:
-            (outcome,) = self._ask([rollout], timeout_seconds)
+            (outcome,) = self._score_batch([rollout], timeout_seconds)
         except RewardFault as fault:
             outcome = fault
         self._counts["failures"] += not isinstance(outcome, float)
         return outcome
 
-    def _ask(self, rollouts: Sequence[Rollout], timeout_seconds: float) -> Sequence[Outcome]:
+    def _score_batch(self, rollouts: Sequence[Rollout], timeout_seconds: float) -> Sequence[Outcome]:
         try:
             request = pickle.dumps(list(rollouts))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise RewardFault(f"cannot be sent these samples: {error}") from error
+            raise RewardFault(f"cannot receive these samples: {error}") from error
         worker = self._take()
         try:
-            answer = self._answer(worker.ask, request, timeout_seconds, count=len(rollouts))
+            outcomes = self._call_worker(worker.ask, request, timeout_seconds, count=len(rollouts))
         except BaseException:
             self._end(worker)
             raise
         self._keep(worker)
-        return answer
+        return outcomes
 
     def take_counts(self) -> Mapping[str, float]:
-        """Calls about single answers, and how many of them failed."""
+        """Return and reset the numbers of single-answer calls and of failed ones."""
         taken, self._counts = self._counts, Counter()
         return taken
 
@@ -101,7 +101,10 @@ class IsolatedCalls(RewardCaller):
         self._keep(self._take())
 
     def _take(self) -> RequestProcess:
-        """A process that has built the reward. Raises `RewardFault`, or `OSError` if the system starts no process."""
+        """Return an idle or new process that has built the reward.
+
+        Raises `RewardFault` if closed or if the reward cannot be built, `OSError` if the system cannot start a process.
+        """
         with self._lock:
             if self._closed:
                 raise RewardFault("is closed: the run is ending")
@@ -112,14 +115,14 @@ class IsolatedCalls(RewardCaller):
             worker = self._start()
             self._alive.add(worker)
         try:
-            self._answer(worker.start, self._recipe, count=0)
+            self._call_worker(worker.start, self._recipe, count=0)
         except BaseException:
             self._end(worker)
             raise
         return worker
 
     def _keep(self, worker: RequestProcess) -> None:
-        """Keep a process for the next call. One that exceeds its memory limit is ended instead."""
+        """Keep a process for the next call, or end it if it exceeds its memory limit."""
         with self._lock:
             if not (self._closed or worker.excess()):
                 self._free.append(worker)
@@ -130,7 +133,7 @@ class IsolatedCalls(RewardCaller):
         self._alive.discard(worker)
         worker.end()
 
-    def _answer(self, ask: Callable[..., bytes], *request: Any, count: int) -> Sequence[Outcome]:
+    def _call_worker(self, ask: Callable[..., bytes], *request: Any, count: int) -> Sequence[Outcome]:
         try:
             return read_answer(ask(*request), count)
         except ProcessTimeout as fault:
@@ -141,7 +144,7 @@ class IsolatedCalls(RewardCaller):
             raise RewardFault(str(fault)) from None
 
     def close(self) -> None:
-        """End every process. One in use is killed; its call sees that its connection closes, and ends it."""
+        """End every process. One in use is killed here, and its call ends it when the connection closes."""
         with self._lock:
             self._closed = True
             alive, free, self._free = list(self._alive), self._free, []
@@ -151,5 +154,5 @@ class IsolatedCalls(RewardCaller):
             self._end(worker)
 
 
-def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+def _identity(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
     return function

@@ -1,4 +1,4 @@
-"""The caller `lock-watch`: ends a run in whose own process a reward holds Python's lock past its deadline."""
+"""The caller `lock-watch`: ends a run if a reward in its process holds the GIL past its deadline."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class WatchedCalls(RewardCaller):
     def __init__(self, spec: RewardSpec) -> None:
         self._is_isolated = bool(spec.call_options.isolate)
         error = RewardError(
-            f"{spec.plugin}: gave no answer within {spec.call_options.timeout_seconds:g} s and holds Python's lock, so "
-            "that nothing in its process can go on: the process is ended",
+            f"{spec.plugin}: gave no answer within {spec.call_options.timeout_seconds:g} s and holds the GIL, which "
+            "blocks all threads of its process: the process is killed",
             where=f'reward "{spec.name}"',
-            hint="isolate: true in its entry gives it a process of its own, which a deadline can end",
+            hint="with isolate: true in its entry, it runs in a separate process that is killed at its deadline",
         )
         self._message = printable(f"error: {error}")
 

@@ -1,6 +1,6 @@
 """The process of an isolated reward: `python -m rlhf_containment.rewards.worker SOCKET PARENT`.
 
-The first request is a pickle of the function that builds the reward; each later one is a pickle of rollouts.
+The first request is a pickle of the function that builds the reward. Each later one is a pickle of rollouts.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Worker:
         self._loop = asyncio.new_event_loop()
 
     def answer(self, request: bytes) -> bytes:
-        """The answer to a request: see `rewards.messages`."""
+        """Answer a request in the form of `rewards.messages`."""
         try:
-            given = pickle.loads(request)  # noqa: S301 - from the run that started this process, over a socket pair
+            content = pickle.loads(request)  # noqa: S301 - from the run that started this process, over a socket pair
             if self._reward is None:
-                return self._build(given)
-            answer = self._reward(given)
-            if isinstance(answer, Awaitable):
-                answer = self._loop.run_until_complete(answer)
-            return scored(read_scores(answer, len(given)))
+                return self._build(content)
+            scores = self._reward(content)
+            if isinstance(scores, Awaitable):
+                scores = self._loop.run_until_complete(scores)
+            return scored(read_scores(scores, len(content)))
         except RewardFault as fault:
             return failed(str(fault))
         except BaseException as error:  # third-party code may raise anything, KeyboardInterrupt included

@@ -1,4 +1,4 @@
-"""A private folder on disk for the weaker mode, and its removal whatever its content."""
+"""A private folder on disk for the mode `landlock`, and its removal regardless of its contents."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NOBODY = 65534
 
 @contextmanager
 def private_folder(source: str, stdin: str) -> Iterator[str]:
-    """A folder with `program.py`, `input` and an empty `work` for the program; removed afterwards."""
+    """Context of a folder with `program.py`, `input` and an empty `work` for the program. Removed afterwards."""
     folder = tempfile.mkdtemp(prefix="rlhf-sandbox-")
     try:
         path = Path(folder)
         path.joinpath("program.py").write_text(source, encoding="utf-8", errors="replace")
         path.joinpath("input").write_text(stdin, encoding="utf-8", errors="replace")
         path.joinpath("work").mkdir(mode=0o700)
-        if os.geteuid() == 0:  # the program runs as nobody: it may pass through here, and own its own folder only
+        if os.geteuid() == 0:  # the program runs as `nobody`, which may only pass through here and own `work`
             os.chown(path / "work", _NOBODY, _NOBODY)
             for each in ("program.py", "input"):
                 path.joinpath(each).chmod(0o444)
@@ -33,7 +33,7 @@ def private_folder(source: str, stdin: str) -> Iterator[str]:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a folder of any depth, following no link, without a file descriptor or a call per level.
+    """Remove a folder of any depth without following links or recursion.
 
     Nested folders are moved to the top, emptied there and removed, so that paths stay short.
     """
@@ -45,15 +45,15 @@ def remove_tree(folder: str) -> None:
                 if not _is_folder(name, top):
                     os.unlink(name, dir_fd=top)
                     continue
-                os.chmod(name, 0o700, dir_fd=top)  # it may have been made unreadable
-                _empty_into(name, top, numbers)
+                os.chmod(name, 0o700, dir_fd=top)  # the program may have made it unreadable
+                _move_contents_to_top(name, top, numbers)
                 os.rmdir(name, dir_fd=top)
     finally:
         os.close(top)
     os.rmdir(folder)
 
 
-def _empty_into(name: str, top: int, numbers: Iterator[int]) -> None:
+def _move_contents_to_top(name: str, top: int, numbers: Iterator[int]) -> None:
     inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
     try:
         for each in os.listdir(inner):

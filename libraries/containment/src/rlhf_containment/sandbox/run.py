@@ -1,4 +1,4 @@
-"""Runs one program in the sandbox under limits, and reports how it ended."""
+"""Runs one program in the sandbox under limits and returns its output and exit status."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from typing import Any, Literal
 from .folder import private_folder
 
 Mode = Literal["namespaces", "landlock"]
-"""Isolation of a program: by separate namespaces, or, weaker, by Landlock."""
+"""Isolation of a program, by separate namespaces or, weaker, by Landlock."""
 _START_SECONDS = 60.0
 """Deadline for the child to isolate itself."""
 _END_SECONDS = 10.0
 _GRACE_SECONDS = 2.0
-"""The child ends a program that exceeds its time; this much later the child itself is ended."""
+"""Grace period after the time limit. The child kills a late program, and is killed itself if it has not done so."""
 _BOOTSTRAP = "import sys; sys.path.append(sys.argv[1]); from inside.main import main; main(*map(int, sys.argv[2:]))"
 
 
 class SandboxError(RuntimeError):
-    """The sandbox failed; the program did not run, or not to its end."""
+    """The sandbox failed, and the program did not run or did not finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one program, with all the processes it starts."""
+    """Limits of one program and all the processes that it starts."""
 
     timeout_seconds: float = 5.0
     cpu_seconds: int = 5
     memory_bytes: int = 512 * 2**20
-    """Address space of each process, and memory of all of them."""
+    """Maximum address space of each process, and maximum memory of all of them together."""
     max_processes: int = 16
-    """Processes and threads."""
+    """Maximum number of processes and threads."""
     max_output_bytes: int = 2**20
-    """Most bytes of output, and of error output; a program that writes more is ended."""
+    """Maximum size of output and of error output, each. A program that writes more is killed."""
     max_file_bytes: int = 2**24
     max_folder_bytes: int = 2**26
     max_files: int = 1024
-    """Files and folders in the private folder."""
+    """Maximum number of files and folders in the private folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended."""
+    """Output and exit status of a program."""
 
     exit_code: int
-    """0 is success; 128 + n was ended by signal n."""
+    """0 for success, 128 + n if ended by signal n."""
     output: str
     error_output: str
     stopped_for: Literal["", "time", "processor", "memory", "output"]
-    """The exceeded limit, if there was one."""
+    """The exceeded limit, empty if none was."""
 
     @property
     def succeeded(self) -> bool:
@@ -68,7 +68,24 @@ class ProgramResult:
 def run_program(
     source: str, stdin: str = "", limits: Limits | None = None, *, mode: Mode = "namespaces"
 ) -> ProgramResult:
-    """Run Python `source` with `stdin` as its input. Raises `SandboxError` where the machine does not give the mode."""
+    """Run untrusted Python source in a sandbox.
+
+    Args:
+        source: the program.
+        stdin: its standard input.
+        limits: limits on time, memory, processes, files and output. None uses the defaults of `Limits`.
+        mode: isolation of the program.
+
+    Returns:
+        Output and exit status, also of a program that failed or exceeded a limit.
+
+    Raises:
+        SandboxError: if the machine does not support the mode, or the sandbox itself failed.
+
+    Example:
+        result = run_program("print(int(input()) + 1)", stdin="41", limits=Limits(timeout_seconds=2.0))
+        assert result.succeeded and result.output == "42\\n"
+    """
     limits = limits or Limits()
     prefixes = sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix})
     job: dict[str, Any] = asdict(limits) | {
@@ -100,7 +117,11 @@ def run_program(
 
 @lru_cache
 def missing(mode: Mode = "namespaces") -> str | None:
-    """Why this machine does not support a mode, or None; determined once, with an empty program."""
+    """Return the reason why this machine does not support a mode, or None. A trial program runs at the first call.
+
+    Args:
+        mode: isolation of programs.
+    """
     try:
         result = run_program("print('ran')", "", Limits(timeout_seconds=_START_SECONDS, cpu_seconds=60), mode=mode)
     except SandboxError as error:
@@ -111,7 +132,7 @@ def missing(mode: Mode = "namespaces") -> str | None:
 
 
 def _start(job: bytes) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the child; returns it and our end of the pipe for its status."""
+    """Start the child and return it with the reading end of its status pipe."""
     job_fd = os.memfd_create("job")
     read, status = os.pipe()
     try:
@@ -138,20 +159,26 @@ def _start(job: bytes) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the child; the kernel ends its namespaces' processes, or in the weaker mode it does so at SIGTERM."""
+    """End the child. The kernel then ends its namespaces' processes. In the weaker mode it ends them on SIGTERM."""
     if process.poll() is None:
         process.terminate()
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):  # it ended just now
+            with suppress(ProcessLookupError):  # it has just exited
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(_END_SECONDS)
 
 
 def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limits) -> ProgramResult:
-    """Read until child and program are done, write too much or take too long. Raises `SandboxError` where none ran."""
-    said = {name: bytearray() for name in read}
+    """Read until child and program finish, write too much or are late. Raises `SandboxError` if none ran.
+
+    Args:
+        process: the child.
+        read: file descriptors of `status`, `output` and `error_output`.
+        limits: limits of the program.
+    """
+    received = {name: bytearray() for name in read}
     is_ready = too_long = False
     deadline = time.monotonic() + _START_SECONDS
     with selectors.DefaultSelector() as pipes:
@@ -163,23 +190,23 @@ def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limi
                 chunk = os.read(key.fd, 65536)
                 if not chunk:
                     pipes.unregister(key.fd)
-                said[key.data] += chunk
+                received[key.data] += chunk
                 if key.data != "status":
-                    too_long |= len(said[key.data]) > limits.max_output_bytes
-                elif not is_ready and b'"ready"' in said["status"]:
+                    too_long |= len(received[key.data]) > limits.max_output_bytes
+                elif not is_ready and b'"ready"' in received["status"]:
                     is_ready = True
                     deadline = time.monotonic() + limits.timeout_seconds + _GRACE_SECONDS
         timed_out = bool(pipes.get_map()) and not too_long
     status: dict[str, Any] = {}
-    for line in said["status"].splitlines():
+    for line in received["status"].splitlines():
         status |= json.loads(line)
     if "missing" in status:
         raise SandboxError(f"this machine cannot run programs in the sandbox, it lacks: {status['missing']}")
     if not is_ready:
-        words = bytes(said["error_output"][-500:]).decode(errors="replace")
-        raise SandboxError(f"the sandbox did not start (exit code {process.poll()}): {words}")
+        message = bytes(received["error_output"][-500:]).decode(errors="replace")
+        raise SandboxError(f"the sandbox did not start (exit code {process.poll()}): {message}")
     output, error_output = (
-        bytes(said[name][: limits.max_output_bytes]).decode(errors="replace") for name in ("output", "error_output")
+        bytes(received[name][: limits.max_output_bytes]).decode(errors="replace") for name in ("output", "error_output")
     )
     if "failed" in status:
         error_output += f"\n[the process that watches the program failed: {status['failed']}]\n"

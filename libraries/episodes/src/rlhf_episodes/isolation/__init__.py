@@ -1,9 +1,9 @@
-"""Environments in their own process, which can be killed: one that holds Python's lock, crashes or floods.
+"""Environments in a child process, which can be killed if one blocks the GIL, crashes or floods its output.
 
-`worker.py` and `policy.py` run there. The policy that an environment sees there is a proxy: turns and forks are
-messages, and rows, tokens, bounds and deadlines stay here. What the process writes is JSON within bounds and is
-checked; what it is given is pickled, as it comes from the run that started it.
+`worker.py` and `policy.py` run in the child. An environment there gets a proxy of the policy: turns and forks are
+messages, while rows, tokens, limits and deadlines stay in the run. The child sends JSON, which is validated and limited
+in size. The run sends pickles, since the child trusts the run that started it.
 
-Many episodes share a process. One that does harm, or has a call that passes its deadline, is ended. The episodes whose
-call ran then are played again, each in a process by itself, where whatever it does is their fault.
+Many episodes share a child. If it crashes, floods its output or exceeds a deadline, it is killed. The episodes whose
+call was running are then played again, each in its own child, so that a second failure is attributed to that episode.
 """

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: one for all episodes, and one each for those that have to be alone."""
+"""Isolated environments in the run: one child process for all episodes, and one for each suspect episode."""
 
 from __future__ import annotations
 
@@ -20,86 +20,92 @@ from ..contract import Endpoint, Environment, Outcome, Policy, Reply, Task
 from ..episode import EpisodePolicy
 from ..workers import SPARE_THREADS
 from .messages import (
-    Answer,
     BadMessage,
-    Doing,
-    Ended,
+    CallStarted,
     EndpointRequest,
-    Failed,
+    EpisodeEnded,
+    EpisodeFailed,
+    EpisodeMessage,
     ForkRequest,
-    Make,
-    OfEpisode,
-    Play,
+    ImportRequest,
+    StartEpisode,
     TurnCanceled,
     TurnRequest,
-    picklable,
+    TurnResult,
+    to_picklable,
 )
 from .process import EnvironmentProcess
 
 MAX_BRANCHES = 10_000
-"""An environment that forks more often has run wild."""
+"""Limit on the branches of one episode."""
 
 
 class IsolatedEnvironments:
-    """Environments of one player. Their process is started with the first episode and kept until `close`."""
+    """Environments of one player. Their shared process starts with the first episode and is kept until `close`."""
 
     def __init__(self, recipe: Recipe, *, name: str, concurrency: int, memory_limit_bytes: int | None) -> None:
-        """memory_limit_bytes: resident memory at which a process is ended; None is half of what there is.
+        """Prepare to start processes.
 
-        Raises `ConfigError` where the recipe cannot be sent to another process.
+        Args:
+            recipe: Builds the environment.
+            name: The environment's name in errors.
+            concurrency: Maximum number of episodes played at once.
+            memory_limit_bytes: Resident memory at which a process is killed. None is half of the available memory.
+
+        Raises `ConfigError` if the recipe cannot be pickled.
         """
         try:
-            make = Make(pickle.dumps(recipe), concurrency + SPARE_THREADS)
-        except Exception as error:  # pickling a stranger's options may raise anything
+            request = ImportRequest(pickle.dumps(recipe), concurrency + SPARE_THREADS)
+        except Exception as error:  # pickling third-party options may raise anything
             raise ConfigError(
-                f"its options cannot be sent to a process of its own: {error}",
+                f"its options cannot be sent to a child process: {error}",
                 where=f"environment {name}",
-                hint="say environment.isolate: false",
+                hint="set environment.isolate: false",
             ) from error
-        self._new = partial(EnvironmentProcess, make, name, memory_limit_bytes=memory_limit_bytes)
+        self._new_process = partial(EnvironmentProcess, request, name, memory_limit_bytes=memory_limit_bytes)
         self._shared: EnvironmentProcess | None = None
-        self.begin()
+        self.begin_session()
 
-    def begin(self) -> None:
-        """A play begins, on an event loop of its own."""
+    def begin_session(self) -> None:
+        """Prepare for a session, which has its own event loop."""
         self._opening = asyncio.Lock()
-        self._alone: set[int] = set()
-        """Samples that may have ended a process; each is played by itself from then on."""
-        self._alone_at_once = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+        self._suspects: set[int] = set()
+        """Ids of samples that may have ended a process. Each is played in its own process from then on."""
+        self._suspect_slots = asyncio.Semaphore(2 * (os.cpu_count() or 1))
         self._opened: set[EnvironmentProcess] = set()
         self.num_starting = 0
-        """Processes on their way. Read from any thread."""
+        """Number of processes being started. Read from any thread."""
 
-    def leave(self) -> None:
-        """Let go of the loop: a process that is at rest is kept, any other ended."""
+    def end_session(self) -> None:
+        """Detach from the event loop. The shared process is kept if it is idle, and all others are killed."""
         for process in self._opened:
-            if process.is_alone or not process.is_at_rest:
+            if process.is_dedicated or not process.is_idle:
                 process.end()
 
     def close(self) -> None:
-        """End the process that is kept."""
+        """End the shared process."""
         if self._shared is not None:
             self._shared.end()
 
     async def make(self, call: Caller) -> Environment:
-        """An environment for one try at an episode. `call` has the clock of it."""
+        """Create an environment for one attempt at an episode, whose clock is in `call`."""
         assert isinstance(call.clock, Clock)
         return IsolatedEnvironment(self, call.clock)
 
     @asynccontextmanager
     async def process_for(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
-        """A process for an episode of that sample."""
-        if sample_id not in self._alone:
+        """Provide a process for an episode of a sample: the shared one, or a dedicated one for a suspect."""
+        if sample_id not in self._suspects:
             async with self._opening:
                 if self._shared is None or self._shared.is_over:
-                    self._shared = self._new(is_alone=False)
+                    self._shared = self._new_process(is_dedicated=False)
                 if self._shared not in self._opened:
                     await self._open(self._shared)
                 process = self._shared
             yield process
             return
-        async with self._alone_at_once:
-            process = self._new(is_alone=True)
+        async with self._suspect_slots:
+            process = self._new_process(is_dedicated=True)
             try:
                 await self._open(process)
                 yield process
@@ -107,8 +113,8 @@ class IsolatedEnvironments:
                 process.end()
 
     def suspect(self, sample_id: int) -> None:
-        """From now on, play this sample in a process by itself."""
-        self._alone.add(sample_id)
+        """Play this sample in its own process from now on."""
+        self._suspects.add(sample_id)
 
     async def _open(self, process: EnvironmentProcess) -> None:
         self._opened.add(process)
@@ -120,7 +126,7 @@ class IsolatedEnvironments:
 
 
 class IsolatedEnvironment:
-    """An environment in the form that core drives, which plays its episode in another process (`RunningEpisode`)."""
+    """An `Environment` that plays its episode in a child process (`RunningEpisode`)."""
 
     def __init__(self, environments: IsolatedEnvironments, clock: Clock) -> None:
         self.clock = clock
@@ -134,10 +140,10 @@ class IsolatedEnvironment:
         self._outcome: asyncio.Future[Outcome] = self._loop.create_future()
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
-        """Have the environment run. The clock rests until there is a process.
+        """Play the episode in a child process. The clock is stopped until the process has started.
 
-        Raises `EnvironmentFault` or an `RlhfError` as its environment does, `EpisodeLost` where its process ended and
-        it is to be made again.
+        Raises the environment's `EnvironmentFault` or `RlhfError`, and `EpisodeLost` if the process ended and the
+        episode must be played again.
         """
         assert isinstance(policy, EpisodePolicy)
         self.clock.stop()
@@ -145,7 +151,7 @@ class IsolatedEnvironment:
         self._branches[0] = policy
         async with self._environments.process_for(task.sample_id) as self._process:
             process = self._process
-            if process.is_over:  # it ended while this one was on its way to it
+            if process.is_over:  # it ended before this episode was added
                 raise EpisodeLost
             self._number = process.add(self)
             try:
@@ -158,92 +164,93 @@ class IsolatedEnvironment:
     async def _play(self, task: Task, policy: EpisodePolicy) -> Outcome:
         process = self._process
         try:
-            process.tell(Play(self._number, task, policy.state))
-        except Exception as error:  # pickling a stranger's metadata may raise anything
+            process.send(StartEpisode(self._number, task, policy.state))
+        except Exception as error:  # pickling third-party metadata may raise anything
             raise EpisodeError(
                 f"its task cannot be sent to the environment's process: {error}",
                 where=f"prompt {task.prompt.position}",
-                hint="give plain values in the prompts' records, or say environment.isolate: false",
+                hint="use plain values in the prompts' records, or set environment.isolate: false",
             ) from error
-        if not process.is_alone:  # it may be held up by another's call
-            self.clock.when_over = partial(process.fail, "does not go on")
-        self.clock.doing = "its constructor"
+        if not process.is_dedicated:  # another episode's call may block the process
+            self.clock.on_expired = partial(process.fail, "is blocked")
+        self.clock.call_name = "its constructor"
         self.clock.start()
         return await self._outcome
 
-    def lose(self, what: str, *, is_suspect: bool) -> None:
-        """The process is gone."""
+    def process_ended(self, fault: str, *, is_suspect: bool) -> None:
+        """See `RunningEpisode`."""
         if is_suspect:
             self._environments.suspect(self._sample_id)
-        self._end(EnvironmentFault(what) if self._process.is_alone else EpisodeLost())
+        self._finish(EnvironmentFault(fault) if self._process.is_dedicated else EpisodeLost())
 
-    def _end(self, how: Outcome | Exception) -> None:
+    def _finish(self, result: Outcome | Exception) -> None:
         if self._outcome.done():
             return
-        if isinstance(how, Outcome):
-            self._outcome.set_result(how)
+        if isinstance(result, Outcome):
+            self._outcome.set_result(result)
         else:
-            self._outcome.set_exception(how)
-            self._outcome.exception()  # taken: whoever waited for it may be gone
+            self._outcome.set_exception(result)
+            self._outcome.exception()  # mark as retrieved, since no one may await it
 
-    def take(self, message: OfEpisode) -> None:
-        """Raises `BadMessage` for what no proxy says."""
+    def handle(self, message: EpisodeMessage) -> None:
+        """See `RunningEpisode`."""
         if self._outcome.done():
             return
         match message:
-            case Doing():
-                self.clock.doing = printable(message.call)
+            case CallStarted():
+                self.clock.call_name = printable(message.call)
                 self.clock.start()
             case TurnRequest():
-                self._answer(message.turn, self._turn(message))
+                self._start_task(message.turn, self._turn(message))
             case EndpointRequest():
-                self._answer(message.turn, self._reply(message.turn, self._branches[0], self._branches[0].endpoint()))
-            # What asks for an answer begins in the next turn of the loop; this waits for that, so all keep their order.
+                first = self._branches[0]
+                self._start_task(message.turn, self._send_result(message.turn, first, first.endpoint()))
+            # Tasks start in the next iteration of the loop. The following wait for it too, to keep the order.
             case ForkRequest():
                 self._loop.call_soon(self._fork, message)
             case TurnCanceled():
-                self._loop.call_soon(self._leave, message)
-            case Ended():
-                self._end(message.outcome)  # which is checked as that of any environment
-            case Failed(fault=fault, error=error):
-                self._end(EnvironmentFault(printable(fault)) if error is None else error.error())
+                self._loop.call_soon(self._cancel_turn, message)
+            case EpisodeEnded():
+                self._finish(message.outcome)  # validated later, like any environment's outcome
+            case EpisodeFailed(fault=fault, error=error):
+                self._finish(EnvironmentFault(printable(fault)) if error is None else error.error())
 
-    def _answer(self, turn: int, answer: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, turn: int, coroutine: Coroutine[Any, Any, None]) -> None:
         if turn in self._turns:
-            answer.close()
-            raise BadMessage("asked for one turn twice")
-        self._turns[turn] = self._loop.create_task(answer)
+            coroutine.close()
+            raise BadMessage("requested a turn twice")
+        self._turns[turn] = self._loop.create_task(coroutine)
 
-    async def _turn(self, asked: TurnRequest) -> None:
-        policy = self._branches.get(asked.branch)
+    async def _turn(self, request: TurnRequest) -> None:
+        policy = self._branches.get(request.branch)
         if policy is None:
-            return self._process.fail("asked for a turn in a branch that is not there")
-        turn = policy.turn(asked.messages, asked.tools, asked.stop, asked.options)
-        await self._reply(asked.turn, policy, turn)
+            return self._process.fail("requested a turn in a branch that does not exist")
+        turn = policy.turn(request.messages, request.tools, request.stop, request.options)
+        await self._send_result(request.turn, policy, turn)
 
-    async def _reply(self, turn: int, policy: EpisodePolicy, asked: Awaitable[Reply | Endpoint]) -> None:
-        """Send what comes of `asked`, a call of `policy`; nobody waits for it once the episode is over."""
+    async def _send_result(self, turn: int, policy: EpisodePolicy, call: Awaitable[Reply | Endpoint]) -> None:
+        """Await a call of `policy` and send its result or error, unless the episode is over."""
         reply: Reply | Endpoint | Exception
         try:
-            reply = await asked
-        except Exception as error:  # what a policy raises is for its environment
-            reply = picklable(error)
+            reply = await call
+        except Exception as error:  # the environment handles the policy's errors
+            reply = to_picklable(error)
         finally:
             self._turns.pop(turn, None)
         if not (self._outcome.done() or self._process.is_over):
-            self._process.tell(Answer(self._number, turn, reply, policy.state))
+            self._process.send(TurnResult(self._number, turn, reply, policy.state))
 
-    def _leave(self, left: TurnCanceled) -> None:
-        if (turn := self._turns.get(left.turn)) is not None:
+    def _cancel_turn(self, message: TurnCanceled) -> None:
+        if (turn := self._turns.get(message.turn)) is not None:
             turn.cancel()
 
-    def _fork(self, asked: ForkRequest) -> None:
-        policy = self._branches.get(asked.branch)
+    def _fork(self, request: ForkRequest) -> None:
+        policy = self._branches.get(request.branch)
         if self._outcome.done() or self._process.is_over:
             return
-        if policy is None or asked.new in self._branches or len(self._branches) > MAX_BRANCHES:
-            return self._process.fail("asked for a branch that cannot be")
+        if policy is None or request.new in self._branches or len(self._branches) > MAX_BRANCHES:
+            return self._process.fail("requested an invalid branch")
         try:
-            self._branches[asked.new] = policy.fork()
+            self._branches[request.new] = policy.fork()
         except (ValueError, RlhfError) as error:
-            self._process.fail(f"asked for a branch that cannot be: {error}")
+            self._process.fail(f"requested an invalid branch: {error}")

@@ -1,6 +1,7 @@
-"""Messages between a run and the process of its environments: frames of pickle to it, of checked JSON from it.
+"""Messages between a run and the child process of its environments: pickles to the child, validated JSON from it.
 
-The process writes `FromChild`; it is given `Make`, then for each episode a `Play` and an `Answer` for each turn.
+The child receives one `ImportRequest`, then for each episode a `StartEpisode` and a `TurnResult` per turn. It sends
+`FromChild`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from ..contract import Endpoint, EpisodeTruncated, Outcome, Reply, Task
 from ..episode import State
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Limit on one message from the process; an observation may have a million characters, and a turn several."""
+"""Limit on one message from the child. An observation may have a million characters, and a turn several of them."""
 MAX_TEXT_CHARS = 10_000
-"""Limit on an error's text, or on the name of a call."""
+"""Limit on the text of an error or the name of a call."""
 _HEAD = struct.Struct("!I")
 
 
 class BadMessage(ValueError):
-    """The process wrote something that is no message; the text says why, as the end of a sentence."""
+    """The child sent an invalid message. The text continues a sentence about the child: `wrote a message of ...`."""
 
 
 class _Message(BaseModel):
@@ -36,7 +37,7 @@ class _Message(BaseModel):
 
 
 class ErrorMessage(_Message):
-    """An error that is meant for the reader, by the name of its class."""
+    """An `RlhfError` with the name of its class."""
 
     kind: str = Field(max_length=100)
     message: str
@@ -45,106 +46,108 @@ class ErrorMessage(_Message):
 
     @classmethod
     def of(cls, error: RlhfError) -> ErrorMessage:
-        """From an error of core's, or a plugin's subclass of one."""
+        """Convert an error of core, or a plugin's subclass of one."""
         kind = next(each.__name__ for each in type(error).__mro__ if getattr(errors, each.__name__, None) is each)
         return cls(kind=kind, message=error.message, where=error.where, hint=error.hint)
 
     def error(self) -> RlhfError:
-        """The same error on this side."""
+        """Return the error as an exception of core's class."""
         kind = getattr(errors, self.kind, RlhfError)
         kind = kind if isinstance(kind, type) and issubclass(kind, RlhfError) else RlhfError
         return kind(self.message, where=self.where, hint=self.hint)
 
 
 class Ready(_Message):
-    """The environment's code is imported, or cannot be."""
+    """The import of the environment's code has finished, with or without an error."""
 
-    say: Literal["ready"] = "ready"
+    type: Literal["ready"] = "ready"
     error: ErrorMessage | None = None
 
 
-class _EpisodeMessage(_Message):
+class _OfEpisode(_Message):
     episode: int
-    """Number of the episode (`Play.episode`)."""
+    """Number of the episode (`StartEpisode.episode`)."""
 
 
-class Doing(_EpisodeMessage):
-    """A call of the environment begins."""
+class CallStarted(_OfEpisode):
+    """A call of the environment started."""
 
-    say: Literal["doing"] = "doing"
+    type: Literal["call-started"] = "call-started"
     call: str = Field(max_length=MAX_TEXT_CHARS)
 
 
-class TurnRequest(_EpisodeMessage):
-    """A turn of the policy is asked for in one branch (`Policy.turn`)."""
+class TurnRequest(_OfEpisode):
+    """Requests a turn of the policy in one branch (`Policy.turn`)."""
 
-    say: Literal["turn"] = "turn"
+    type: Literal["turn"] = "turn"
     branch: int
-    """Number of the proxy in the process: 0, or one that `ForkRequest` named."""
+    """Number of the proxy in the child: 0, or `ForkRequest.new`."""
     turn: int
-    """A number that the answer bears."""
+    """Request number, repeated in the result."""
     messages: str | list[dict[str, Any]] | None
     tools: list[dict[str, Any]]
     stop: list[str]
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class EndpointRequest(_EpisodeMessage):
-    """An endpoint is asked for (`Policy.endpoint`)."""
+class EndpointRequest(_OfEpisode):
+    """Requests an endpoint (`Policy.endpoint`)."""
 
-    say: Literal["endpoint"] = "endpoint"
+    type: Literal["endpoint"] = "endpoint"
     turn: int
-    """A number that the answer bears, of the same count as those of turns."""
+    """Request number, counted together with those of turns."""
 
 
-class TurnCanceled(_EpisodeMessage):
-    """Nobody waits for a turn any more."""
+class TurnCanceled(_OfEpisode):
+    """The environment canceled a turn."""
 
-    say: Literal["left"] = "left"
+    type: Literal["turn-canceled"] = "turn-canceled"
     turn: int
 
 
-class ForkRequest(_EpisodeMessage):
-    """A branch goes on as another one, too (`Policy.fork`)."""
+class ForkRequest(_OfEpisode):
+    """Requests a new branch (`Policy.fork`)."""
 
-    say: Literal["fork"] = "fork"
+    type: Literal["fork"] = "fork"
     branch: int
     new: int
+    """Number of the new branch."""
 
 
-class Ended(_EpisodeMessage):
-    """The episode's outcome."""
+class EpisodeEnded(_OfEpisode):
+    """The episode ended with an outcome."""
 
-    say: Literal["ended"] = "ended"
+    type: Literal["ended"] = "ended"
     outcome: Outcome
 
 
-class Failed(_EpisodeMessage):
-    """The environment failed: what it did, after the name of the call; or an error for the reader."""
+class EpisodeFailed(_OfEpisode):
+    """The environment failed, with either a fault or an `RlhfError`."""
 
-    say: Literal["failed"] = "failed"
+    type: Literal["failed"] = "failed"
     fault: str = Field("", max_length=MAX_TEXT_CHARS)
+    """Text of an `EnvironmentFault`."""
     error: ErrorMessage | None = None
 
 
-OfEpisode = Doing | TurnRequest | EndpointRequest | TurnCanceled | ForkRequest | Ended | Failed
-FromChild = Ready | OfEpisode
-_FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="say")])
+EpisodeMessage = CallStarted | TurnRequest | EndpointRequest | TurnCanceled | ForkRequest | EpisodeEnded | EpisodeFailed
+FromChild = Ready | EpisodeMessage
+_FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="type")])
 
 
 @dataclass(frozen=True, slots=True)
-class Make:
-    """The first message to the process: what it is to import."""
+class ImportRequest:
+    """The first message to the child: import the environment's code."""
 
     recipe: bytes
-    """Pickle of a `Recipe`."""
+    """Pickled `Recipe`."""
     num_threads: int
-    """Most calls at once."""
+    """Maximum number of concurrent calls."""
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """An episode begins; its first branch is in `state`."""
+class StartEpisode:
+    """Starts an episode whose first branch has `state`."""
 
     episode: int
     task: Task
@@ -152,8 +155,8 @@ class Play:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of a turn, and the state of its branch after it."""
+class TurnResult:
+    """Result of a turn or of an endpoint request, with the state of the branch after it."""
 
     episode: int
     turn: int
@@ -161,44 +164,44 @@ class Answer:
     state: State
 
 
-def picklable(error: Exception) -> Exception:
-    """The error, or one with its name and text if the process may not know its class."""
+def to_picklable(error: Exception) -> Exception:
+    """Return the error, or one with its name and text if the child may not have its class."""
     is_known = isinstance(error, RlhfError | EpisodeTruncated) or type(error).__module__ == "builtins"
     return error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def to_child(message: Make | Play | Answer) -> bytes:
-    """A frame for the process. Raises what pickling raises."""
+def to_child(message: ImportRequest | StartEpisode | TurnResult) -> bytes:
+    """Return a frame for the child. Raises the errors of pickling."""
     return _frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def to_host(message: Mapping[str, Any]) -> bytes:
-    """A frame for the run. Raises `TypeError` or `ValueError` where a value is no JSON."""
-    data = json.dumps(message, default=_refuse, ensure_ascii=False, allow_nan=False).encode()
+    """Return a frame for the run. Raises `TypeError` or `ValueError` if a value is not JSON or the frame is too big."""
+    data = json.dumps(message, default=_reject, ensure_ascii=False, allow_nan=False).encode()
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a turn of {len(data):,} bytes is more than the {MAX_MESSAGE_BYTES:,} that can be sent")
     return _frame(data)
 
 
-def _refuse(value: Any) -> Any:
-    raise TypeError(f"{value!r:.100} is no value of JSON, as messages of an isolated environment have to be")
+def _reject(value: Any) -> Any:
+    raise TypeError(f"{value!r:.100} is not a JSON value, which an isolated environment requires")
 
 
 def read_from_child(data: bytes) -> FromChild:
-    """Parse a message from the process. Raises `BadMessage`."""
+    """Parse a message from the child. Raises `BadMessage`."""
     try:
         return _FROM_CHILD.validate_json(data)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise BadMessage(f"wrote what is no message ({problem['msg']:.200})") from None
+        raise BadMessage(f"wrote an invalid message ({problem['msg']:.200})") from None
 
 
 def _frame(data: bytes) -> bytes:
     return _HEAD.pack(len(data)) + data
 
 
-class Frames:
-    """Cuts what arrives into messages of at most `max_bytes`."""
+class FrameReader:
+    """Splits received bytes into messages of at most `max_bytes`."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = max_bytes
@@ -208,7 +211,7 @@ class Frames:
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """The next message, or None until it is whole. Raises `BadMessage` where it would be too long."""
+        """Return the next message, or None until it is complete. Raises `BadMessage` if it is too long."""
         if len(self._buffer) < _HEAD.size:
             return None
         end = _HEAD.size + _HEAD.unpack_from(self._buffer)[0]

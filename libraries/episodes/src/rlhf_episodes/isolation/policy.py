@@ -1,4 +1,4 @@
-"""The policy as an environment sees it in a process of its own: turns and forks are messages to the run."""
+"""Proxy of the policy in the child process of isolated environments. Turns and forks are messages to the run."""
 
 from __future__ import annotations
 
@@ -10,67 +10,67 @@ from typing import Any
 
 from ..contract import Endpoint, Messages, Options, Reply, Tool
 from ..episode import NO_FORK, OVER, State
-from .messages import MAX_TEXT_CHARS, Answer, Play
+from .messages import MAX_TEXT_CHARS, StartEpisode, TurnResult
 
 
 class RemoteEpisode:
-    """One episode: what its branches have in common, and who tells of its calls (`CallClock`)."""
+    """One episode in the child: state shared by its branches, and reports of its calls to the run (`CallClock`)."""
 
-    def __init__(self, play: Play, send: Callable[[Mapping[str, Any], bool], None]) -> None:
-        """send: a message, at once or as soon as nothing else is to be done."""
-        self.number = play.episode
-        self.task = play.task
-        self.state = play.state
-        """Of the branch that was answered last: turns and tokens that are left are those of all branches."""
-        self.doing = "run"
+    def __init__(self, start: StartEpisode, send: Callable[[Mapping[str, Any], bool], None]) -> None:
+        """`send` takes a message and whether to send it at once, instead of when the event loop is idle."""
+        self.number = start.episode
+        self.task = start.task
+        self.state = start.state
+        """State of the branch with the latest result. Its remaining turns and tokens hold for all branches."""
+        self.call_name = "run"
         self.branches = itertools.count(1)
         self._send = send
         self._turns = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[TurnResult]] = {}
         self._is_over = False
 
     def policy(self) -> RemotePolicy:
-        """The policy in the episode's first branch."""
+        """Return the policy in the episode's first branch."""
         return RemotePolicy(self, 0, self.state)
 
     def start(self) -> None:
-        """Tell the run, which keeps the deadlines, that a call begins: what comes next may hold up everything."""
-        self.tell({"say": "doing", "call": self.doing[:MAX_TEXT_CHARS]}, at_once=True)
+        """Report at once to the run, which keeps the deadlines, that a call starts. The call may block this process."""
+        self.send({"type": "call-started", "call": self.call_name[:MAX_TEXT_CHARS]}, at_once=True)
 
-    def tell(self, message: Mapping[str, Any], *, at_once: bool = False) -> None:
+    def send(self, message: Mapping[str, Any], *, at_once: bool = False) -> None:
         """Send a message, unless the episode is over."""
         if not self._is_over:
             self._send({**message, "episode": self.number}, at_once)
 
-    def answered(self, answer: Answer) -> None:
-        """The run's answer to a turn that was asked for."""
-        waiting = self._waiting.get(answer.turn)
+    def set_result(self, result: TurnResult) -> None:
+        """Deliver the run's result of a turn."""
+        waiting = self._waiting.get(result.turn)
         if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+            waiting.set_result(result)
 
     def close(self) -> None:
-        """The episode is over, whether its environment knows or not."""
+        """End the episode and cancel pending turns."""
         self._is_over = True
         for waiting in self._waiting.values():
             waiting.cancel()
 
-    async def ask(self, message: Mapping[str, Any]) -> Answer:
-        """Have the run answer a message, which gets a number."""
+    async def request(self, message: Mapping[str, Any]) -> TurnResult:
+        """Send a numbered request to the run and return its result."""
         if self._is_over:
             raise RuntimeError(OVER)
         turn = next(self._turns)
-        self.tell({**message, "turn": turn})
-        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.send({**message, "turn": turn})
+        waiting: asyncio.Future[TurnResult] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = waiting
         try:
-            answer = await waiting
+            result = await waiting
         except asyncio.CancelledError:
-            self.tell({"say": "left", "turn": turn})
+            self.send({"type": "turn-canceled", "turn": turn})
             raise
         finally:
             del self._waiting[turn]
-        self.state = answer.state
-        return answer
+        self.state = result.state
+        return result
 
 
 class RemotePolicy:
@@ -79,7 +79,7 @@ class RemotePolicy:
     def __init__(self, episode: RemoteEpisode, branch: int, state: State) -> None:
         self._episode = episode
         self._branch = branch
-        self._room = state.room
+        self._context_left = state.context_left
         self._can_fork = state.can_fork
 
     @property
@@ -88,43 +88,43 @@ class RemotePolicy:
 
     @property
     def remaining_tokens(self) -> int:
-        return replace(self._episode.state, room=self._room).remaining_tokens
+        return replace(self._episode.state, context_left=self._context_left).remaining_tokens
 
     async def turn(
         self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
     ) -> Reply:
-        said = messages if messages is None or isinstance(messages, str) else [dict(each) for each in messages]
         message = {
-            "say": "turn",
+            "type": "turn",
             "branch": self._branch,
-            "messages": said,
+            "messages": messages if isinstance(messages, str | None) else [dict(each) for each in messages],
             "tools": [dict(each) for each in tools],
             "stop": list(stop),
             "options": dict(options or {}),
         }
         could_fork, self._can_fork = self._can_fork, False
         try:
-            answer = await self._episode.ask(message)
-        except (TypeError, ValueError):  # what it was given cannot be sent
+            result = await self._episode.request(message)
+        except (TypeError, ValueError):  # the message cannot be sent
             self._can_fork = could_fork
             raise
-        self._room, self._can_fork = answer.state.room, answer.state.can_fork
-        if isinstance(answer.reply, Reply):
-            return answer.reply
-        assert isinstance(answer.reply, Exception)
-        raise answer.reply
+        self._context_left, self._can_fork = result.state.context_left, result.state.can_fork
+        if isinstance(result.reply, Reply):
+            return result.reply
+        assert isinstance(result.reply, Exception)
+        raise result.reply
 
     async def endpoint(self) -> Endpoint:
-        """Have the run open an endpoint. What is asked there is not counted here: the run keeps the bounds."""
-        answer = await self._episode.ask({"say": "endpoint"})
-        if isinstance(answer.reply, Endpoint):
-            return answer.reply
-        assert isinstance(answer.reply, Exception)
-        raise answer.reply
+        """Have the run open an endpoint. The run enforces the limits on its calls, which are not counted here."""
+        result = await self._episode.request({"type": "endpoint"})
+        if isinstance(result.reply, Endpoint):
+            return result.reply
+        assert isinstance(result.reply, Exception)
+        raise result.reply
 
     def fork(self) -> RemotePolicy:
         if not self._can_fork:
             raise ValueError(NO_FORK)
         new = next(self._episode.branches)
-        self._episode.tell({"say": "fork", "branch": self._branch, "new": new})
-        return RemotePolicy(self._episode, new, replace(self._episode.state, room=self._room, can_fork=True))
+        self._episode.send({"type": "fork", "branch": self._branch, "new": new})
+        state = replace(self._episode.state, context_left=self._context_left, can_fork=True)
+        return RemotePolicy(self._episode, new, state)

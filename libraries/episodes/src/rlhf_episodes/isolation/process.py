@@ -1,4 +1,4 @@
-"""A process of environments, as the run that started it sees it: starting, hearing, watching and ending it."""
+"""A child process of environments, managed by the run: starting it, exchanging messages, watching and killing it."""
 
 from __future__ import annotations
 
@@ -20,62 +20,61 @@ from rlhf_core.util.redact import printable
 from ..clock import Clock
 from .messages import (
     MAX_MESSAGE_BYTES,
-    Answer,
     BadMessage,
-    Frames,
+    EpisodeMessage,
+    FrameReader,
     FromChild,
-    Make,
-    OfEpisode,
-    Play,
+    ImportRequest,
     Ready,
+    StartEpisode,
+    TurnResult,
     read_from_child,
     to_child,
 )
 
 _MAX_OUTPUT_BYTES = 8 << 20
 _WINDOW_SECONDS = 10.0
-"""More than `_MAX_OUTPUT_BYTES` within so long is a flood."""
+"""A child that prints more than `_MAX_OUTPUT_BYTES` in this time is killed."""
 _SHOWN_BYTES = 1 << 18
-"""Bytes passed on of those printed within that time."""
+"""Maximum bytes of output that are shown in that time."""
 _CHUNK_BYTES = 1 << 16
-_LOOK_SECONDS = 0.1
-"""Between two looks at its memory."""
+_MEMORY_CHECK_SECONDS = 0.1
 _MAX_UNANSWERED = 100_000
-"""Messages that it may write without being told anything."""
+"""Maximum number of messages that a child may send without receiving one."""
 
 logger = logging.getLogger(__name__)
 
 
 class RunningEpisode(Protocol):
-    """An episode that is played in a process."""
+    """An episode that is played in a child process."""
 
     clock: Clock
 
-    def take(self, message: OfEpisode) -> None:
-        """Handle a message. Raises `BadMessage` for one that no proxy sends."""
+    def handle(self, message: EpisodeMessage) -> None:
+        """Handle a message of the child. Raises `BadMessage` if the child's proxy cannot have sent it."""
 
-    def lose(self, what: str, *, is_suspect: bool) -> None:
-        """The process has ended for having done `what`."""
+    def process_ended(self, fault: str, *, is_suspect: bool) -> None:
+        """Handle the end of the process. `is_suspect`: this episode may have caused the fault."""
 
 
 class EnvironmentProcess(ChildProcess):
-    """A child and the episodes that are played in it; of one event loop at a time."""
+    """A child process and the episodes played in it. It belongs to one event loop at a time."""
 
-    def __init__(self, make: Make, name: str, *, is_alone: bool, memory_limit_bytes: int | None) -> None:
-        """is_alone: it plays a single episode, whose fault is whatever it does."""
-        self.is_alone = is_alone
+    def __init__(self, setup: ImportRequest, name: str, *, is_dedicated: bool, memory_limit_bytes: int | None) -> None:
+        """Start the process. A dedicated process plays a single episode, which is to blame for any fault."""
+        self.is_dedicated = is_dedicated
         self.episodes: dict[int, RunningEpisode] = {}
-        """By number of the episode."""
+        """Running episodes by number."""
         self.is_over = False
         self._numbers = itertools.count()
-        self._make: Make | None = make
-        """None once it is told."""
+        self._import_request: ImportRequest | None = setup
+        """None once the import has finished."""
         self._name = name
-        self._frames = Frames(MAX_MESSAGE_BYTES)
-        self._unanswered = 0
+        self._frames = FrameReader(MAX_MESSAGE_BYTES)
+        self._num_unanswered = 0
         self._fault = ""
-        """Why it was killed; empty if it was not."""
-        self._waiting: list[bytes] = []
+        """Why the process was killed, or empty if it was not."""
+        self._outgoing: list[bytes] = []
         self._tasks: list[asyncio.Task[None]] = []
         output = _OutputPipe(f"environment {name}", self._kill_for)
         try:
@@ -87,62 +86,62 @@ class EnvironmentProcess(ChildProcess):
         self.connection.setblocking(False)
 
     async def open(self) -> None:
-        """Go on with the running loop; at first, wait until the environment's code is imported there.
+        """Attach to the running event loop. The first time, wait until the child has imported the environment's code.
 
-        Raises what the import raises, `PluginError` where it ends the process, and `DeadlineError`.
+        Raises the errors of the import, `PluginError` if the import ends the process, and `DeadlineError`.
         """
-        self._tasks = [asyncio.ensure_future(self._watch())]
-        if self._make is not None:
+        self._tasks = [asyncio.ensure_future(self._watch_memory())]
+        if self._import_request is not None:
             try:
-                await self._import(self._make)
+                await self._import(self._import_request)
             except BaseException:
                 self.end()
                 raise
-            self._make = None
-        self._tasks.append(asyncio.ensure_future(self._listen()))
+            self._import_request = None
+        self._tasks.append(asyncio.ensure_future(self._dispatch()))
 
-    async def _import(self, make: Make) -> None:
+    async def _import(self, request: ImportRequest) -> None:
         where = f"environment {self._name}"
-        hint = "see what its module does when it is imported, or say environment.isolate: false"
-        self.tell(make)
+        hint = "check what its module does when it is imported, or set environment.isolate: false"
+        self.send(request)
         try:
-            said = await asyncio.wait_for(self._hear(), START_SECONDS)
+            message = await asyncio.wait_for(self._receive(), START_SECONDS)
         except TimeoutError:
-            told = f"its process was not ready within {START_SECONDS:g} s"
-            raise DeadlineError(told, where=where, hint=hint) from None
+            problem = f"its process was not ready within {START_SECONDS:g} s"
+            raise DeadlineError(problem, where=where, hint=hint) from None
         except BadMessage as fault:
-            told = f"when it was imported in a process of its own, it {fault}"
-            raise PluginError(told, where=where, hint=hint) from None
-        if isinstance(said, Ready) and said.error is not None:
-            raise said.error.error()
+            problem = f"when a child process imported it, it {fault}"
+            raise PluginError(problem, where=where, hint=hint) from None
+        if isinstance(message, Ready) and message.error is not None:
+            raise message.error.error()
 
     @property
-    def is_at_rest(self) -> bool:
-        """Whether it has no episode, and was told all that it is to be told."""
-        return not (self.episodes or self._waiting)
+    def is_idle(self) -> bool:
+        """Whether the process has neither episodes nor unsent messages."""
+        return not (self.episodes or self._outgoing)
 
     def add(self, episode: RunningEpisode) -> int:
-        """Add an episode; returns its number."""
+        """Add an episode and return its number."""
         number = next(self._numbers)
         self.episodes[number] = episode
         return number
 
-    def tell(self, message: Make | Play | Answer) -> None:
-        """Send a message, together with all else of this turn of the loop. Raises what pickling raises."""
-        self._waiting.append(to_child(message))
-        self._unanswered = 0
-        if len(self._waiting) == 1:
-            self._sending = asyncio.ensure_future(self._send())
+    def send(self, message: ImportRequest | StartEpisode | TurnResult) -> None:
+        """Send a message, batched with others of this loop iteration. Raises the errors of pickling."""
+        self._outgoing.append(to_child(message))
+        self._num_unanswered = 0
+        if len(self._outgoing) == 1:
+            self._sending = asyncio.ensure_future(self._send_all())
 
-    async def _send(self) -> None:
-        with suppress(OSError):  # `_hear` says how it ended
-            while self._waiting:
-                count, data = len(self._waiting), b"".join(self._waiting)
+    async def _send_all(self) -> None:
+        with suppress(OSError):  # `_receive` reports why the connection ended
+            while self._outgoing:
+                count, data = len(self._outgoing), b"".join(self._outgoing)
                 await asyncio.get_running_loop().sock_sendall(self.connection, data)
-                del self._waiting[:count]
+                del self._outgoing[:count]
 
-    async def _hear(self) -> FromChild:
-        """The next message. Raises `BadMessage` where it has ended or says something else."""
+    async def _receive(self) -> FromChild:
+        """Return the next message. Raises `BadMessage` if it is invalid or the process has ended."""
         while (frame := self._frames.take()) is None:
             try:
                 data = await asyncio.get_running_loop().sock_recv(self.connection, _CHUNK_BYTES)
@@ -151,76 +150,78 @@ class EnvironmentProcess(ChildProcess):
             if not data:
                 raise BadMessage(self._fault or self.death())
             self._frames.feed(data)
-            await asyncio.sleep(0)  # one that writes on and on does not hold up the loop
+            await asyncio.sleep(0)  # a child that never stops writing must not block the loop
         return read_from_child(frame)
 
-    async def _listen(self) -> None:
-        """Give each message to its episode; what is said of one that is over does not matter."""
+    async def _dispatch(self) -> None:
+        """Pass each message to its episode. Messages of finished episodes are dropped."""
         try:
             while True:
-                message = await self._hear()
-                self._unanswered += 1
-                if self._unanswered > _MAX_UNANSWERED:
-                    raise BadMessage(f"wrote {_MAX_UNANSWERED:,} messages without an answer")
+                message = await self._receive()
+                self._num_unanswered += 1
+                if self._num_unanswered > _MAX_UNANSWERED:
+                    raise BadMessage(f"wrote {_MAX_UNANSWERED:,} messages without receiving one")
                 if not isinstance(message, Ready) and (episode := self.episodes.get(message.episode)) is not None:
-                    episode.take(message)
+                    episode.handle(message)
         except BadMessage as fault:
             self.fail(str(fault))
 
-    def fail(self, what: str) -> None:
-        """End it because it did `what`. Each episode whose call ran is a suspect, or each one if no call ran."""
+    def fail(self, fault: str) -> None:
+        """Kill the process because of a fault. Suspects are the episodes whose call was running, or all if none was."""
         if self.is_over:
             return
         episodes = [*self.episodes.values()]
         self.episodes.clear()
         self.end()
         suspects = [each for each in episodes if each.clock.is_running] or episodes
-        if episodes and not self.is_alone:
+        if episodes and not self.is_dedicated:
             logger.warning(
-                "environment %s: its process %s; %d episodes whose code ran then are played again one by one, %d other "
-                "ones in a new process",
+                "environment %s: its process %s. %d episodes whose code was running are played again one by one, %d "
+                "others in a new process",
                 self._name,
-                what,
+                fault,
                 len(suspects),
                 len(episodes) - len(suspects),
             )
         for each in episodes:
-            each.lose(what, is_suspect=each in suspects)
+            each.process_ended(fault, is_suspect=each in suspects)
 
     def end(self) -> None:
-        """Kill it, once. Its episodes are not told."""
+        """Kill the process, once, without notifying its episodes."""
         if not self.is_over:
             self.is_over = True
             for task in self._tasks:
                 task.cancel()
             super().end()
 
-    async def _watch(self) -> None:
+    async def _watch_memory(self) -> None:
         while not (excess := self.excess()):
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_MEMORY_CHECK_SECONDS)
         self._kill_for(excess)
 
-    def _kill_for(self, what: str) -> None:
-        """Kill it; `_hear` then tells why. From any thread."""
-        self._fault = what
+    def _kill_for(self, fault: str) -> None:
+        """Kill the process because of a fault, which `_receive` then raises. Called on any thread."""
+        self._fault = fault
         self.kill()
 
 
 class _OutputPipe:
-    """A pipe for a child's stdout and stderr, read on a thread until the child and all it started have closed it."""
+    """A pipe for a child's stdout and stderr, read on a thread until the child and its descendants have closed it."""
 
-    def __init__(self, name: str, flooded: Callable[[str], None]) -> None:
-        """flooded: called on the thread, once, with what was done; what comes after that is read and left out.
+    def __init__(self, name: str, on_flood: Callable[[str], None]) -> None:
+        """Open the pipe and start reading. Close `write_end` once the child has its copy.
 
-        `write_end` is for the child and is to be closed here once it has its copy.
+        Args:
+            name: Name of the child for messages.
+            on_flood: Called once, on the reading thread, with a description of the flood. Later output is dropped.
         """
         self._read_end, self.write_end = os.pipe()
         self._name = name
-        self._flooded = flooded
-        self._thread = BoundedThread(self._pass_on, f"output of {name}")
+        self._on_flood = on_flood
+        self._thread = BoundedThread(self._show_output, f"output of {name}")
         self._thread.start()
 
-    def _pass_on(self) -> None:
+    def _show_output(self) -> None:
         since, count, flooded = time.monotonic(), 0, False
         try:
             while chunk := os.read(self._read_end, _CHUNK_BYTES):
@@ -229,12 +230,12 @@ class _OutputPipe:
                 if count < _SHOWN_BYTES:
                     _show(printable(chunk.decode(errors="replace")))
                     if count + len(chunk) >= _SHOWN_BYTES:
-                        _show(f"\n[what {self._name} prints within the next {_WINDOW_SECONDS:g} s is left out]\n")
+                        _show(f"\n[output of {self._name} is not shown for up to {_WINDOW_SECONDS:g} s]\n")
                 count += len(chunk)
                 if count > _MAX_OUTPUT_BYTES and not flooded:
                     flooded = True
-                    self._flooded(f"printed more than {_MAX_OUTPUT_BYTES:,} bytes within {_WINDOW_SECONDS:g} s")
-        finally:  # a child that prints on must not wait for a reader
+                    self._on_flood(f"printed more than {_MAX_OUTPUT_BYTES:,} bytes within {_WINDOW_SECONDS:g} s")
+        finally:  # without a reader, a child that keeps printing gets an error instead of blocking
             os.close(self._read_end)
 
 

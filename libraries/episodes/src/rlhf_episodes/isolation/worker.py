@@ -1,7 +1,7 @@
 """The process of an isolated environment: `python -m rlhf_episodes.isolation.worker SOCKET PARENT`.
 
-It imports what it is told to make, then plays episodes until the other side is gone. It loads neither torch nor
-transformers.
+It imports the environment's code, then plays episodes until the run closes the connection. It imports neither torch
+nor transformers.
 """
 
 from __future__ import annotations
@@ -20,35 +20,34 @@ from typing import Any
 from rlhf_containment.processes.parent_watch import killed_with_parent
 from rlhf_core.errors import PluginError, RlhfError
 
-from ..attempt import Caller, EnvironmentFault, run_environment, said
-from ..attempt import Make as MakeEnvironment
+from ..attempt import Caller, EnvironmentFault, MakeEnvironment, describe_error, run_environment
 from ..idle import WatchedSelector
 from ..shapes import new_environment
 from ..workers import Workers
-from .messages import MAX_TEXT_CHARS, Answer, ErrorMessage, Frames, Make, Play, to_host
+from .messages import MAX_TEXT_CHARS, ErrorMessage, FrameReader, ImportRequest, StartEpisode, TurnResult, to_host
 from .policy import RemoteEpisode
 
 _CHUNK_BYTES = 1 << 16
 
 
 class Worker:
-    """The environment's code and the event loop of this process."""
+    """The event loop of the child and the episodes it plays."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._frames = Frames()
-        self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._loop_waits))
-        self._told: list[bytes] = []
+        self._frames = FrameReader()
+        self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._flush))
+        self._outgoing: list[bytes] = []
         self._make: MakeEnvironment
         self._workers: Workers
         self._episodes: dict[int, RemoteEpisode] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self) -> None:
-        """Until the connection closes, which ends the process: code that hangs in it would not let it exit."""
+        """Serve until the connection closes, which ends the process even if other code hangs."""
         self._loop.add_reader(self._connection, self._read)
         while True:
-            # What a task raises is for whoever awaits it; SystemExit goes through the loop all the same.
+            # A task raises its errors to its awaiter, but a SystemExit also leaves the loop.
             with suppress(SystemExit, KeyboardInterrupt):
                 self._loop.run_forever()
 
@@ -60,59 +59,59 @@ class Worker:
         self._frames.feed(data)
         while (frame := self._frames.take()) is not None:
             match pickle.loads(frame):  # noqa: S301 - from the run that started this process, over a socket pair
-                case Make(recipe=recipe, num_threads=num_threads):
+                case ImportRequest(recipe=recipe, num_threads=num_threads):
                     self._workers = Workers(self._loop, num_threads, "environment")
-                    self._send({"say": "ready", "error": self._import(recipe)})
-                case Play() as play:
-                    episode = self._episodes[play.episode] = RemoteEpisode(play, self._send)
-                    playing = self._loop.create_task(self._play(episode))
-                    self._tasks.add(playing)
-                    playing.add_done_callback(self._tasks.discard)
-                case Answer() as answer:
-                    if answer.episode in self._episodes:
-                        self._episodes[answer.episode].answered(answer)
+                    self._send({"type": "ready", "error": self._import(recipe)})
+                case StartEpisode() as start:
+                    episode = self._episodes[start.episode] = RemoteEpisode(start, self._send)
+                    task = self._loop.create_task(self._play(episode))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                case TurnResult() as result:
+                    if result.episode in self._episodes:
+                        self._episodes[result.episode].set_result(result)
 
     def _import(self, recipe: bytes) -> dict[str, Any] | None:
-        """Import the environment's code; the error, as the run is told of it."""
+        """Import the environment's code. Return the error as a message for the run, or None."""
         try:
             build: Callable[[], Any] = pickle.loads(recipe).builder()  # noqa: S301 - as above
         except RlhfError as error:
             return ErrorMessage.of(error).model_dump()
-        except BaseException as error:  # a stranger's module may raise anything
-            told = PluginError(f"its process cannot import it: it {said(error)}"[:MAX_TEXT_CHARS])
-            return ErrorMessage.of(told).model_dump()
+        except BaseException as error:  # third-party code may raise anything
+            problem = PluginError(f"its process cannot import it: it {describe_error(error)}"[:MAX_TEXT_CHARS])
+            return ErrorMessage.of(problem).model_dump()
         self._make = partial(new_environment, build)
         return None
 
     async def _play(self, episode: RemoteEpisode) -> None:
-        told: dict[str, Any]
+        message: dict[str, Any]
         try:
-            found = await run_environment(self._make, Caller(episode, self._workers), episode.task, episode.policy())
-            told = {"say": "ended", "outcome": asdict(found)}
+            outcome = await run_environment(self._make, Caller(episode, self._workers), episode.task, episode.policy())
+            message = {"type": "ended", "outcome": asdict(outcome)}
         except RlhfError as error:
-            told = {"say": "failed", "error": ErrorMessage.of(error).model_dump()}
+            message = {"type": "failed", "error": ErrorMessage.of(error).model_dump()}
         except asyncio.CancelledError:
-            told = {"say": "failed", "fault": "was cancelled by itself"}
-        except Exception as error:  # a stranger's environment may raise anything
-            fault = str(error) if isinstance(error, EnvironmentFault) else said(error)
-            told = {"say": "failed", "fault": fault[:MAX_TEXT_CHARS]}
-        episode.tell(told)
+            message = {"type": "failed", "fault": "canceled itself"}
+        except Exception as error:  # third-party code may raise anything
+            fault = str(error) if isinstance(error, EnvironmentFault) else describe_error(error)
+            message = {"type": "failed", "fault": fault[:MAX_TEXT_CHARS]}
+        episode.send(message)
         episode.close()
         del self._episodes[episode.number]
 
     def _send(self, message: Mapping[str, Any], at_once: bool = False) -> None:
-        """Send it at once, or with what else is to be said when there is nothing else to do."""
-        self._told.append(to_host(message))
-        self._loop_waits(at_once)
+        """Send a message at once, or batched with others when the loop is idle."""
+        self._outgoing.append(to_host(message))
+        self._flush(at_once)
 
-    def _loop_waits(self, waits: bool) -> None:
-        if waits and self._told:
-            told, self._told = self._told, []
-            self._connection.sendall(b"".join(told))
+    def _flush(self, is_idle: bool) -> None:
+        if is_idle and self._outgoing:
+            messages, self._outgoing = self._outgoing, []
+            self._connection.sendall(b"".join(messages))
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve the connection behind `descriptor`. Ends when it closes or when the parent process is gone."""
+    """Serve the socket `descriptor` until it closes or the parent process exits."""
     killed_with_parent(parent)
     Worker(socket.socket(fileno=descriptor)).serve()
 

@@ -1,4 +1,4 @@
-"""Compares the answers to one prompt with each other.
+"""Comparison of the answers to one prompt with each other.
 
 Everything is computed in float64 and returned as float32.
 """
@@ -19,7 +19,7 @@ class _Groups:
     size: Tensor
     sum_of_squares: Tensor
     has_spread: Tensor
-    """[B] bool: the group holds two different scores."""
+    """[B] bool: whether the group has two different scores."""
 
 
 def _groups(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None) -> _Groups:
@@ -37,7 +37,7 @@ def _groups(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None) -> _Gr
 
 
 def _shares(sample_ids: Tensor | None, like: Tensor) -> Tensor:
-    """[B] float64: 1 / rows of the row's sample, so that a sample counts once."""
+    """[B] float64: 1 / number of rows of the row's sample, so that a sample counts once."""
     if sample_ids is None:
         return torch.ones_like(like)
     _, sample, rows = torch.unique(sample_ids, return_inverse=True, return_counts=True)
@@ -53,11 +53,23 @@ def group_normalised(
     leave_one_out: bool = False,
     eps: float = 1e-6,
 ) -> Tensor:
-    """GRPO's advantage (Shao 2024): (r - mean) / (std + eps) of the sample's group, unbiased std.
+    """GRPO's advantage (Shao 2024): (r - mean) / (std + eps) in the sample's group, with the unbiased std.
 
-    scores: [B]; group_ids: [B] integers. Returns [B] float32. `divide_by_std=False` is Dr. GRPO's (Liu 2025);
-    with `leave_one_out` the mean is that of the others in the group. A group of one, or without spread, gives 0.
-    sample_ids: [B] integers where a sample has several rows of one score: it enters its group once.
+    Args:
+        scores: [B] float, the score of each row's sample.
+        group_ids: [B] int, equal for samples of one prompt.
+        sample_ids: [B] int, the sample of each row, if samples have several rows. Each sample counts once in its group.
+        divide_by_std: False is Dr. GRPO's advantage (Liu 2025).
+        leave_one_out: Whether the mean is over the other samples of the group.
+        eps: Added to the std.
+
+    Returns:
+        [B] float32, 0 in groups of one and in groups with equal scores.
+
+    Example:
+        >>> scores, groups = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+        >>> group_normalised(scores, groups)  # mean 0.5, std 0.7071, and a group without spread
+        tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
     """
     groups = _groups(scores, group_ids, sample_ids)
     advantages = groups.centred
@@ -71,26 +83,44 @@ def group_normalised(
 
 
 def leave_one_out(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None = None) -> Tensor:
-    """RLOO's advantage (Ahmadian 2024): r - mean of the others of its group.
+    """RLOO's advantage (Ahmadian 2024): r - mean of the other samples of the group.
 
-    scores: [B]; group_ids: [B] integers; sample_ids as in `group_normalised`. Returns [B] float32; a group of one has
-    no others and gives 0.
+    Args:
+        scores, group_ids, sample_ids: As for `group_normalised`.
+
+    Returns:
+        [B] float32, 0 in groups of one.
+
+    Example:
+        >>> leave_one_out(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0, 0, 0]))  # 1 - 0.25, 0 - 0.75, 0.5 - 0.5
+        tensor([ 0.7500, -0.7500,  0.0000])
     """
     return group_normalised(scores, group_ids, sample_ids=sample_ids, divide_by_std=False, leave_one_out=True)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpread:
-    """Spread of the scores within a prompt's samples; a group without spread gives no learning signal."""
+    """Spread of the scores within groups. A group without spread provides no learning signal."""
 
     std_mean: float
     """Mean over groups of the unbiased standard deviation."""
     without_spread_fraction: float
-    """Share of groups in which all scores are equal, groups of one included."""
+    """Fraction of groups in which all scores are equal, including groups of one."""
 
 
 def group_spread(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None = None) -> GroupSpread:
-    """scores: [B]; group_ids: [B] integers; at least one sample. sample_ids as in `group_normalised`."""
+    """Measure the spread of scores within groups.
+
+    Args:
+        scores, group_ids, sample_ids: As for `group_normalised`, at least one sample.
+
+    Returns:
+        Mean standard deviation, and fraction of groups without spread.
+
+    Example:
+        >>> group_spread(torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([0, 0, 1, 1])).without_spread_fraction
+        0.5
+    """
     groups = _groups(scores, group_ids, sample_ids)
     share = _shares(sample_ids, groups.size) / groups.size
     number = share.sum()

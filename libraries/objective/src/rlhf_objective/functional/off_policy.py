@@ -1,6 +1,6 @@
-"""Corrects for samples from another policy: a quantised or lagging engine, or an older version.
+"""Correction for samples from another policy: a quantized or lagging engine, or an older version.
 
-All tensors are [B, A] float32 log-probs in nats and masks; nothing here carries a gradient.
+All tensors are [B, A] float32 log-probs in nats and masks, without gradients.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from rlhf_core.episode_view import single_rank
 from rlhf_forward.masking import Reduce, masked_mean, masked_sum
 
 from .kl import clamp_log_ratio, kl_estimate
-from .losses import RatioLevel, effective_sample_size
+from .loss_parts import RatioLevel, effective_sample_size
 
 Range = tuple[float, float]
-"""Lowest and highest ratio that is kept, both included."""
+"""Minimum and maximum ratio that is kept, both inclusive."""
 DivergenceLevel = Literal["token", "sequence-mean", "sequence-sum", "sequence-max"]
 """The quantity that is bounded: each token's divergence, or the mean, sum or maximum over a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class DivergenceBound:
-    """Drops tokens, or whole sequences, whose divergence is larger."""
+    """Bound on the divergence, above which tokens or whole sequences are dropped."""
 
     most: float
-    """Nats."""
+    """Maximum divergence in nats."""
     estimator: Literal["k2", "k3"] = "k3"
-    """Estimator of KL(engine || trainer) at a token the engine sampled; never negative."""
+    """Estimator of KL(engine || trainer) at a token that the engine sampled. Never negative."""
     level: DivergenceLevel = "sequence-mean"
+    """The quantity that is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,15 @@ class OffPolicyCorrection:
     """Importance weight of each token, and the mask of kept tokens."""
 
     weights: Tensor
-    """[B, A] float32 to multiply into losses or advantages: 0 where `kept` is False."""
+    """[B, A] float32, factors of losses or advantages, 0 if `kept` is False."""
     kept: Tensor
-    """[B, A] bool: the mask without tokens outside the allowed range."""
+    """[B, A] bool: the mask without dropped tokens."""
     truncated: Tensor
-    """[B, A] bool: the weight was cut to the cap."""
+    """[B, A] bool: the weight was reduced to the cap."""
     ratio: Tensor
-    """[B, A] float32: trainer / engine of each token, 1 outside the mask."""
+    """[B, A] float32: trainer / engine probability of each token, 1 outside the mask."""
     effective_sample_size: Tensor
-    """Scalar in (0, 1]: (sum w)^2 / (n sum w^2) over the n kept tokens; 0 where there are none."""
+    """Scalar in (0, 1]: (sum w)^2 / (n sum w^2) over the n kept tokens, 0 if all are dropped."""
 
 
 def off_policy_correction(
@@ -63,16 +64,30 @@ def off_policy_correction(
     divergence: DivergenceBound | None = None,
     all_reduce: Reduce = single_rank,
 ) -> OffPolicyCorrection:
-    """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks of tokens inside a range.
+    """Compute weights min(ratio, cap) with ratio = exp(trainer - engine), and a mask without dropped tokens.
 
-    cap: truncated importance sampling. level: the ratio of each token (Yao 2025), or of the whole sequence, the
-    product over its tokens, on each of them (Liu 2025, "When speed kills stability"): over all sampled tokens, also
-    those a range drops, since it is the ratio of the answer's two probabilities.
-    token_range: a token whose ratio lies outside is dropped, one inside is weighted by its ratio (IcePop, Ling team
-    2025), truncated at `cap` where there is one.
-    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside; outlier_range: when the
-    ratio of any of its tokens does. divergence: tokens or sequences that diverge further are dropped. Without `cap` and
-    `token_range`, kept tokens have weight 1. The effective sample size is over all ranks with `all_reduce`.
+    Without `cap` and `token_range`, kept tokens have weight 1.
+
+    Args:
+        trainer_log_probs, engine_log_probs: [B, A] nats.
+        mask: [B, A] bool.
+        cap: Maximum weight (truncated importance sampling). None is off.
+        level: The weight is the ratio of each token (Yao 2025), or the ratio of the whole sequence, the product over
+            all its sampled tokens, including dropped ones (Liu 2025, "When speed kills stability").
+        token_range: Tokens with a ratio outside are dropped, others are weighted by it (IcePop, Ling team 2025).
+        sequence_range: Sequences whose geometric mean ratio is outside are dropped.
+        outlier_range: Sequences with any token whose ratio is outside are dropped.
+        divergence: Tokens or sequences with a larger divergence are dropped.
+        all_reduce: Sums over ranks, for the effective sample size.
+
+    Returns:
+        Weights, masks, ratios and effective sample size.
+
+    Example:
+        >>> trainer, engine = torch.tensor([[0.5, 0.3]]).log(), torch.tensor([[0.25, 0.3]]).log()  # ratio 2, 1
+        >>> result = off_policy_correction(trainer, engine, torch.tensor([[True, True]]), cap=1.5)
+        >>> result.weights, result.truncated
+        (tensor([[1.5000, 1.0000]]), tensor([[ True, False]]))
     """
     difference = torch.where(mask, (trainer_log_probs - engine_log_probs).detach(), 0.0)
     ratio = clamp_log_ratio(difference).exp()
@@ -96,7 +111,7 @@ def off_policy_correction(
 
 
 def _within(bound: DivergenceBound, difference: Tensor, mask: Tensor) -> Tensor:
-    """[B, A], or [B, 1] for whole sequences, bool: what does not diverge by more. `difference`: 0 outside the mask."""
+    """[B, A] bool, or [B, 1] for whole sequences: divergence within the bound. `difference` is 0 outside the mask."""
     each = kl_estimate(torch.zeros_like(difference), difference, bound.estimator)
     if bound.level == "sequence-mean":
         each = masked_mean(each, mask, dim=-1).unsqueeze(-1)
@@ -113,9 +128,21 @@ def _sequence_ratio(difference: Tensor, mask: Tensor) -> Tensor:
 
 
 def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
-    """DAPO's soft penalty of long answers (Yu 2025, equation 13): [B] token counts -> [B] float32 in [-1, 0].
+    """DAPO's soft penalty of long answers (Yu 2025, equation 13).
 
-    0 up to max_tokens - buffer_tokens, then then linear to -1 at max_tokens, -1 beyond.
+    0 up to max_tokens - buffer_tokens, then linear to -1 at max_tokens, and -1 beyond.
+
+    Args:
+        lengths: [B] number of tokens.
+        max_tokens: Maximum length of an answer.
+        buffer_tokens: Length of the linear part.
+
+    Returns:
+        [B] float32 in [-1, 0].
+
+    Example:
+        >>> overlong_penalty(torch.tensor([10, 15, 20]), max_tokens=20, buffer_tokens=10)
+        tensor([ 0.0000, -0.5000, -1.0000])
     """
     free = max_tokens - buffer_tokens
     return ((free - lengths.float()) / buffer_tokens).clamp(-1.0, 0.0)

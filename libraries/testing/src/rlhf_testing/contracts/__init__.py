@@ -6,8 +6,8 @@
         plugin = "brevity"
         options = {"target_tokens": 8}
 
-Plugins are loaded as in a run: the entry point's name, the component, its options, `build`. Run with pytest;
-`--rlhf-device cuda` puts models on a GPU. A suite is imported when it is used.
+Plugins are loaded as in a run: the entry point's name, the component, its options, `build`. Run the tests with pytest.
+`--rlhf-device cuda` puts models on a GPU. Suites are imported on first use.
 """
 
 import lazy_loader

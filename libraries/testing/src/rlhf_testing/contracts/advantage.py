@@ -1,4 +1,4 @@
-"""The contract of an advantage estimator: a number for each token, the same for any number of ranks."""
+"""Contract of an advantage estimator: a number for each token, the same for any number of ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlhf_core.types import BufferItem, Experience
 from rlhf_objective.estimate import estimated
 
 from ..samples import make_item
-from .estimates import EstimatesContract, Estimating
+from .estimates import AdvantageCase, EstimatesContract
 from .functions import FunctionContract
 
 if TYPE_CHECKING:
@@ -32,34 +32,42 @@ WEIGHTS = {"score": 1.0, "environment": 0.5}
 
 
 class AdvantageContract(EstimatesContract, FunctionContract):
-    """Four prompts with four answers and a greedy one each, two rewards, a KL, values, an episode of two branches."""
+    """Tests of an advantage estimator. Subclass it and set `plugin`.
+
+    The episode has four prompts with four answers each and a greedy one, two rewards, a KL, values, and a sample of two
+    branches.
+
+    Example:
+        class TestMyEstimator(AdvantageContract):
+            plugin = "my-estimator"
+    """
 
     kind = "advantages"
 
     @pytest.fixture
     @classmethod
-    def estimating(cls, function: Estimator) -> Estimating:
-        items, algorithm = _items(), cast(RolloutAlgorithm, _Estimating(function))
+    def advantage_case(cls, function: Estimator) -> AdvantageCase:
+        items, algorithm = _items(), cast(RolloutAlgorithm, _EstimatorAlgorithm(function))
         flat = [replace(item, rewards=dict.fromkeys(WEIGHTS, 1.0)) for item in items]
-        return Estimating(lambda: algorithm, RewardCombiner(WEIGHTS), _episode(items), _episode(flat))
+        return AdvantageCase(lambda: algorithm, RewardCombiner(WEIGHTS), _episode(items), _episode(flat))
 
-    def test_what_is_masked_does_not_count(self, function: Estimator, estimating: Estimating) -> None:
+    def test_what_is_masked_does_not_count(self, function: Estimator, advantage_case: AdvantageCase) -> None:
         import torch
 
-        episode = estimating.episode
+        episode = advantage_case.episode
         names = ("values", "action_log_probs", "reference_log_probs", "trainer_log_probs")
         broken = {name: getattr(episode, name).masked_fill(~episode.action_mask, math.nan) for name in names}
-        found = _computed(function, replace(episode, **broken))
-        torch.testing.assert_close(found, _computed(function, episode))
+        advantages = _compute(function, replace(episode, **broken))
+        torch.testing.assert_close(advantages, _compute(function, episode))
 
     def test_one_answer_alone(self, function: Estimator) -> None:
         import torch
 
-        assert bool(torch.isfinite(_computed(function, _episode(_items()[:1]))).all())
+        assert bool(torch.isfinite(_compute(function, _episode(_items()[:1]))).all())
 
 
-class _Estimating:
-    """An algorithm's advantages and nothing else."""
+class _EstimatorAlgorithm:
+    """An algorithm that only computes advantages."""
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
@@ -71,10 +79,10 @@ class _Estimating:
         return masked(item)
 
     def advantages(self, episode: Experience) -> Experience:
-        return replace(episode, advantages=_computed(self._estimator, episode))
+        return replace(episode, advantages=_compute(self._estimator, episode))
 
 
-def _computed(estimator: Estimator, episode: Experience) -> Tensor:
+def _compute(estimator: Estimator, episode: Experience) -> Tensor:
     assert episode.reference_log_probs is not None
     view = EpisodeView.of(episode)
     kl = objective.kl_estimate(episode.action_log_probs, episode.reference_log_probs, "k1")
@@ -92,17 +100,17 @@ def _items() -> list[BufferItem]:
             length = 1 + (sample * 5 + branch) % 7
             item = make_item(sample, group_id=sample // 4, num_actions=length)
             mask = torch.ones(length, dtype=torch.bool)
-            mask[1:3] = length < 5  # an observation in the longer ones
-            drawn = torch.randn(4, length, generator=generator) / 5
+            mask[1:3] = length < 5  # an observation in the longer answers
+            noise = torch.randn(4, length, generator=generator) / 5
             items.append(
                 replace(
                     item,
                     branch=branch,
                     action_mask=mask,
-                    action_log_probs=-drawn[0].abs() - 0.1,
-                    reference_log_probs=-drawn[1].abs() - 0.1,
-                    trainer_log_probs=-drawn[2].abs() - 0.1,
-                    values=drawn[3],
+                    action_log_probs=-noise[0].abs() - 0.1,
+                    reference_log_probs=-noise[1].abs() - 0.1,
+                    trainer_log_probs=-noise[2].abs() - 0.1,
+                    values=noise[3],
                     rewards={"score": float(sample % 3), "environment": float(sample % 5 == 0)},
                     columns=Columns(
                         {

@@ -1,4 +1,4 @@
-"""The contract of an algorithm that learns from the lines of a dataset."""
+"""Contract of an algorithm that learns from the lines of a dataset."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 
 
 class DatasetAlgorithmContract(LossContract):
-    """Five lines; override `records` where the algorithm reads other keys."""
+    """Tests of an algorithm that learns from a dataset of five lines. Override `records` if it reads other keys.
+
+    Example:
+        class TestMyAlgorithm(DatasetAlgorithmContract):
+            plugin = "my-algorithm"
+    """
 
     kind = "algorithms"
     records: ClassVar[Sequence[Mapping[str, Any]]] = RECORDS
     learning_rate: ClassVar[float] = 1e-3
     tolerance: ClassVar[float] = 1e-4
-    """Tolerance of gradients, relative to the largest."""
+    """Tolerance of gradients, relative to the largest component."""
 
     @pytest.fixture
     @classmethod
@@ -41,28 +46,28 @@ class DatasetAlgorithmContract(LossContract):
         def make() -> DatasetAlgorithm[Any, Any]:
             algorithm = build(config, context)
             assert isinstance(algorithm, DatasetAlgorithm), (
-                f"{selected.label}: build returns a {type(algorithm).__name__}, not a DatasetAlgorithm"
+                f"{selected.label}: build must return a DatasetAlgorithm, got a {type(algorithm).__name__}"
             )
             return algorithm
 
         return dataset_bench(make, cls.records, device=rlhf_device)
 
     def test_it_learns_from_a_dataset(self, selected: SelectedPlugin) -> None:
-        assert selected.component.feeds == "dataset", f'{selected.label}: say feeds="dataset"'
+        assert selected.component.feeds == "dataset", f'{selected.label}: set feeds="dataset"'
 
     def test_items_know_their_length(self, bench: DatasetBench) -> None:
         for item in bench.prepared:
-            assert isinstance(item.num_tokens, int) and item.num_tokens > 0, f"num_tokens is {item.num_tokens!r}"
-        assert len(bench.algorithm.collate(bench.prepared)) == len(bench.prepared), "a batch is as long as its items"
+            assert isinstance(item.num_tokens, int) and item.num_tokens > 0, f"invalid num_tokens {item.num_tokens!r}"
+        assert len(bench.algorithm.collate(bench.prepared)) == len(bench.prepared), "len(batch) must count its items"
 
     def test_a_wrong_line_is_an_error_that_says_so(self, bench: DatasetBench) -> None:
         with pytest.raises(DataError):
             bench.algorithm.encode({"prompt": "only a prompt"}, contract_tokenizer())
 
     def test_micro_batches_do_not_change_the_gradient(self, bench: LossBench) -> None:
-        perturb(bench.models["policy"], seed=5, scale=0.01)  # away from the reference, where DPO has it
+        perturb(bench.models["policy"], seed=5, scale=0.01)  # away from the reference, at which DPO starts
         super().test_micro_batches_do_not_change_the_gradient(bench)
 
     def test_the_loss_falls(self, bench: DatasetBench) -> None:
         losses = bench.descend(bench.prepared, steps=10, lr=self.learning_rate)
-        assert losses[-1] < losses[0], f"ten steps on five lines and the loss does not fall: {losses}"
+        assert losses[-1] < losses[0], f"the loss must fall in ten steps on five lines, got {losses}"

@@ -1,4 +1,4 @@
-"""The contract of functions that algorithms call by name: found once, options with defaults, told in a line."""
+"""Contract of functions that algorithms call by name: unique, options with defaults, documented in one line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class FunctionContract:
 
     kind: ClassVar[FunctionKind]
     plugin: ClassVar[str]
-    """Its entry point's name, or `FILE.py:NAME`."""
+    """Name of its entry point, or `FILE.py:NAME`."""
     options: ClassVar[Mapping[str, Any]] = {}
-    """Options it is called with, as a run file gives them."""
+    """Options to call it with, as in a run file."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def function(cls) -> Callable[[Any], Any]:
         """The function with its options bound, as an algorithm calls it."""
-        assert getattr(cls, "plugin", None), f'{cls.__name__}: say which one is tested: plugin = "its-name"'
+        assert getattr(cls, "plugin", None), f'{cls.__name__}: set the function to test: plugin = "its-name"'
         return FunctionUse(cls.kind, {"name": cls.plugin, **cls.options}).bind(where=cls.__name__)
 
     def test_it_needs_no_options(self) -> None:
@@ -39,5 +39,5 @@ class FunctionContract:
 
     def test_its_docstring_begins_with_a_summary(self, function: Callable[[Any], Any]) -> None:
         line = (inspect.getdoc(inspect.unwrap(function)) or "").strip().partition("\n")[0]
-        assert line, f"{self.plugin}: say in one line what it computes, and whose it is"
-        assert len(line) <= MAX_SUMMARY, f"{self.plugin}: its first line has more than {MAX_SUMMARY} characters"
+        assert line, f"{self.plugin}: add a one-line docstring with the formula and its source"
+        assert len(line) <= MAX_SUMMARY, f"{self.plugin}: the docstring's first line exceeds {MAX_SUMMARY} characters"

@@ -1,4 +1,4 @@
-"""The contract of a logger: it takes the numbers of a run, again after a resume, and a run with it completes."""
+"""Contract of a logger: it records the metrics of a run, also after a resume, and a run with it completes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,27 @@ from ..runs import tiny_run
 from .base import ComponentContract
 
 Logged = Mapping[str, Mapping[int, float]]
-"""Name of a metric -> update -> value."""
+"""Values by metric name and update."""
 
 
 class LoggerContract(ComponentContract):
-    """Override `logged` where what was written can be read back."""
+    """Tests of a logger. Override `logged` if the output can be read back.
+
+    Example:
+        class TestMyLogger(LoggerContract):
+            plugin = "my-logger"
+    """
 
     kind = "loggers"
 
     @classmethod
     def logged(cls, run_folder: Path, config: BaseModel) -> Logged | None:
-        """The updates that the logger has written for this run folder, each once; None: they cannot be read."""
+        """Return the values that the logger wrote for this run folder, each update once. None if they cannot be read.
+
+        Args:
+            run_folder: Folder of the run.
+            config: Options of the logger.
+        """
         return None
 
     @pytest.fixture
@@ -40,7 +50,7 @@ class LoggerContract(ComponentContract):
     def test_it_has_log_and_finish(self, selected: SelectedPlugin, config: BaseModel, run_folder: Path) -> None:
         logger = _build(selected, config, run_folder)
         assert isinstance(logger, Logger), (
-            f"{selected.label}: build returns a {type(logger).__name__}; it needs log(step, values) and finish(failed)"
+            f"{selected.label}: a {type(logger).__name__} lacks log(step, values) or finish(failed)"
         )
 
     def test_a_run_without_an_update_is_nothing(
@@ -51,7 +61,7 @@ class LoggerContract(ComponentContract):
     def test_numbers_arrive_and_a_resume_makes_some_again(
         self, selected: SelectedPlugin, config: BaseModel, run_folder: Path
     ) -> None:
-        """Metrics come and go from line to line; a resume is another process, a rollback the same object."""
+        """Metrics vary between updates. A resume is another process, a rollback uses the same object."""
         first = _build(selected, config, run_folder)
         for step in range(1, 5):
             first.log(step, {"reward/mean": step / 8, **({"eval/score": 0.5} if step == 2 else {})})
@@ -61,11 +71,11 @@ class LoggerContract(ComponentContract):
         second.finish(False)
         second.log(4, {"reward/mean": 1.0, "kl/mean": 0.25})
         second.finish(False)
-        found = self.logged(run_folder, config)
-        if found is not None:
-            assert found["reward/mean"] == pytest.approx({1: 0.125, 2: 0.25, 3: 0.75, 4: 1.0})
-            assert found["eval/score"] == pytest.approx({2: 0.5})
-            assert found["kl/mean"] == pytest.approx({4: 0.25})
+        logged = self.logged(run_folder, config)
+        if logged is not None:
+            assert logged["reward/mean"] == pytest.approx({1: 0.125, 2: 0.25, 3: 0.75, 4: 1.0})
+            assert logged["eval/score"] == pytest.approx({2: 0.5})
+            assert logged["kl/mean"] == pytest.approx({4: 0.25})
 
     def test_a_run_with_it_is_done(self, selected: SelectedPlugin, given: dict[str, Any], tmp_path: Path) -> None:
         run = tiny_run({"train": {"episodes": 1}, "logging": {selected.name: given or True}})

@@ -1,4 +1,4 @@
-"""The contract of a prompt source: a finite, constant list of records."""
+"""Contract of a prompt source: a finite, constant list of records."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from rlhf_core.protocols import PromptSource
 from ..episodes import episode_tokenizer, prompt_stream
 from .base import ComponentContract
 
-_LOOKED_AT = 20
+_NUM_CHECKED = 20
 
 
 class PromptsContract(ComponentContract):
-    """Override `make_options` where options name files."""
+    """Tests of a prompt source. Override `make_options` if options contain files.
+
+    Example:
+        class TestMyPrompts(PromptsContract):
+            plugin = "my-prompts"
+            options = {"size": 100}
+    """
 
     kind = "prompts"
     may_be_empty: ClassVar[bool] = False
-    """Whether a prompt may be empty, because an environment gives the first text."""
+    """Whether a prompt may be empty, because an environment provides the first text."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -33,35 +39,35 @@ class PromptsContract(ComponentContract):
 
     def test_it_is_a_prompt_source(self, selected: SelectedPlugin, source: PromptSource) -> None:
         assert isinstance(source, PromptSource), (
-            f"{selected.label}: build returns a {type(source).__name__}, which needs __len__ and __getitem__(index)"
+            f"{selected.label}: a {type(source).__name__} lacks __len__ or __getitem__(index)"
         )
-        assert len(source) > 0, f"{selected.label}: it has no record under these options"
+        assert len(source) > 0, f"{selected.label}: the source is empty with these options"
 
     def test_records_are_prompts(self, source: PromptSource) -> None:
         for index in _indices(source):
             record = source[index]
-            assert isinstance(record, Mapping), f"record {index} is a {type(record).__name__}, not a mapping"
-            assert "prompt" in record, f"record {index} has no `prompt`, its keys are {sorted(record)}"
+            assert isinstance(record, Mapping), f"record {index} must be a mapping, got a {type(record).__name__}"
+            assert "prompt" in record, f"record {index} lacks `prompt` (keys: {sorted(record)})"
 
     def test_core_reads_it_to_the_end(self, source: PromptSource) -> None:
-        """The stream of a run encodes every record once and gives each once in an epoch."""
+        """The stream of a run encodes every record once and yields each once per epoch."""
         stream = prompt_stream(source, episode_tokenizer(chat=False), seed=0, may_be_empty=self.may_be_empty)
-        prompts = [stream.prompt(position) for position in range(min(len(stream), _LOOKED_AT))]
+        prompts = [stream.prompt(position) for position in range(min(len(stream), _NUM_CHECKED))]
         assert self.may_be_empty or all(prompt.prompt_ids for prompt in prompts)
 
     def test_a_record_stays_the_same(self, source: PromptSource) -> None:
-        """A prompt that has to be made again, after a crash say, is read again."""
+        """A prompt is read again if its answers are sampled again, for example after a crash."""
         for index in _indices(source):
-            assert dict(source[index]) == dict(source[index]), f"record {index} differs when it is read twice"
+            assert dict(source[index]) == dict(source[index]), f"record {index} differs when read twice"
 
     def test_every_process_builds_the_same(
         self, selected: SelectedPlugin, config: BaseModel, folder: Path, source: PromptSource
     ) -> None:
         """Each trainer and a resumed run rebuild the source and must find the same records in the same order."""
         other = _build(selected, config, folder)
-        assert len(other) == len(source), f"built twice, it has {len(source)} and then {len(other)} records"
+        assert len(other) == len(source), f"built twice, the source has {len(source)} and then {len(other)} records"
         for index in _indices(source):
-            assert dict(other[index]) == dict(source[index]), f"record {index} differs in a source built anew"
+            assert dict(other[index]) == dict(source[index]), f"record {index} differs after rebuilding the source"
 
 
 def _build(selected: SelectedPlugin, config: BaseModel, folder: Path) -> PromptSource:
@@ -70,5 +76,5 @@ def _build(selected: SelectedPlugin, config: BaseModel, folder: Path) -> PromptS
 
 
 def _indices(source: PromptSource) -> list[int]:
-    """The first records and the last."""
-    return sorted({*range(min(_LOOKED_AT, len(source))), len(source) - 1})
+    """Indices of the first records and the last."""
+    return sorted({*range(min(_NUM_CHECKED, len(source))), len(source) - 1})

@@ -1,4 +1,4 @@
-"""The contract of a strategy: it trains like plain torch, however it wraps or shards the model."""
+"""Contract of a strategy: it trains like plain torch, however it wraps or shards the model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ _SAME_DIRECTION = 0.95
 
 
 class StrategyContract(ComponentContract):
-    """A small training in one or several processes, compared with AdamW in plain torch."""
+    """Tests of a strategy: a small training in one or several processes, compared with AdamW in plain torch.
+
+    Example:
+        class TestMyStrategy(StrategyContract):
+            plugin = "my-strategy"
+            num_processes = 2
+    """
 
     kind = "strategies"
     num_processes: ClassVar[int] = 1
-    """Number of training processes; several are started over gloo."""
+    """Number of training processes. Several are started with gloo."""
     exact: ClassVar[bool] = True
-    """Whether the arithmetic is float32; a strategy that rounds to 16 bits is held to looser bounds."""
+    """Whether the arithmetic is float32. A strategy that rounds to 16 bits gets looser bounds."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -43,7 +49,7 @@ class StrategyContract(ComponentContract):
             strategy.teardown()
 
     def test_it_trains_as_plain_torch(self, seen: dict[str, Any]) -> None:
-        """Whole, accumulated, over ranks with unequal shares, through several forwards, with recomputation."""
+        """Whole, accumulated, over ranks with unequal shares, in several forwards, and with gradient checkpointing."""
         alone = train_alone(updates=3)
         for split in _SPLITS:
             if split in seen:
@@ -55,7 +61,7 @@ class StrategyContract(ComponentContract):
 
     def test_lora_trains_adapters_only(self, seen: dict[str, Any]) -> None:
         alone = train_alone(updates=2, lora=True)
-        # Adapters that multiply random ones: the second update's gradients are off by 5% in plain torch in bfloat16.
+        # In bfloat16, the second update's adapter gradients are 5% off even in plain torch.
         rounded = alone if self.exact else train_alone(updates=2, lora=True, dtype="bfloat16")
         self._check_numbers(seen["lora"], alone, "lora", rounded)
         start, weights = tiny_model(lora=True).state_dict(), seen["lora"]["weights"]
@@ -66,18 +72,18 @@ class StrategyContract(ComponentContract):
                 assert tensor.equal(start[name].to(tensor.dtype)), f"frozen weight {name} moved"
 
     def test_shards_are_whole_named_and_bounded(self, seen: dict[str, Any]) -> None:
-        """`state_dict_shards`: every tensor once, tied ones too, under the unwrapped model's names."""
+        """`state_dict_shards` yields every tensor once, including tied ones, under the unwrapped model's names."""
         shards, start = seen["shards"], tiny_model().state_dict()
         assert shards["state_dict"] == list(start), "unwrap(model).state_dict() must have the model's own names"
-        assert shards["names"] == [name for name in start if name != "lm_head.weight"], "a tied tensor comes once"
+        assert shards["names"] == [name for name in start if name != "lm_head.weight"], "yield a tied tensor once"
         too_large = [(count, size) for count, size in shards["sizes"] if size > SHARD_BYTES and count > 1]
-        assert not too_large, f"shards over {SHARD_BYTES} bytes that hold more than one tensor: {too_large}"
-        assert shards["only"] == [name for name in start if "norm" in name], "`only` is not obeyed"
-        assert largest_difference(shards["weights"], start) == 0.0, "gathered weights differ from those put in"
+        assert not too_large, f"shards over {SHARD_BYTES} bytes with several tensors: {too_large}"
+        assert shards["only"] == [name for name in start if "norm" in name], "`only` is ignored"
+        assert largest_difference(shards["weights"], start) == 0.0, "gathered weights differ from the model's"
 
     def test_it_resumes_exactly(self, seen: dict[str, Any]) -> None:
         resumed = seen["resumed"]
-        assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0, "loaded weights differ from the saved"
+        assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0, "loaded weights differ from saved ones"
         for key in ("losses", "norms"):
             assert resumed["resumed"][key] == resumed["uninterrupted"][key], f"{key} differ after a resume"
         difference = largest_difference(resumed["resumed"]["weights"], resumed["uninterrupted"]["weights"])
@@ -85,32 +91,32 @@ class StrategyContract(ComponentContract):
 
     def test_a_gradient_that_is_not_finite_changes_nothing_anywhere(self, seen: dict[str, Any]) -> None:
         diverged = seen["diverged"]
-        assert all(diverged["refused"]), f"only some ranks refused the step: {diverged['refused']}"
-        assert largest_difference(diverged["before"], diverged["after"]) == 0.0, "the refused step changed weights"
-        assert math.isfinite(diverged["next_loss"]), "after a refused step the next one must work"
+        assert all(diverged["refused"]), f"all ranks must raise DivergenceError, got {diverged['refused']}"
+        assert largest_difference(diverged["before"], diverged["after"]) == 0.0, "the rejected step changed weights"
+        assert math.isfinite(diverged["next_loss"]), "the update after a rejected step must work"
 
     def test_dropped_gradients_leave_no_trace(self, seen: dict[str, Any]) -> None:
-        """An update in which nothing counts makes no step: `drop_gradients` in its place."""
+        """An update without counted samples calls `drop_gradients` instead of a step."""
         dropped = seen["dropped"]
         assert largest_difference(dropped["before"], dropped["after"]) == 0.0, "dropping gradients changed weights"
         difference = largest_difference(dropped["weights"], seen["accumulated"]["weights"])
         assert difference < 1e-6, f"dropped gradients changed later updates by {difference:.3g}"
 
     def _check_numbers(
-        self, got: Mapping[str, Any], alone: Mapping[str, Any], what: str, rounded: Mapping[str, Any] | None = None
+        self, got: Mapping[str, Any], alone: Mapping[str, Any], name: str, rounded: Mapping[str, Any] | None = None
     ) -> None:
-        """`rounded`: `alone` in 16 bits; a norm may be off as far as its norm is."""
+        """Compare losses and norms. `rounded` is `alone` in 16 bits, whose error of the norm is the tolerance."""
         loss, norm = (1e-5, 1e-5) if self.exact else (2e-3, 2e-2)
-        assert got["losses"] == pytest.approx(alone["losses"], rel=loss, abs=loss), f"{what}: losses"
+        assert got["losses"] == pytest.approx(alone["losses"], rel=loss, abs=loss), f"{name}: wrong losses"
         near = (alone if rounded is None else rounded)["norms"]
         bounds = [max(loss, abs(one - other)) for one, other in zip(alone["norms"], near, strict=True)]
         expected = [pytest.approx(one, rel=norm, abs=bound) for one, bound in zip(alone["norms"], bounds, strict=True)]
-        assert got["norms"] == expected, f"{what}: gradient norms"
+        assert got["norms"] == expected, f"{name}: wrong gradient norms"
 
-    def _check(self, got: Mapping[str, Any], alone: Mapping[str, Any], what: str) -> None:
-        self._check_numbers(got, alone, what)
+    def _check(self, got: Mapping[str, Any], alone: Mapping[str, Any], name: str) -> None:
+        self._check_numbers(got, alone, name)
         if self.exact:
-            assert largest_difference(got["weights"], alone["weights"]) < 1e-5, f"{what}: weights"
+            assert largest_difference(got["weights"], alone["weights"]) < 1e-5, f"{name}: wrong weights"
         else:
             cosine = change_cosine(tiny_model().state_dict(), got["weights"], alone["weights"])
-            assert cosine > _SAME_DIRECTION, f"{what}: weights moved elsewhere (cosine {cosine:.3f})"
+            assert cosine > _SAME_DIRECTION, f"{name}: weights moved in another direction (cosine {cosine:.3f})"

@@ -1,4 +1,4 @@
-"""The contract of a transport: it runs a run file to its end, fails when the run fails, and can be resumed."""
+"""Contract of a transport: it completes a run file, fails if the run fails, and can resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ _BAD_REWARD = "def bad(rollouts) -> list[float]:\n    raise ValueError('this rew
 
 
 class TransportContract(ComponentContract):
-    """Runs of a tiny model with the default plugins (rlhf-ppo, rlhf-torch, rlhf-hf)."""
+    """Tests of a transport: runs of a tiny model with the default plugins (rlhf-ppo, rlhf-torch, rlhf-hf).
+
+    Example:
+        class TestMyTransport(TransportContract):
+            plugin = "my-transport"
+    """
 
     kind = "transports"
     run: ClassVar[Mapping[str, Any]] = {}
@@ -33,7 +38,7 @@ class TransportContract(ComponentContract):
     def run_file(
         cls, given: Mapping[str, Any], episodes: int, rewards: list[dict[str, Any]] | None = None
     ) -> dict[str, Any]:
-        """Two updates and eight samples an episode."""
+        """Run file with two updates and eight samples per episode."""
         run = tiny_run({"eval": {"num_prompts": 4, "every_episodes": None}, **cls.run})
         run["train"]["episodes"] = episodes
         run["transport"] = {"name": cls.plugin, **given}
@@ -42,7 +47,7 @@ class TransportContract(ComponentContract):
     @pytest.fixture(scope="class")
     @classmethod
     def finished(cls, selected: SelectedPlugin, given: dict[str, Any], folder: Path) -> TrainResult:
-        """One episode, and then a second one from the checkpoint."""
+        """Result of one episode, and then a second one resumed from the checkpoint."""
         train(cls.run_file(given, 1), output=folder / "run")
         result = train(cls.run_file(given, 2), output=folder / "run", resume="auto")
         assert result is not None
@@ -58,11 +63,11 @@ class TransportContract(ComponentContract):
         assert [line["step"] for line in lines] == list(range(1, 2 * _UPDATES_PER_EPISODE + 1))
         assert [line["episode"] for line in lines] == [0, 0, 1, 1]
         versions = [line["policy_version"] for line in lines]
-        assert versions == sorted(versions), f"policy versions go back: {versions}"
+        assert versions == sorted(versions), f"policy versions must not decrease: {versions}"
         assert all("reward/mean" in line and "loss/policy" in line for line in lines), sorted(lines[0])
 
     def test_no_sample_is_lost_or_doubled(self, finished: TrainResult) -> None:
-        """Also across the resume: `sample_id` is unique in the run, episode e has exactly its prompts."""
+        """`sample_id` is unique in the run, also across the resume, and each episode has exactly its prompts."""
         path = RunFolder.read(finished.run_folder).samples
         ids = [json.loads(line)["sample_id"] for line in path.read_text(encoding="utf-8").splitlines()]
         assert sorted(ids) == list(range(2 * _SAMPLES_PER_EPISODE)), f"samples trained on: {sorted(ids)}"
@@ -75,7 +80,7 @@ class TransportContract(ComponentContract):
         assert model.num_parameters() > 0 and AutoTokenizer.from_pretrained(folder).eos_token_id is not None
 
     def test_a_failing_run_fails(self, selected: SelectedPlugin, given: dict[str, Any], tmp_path: Path) -> None:
-        """With its original error, wherever that happened; the folder records the failure."""
+        """A run fails with its original error, wherever it occurred, and the folder records the failure."""
         bad = tmp_path / "bad_reward.py"
         bad.write_text(_BAD_REWARD, encoding="utf-8")
         with pytest.raises(RewardError, match="this reward always fails"):

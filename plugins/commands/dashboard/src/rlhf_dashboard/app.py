@@ -1,8 +1,8 @@
-"""The pages and what they ask for: GET only, with a key, for requests that name this machine as their host.
+"""The page and its data: GET requests only, with a key, whose host name is a name of this machine.
 
-What lies under `/static` and the page itself hold nothing of any run and need no key. Everything else does, in the
-header `Authorization`, which no other site can make a browser send. The page puts all text of runs into the document
-as text, and a content security policy allows nothing but its own files.
+The page and the files under `/static` contain no data of runs and do not require a key. Everything else requires a key
+in the header `Authorization`, which other sites cannot make a browser send. The page inserts all text of runs as plain
+text, and a content security policy allows only its own files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlhf_pages import known_line, known_sample, sample_card_script
 from rlhf_web import Guard, Refused
 
 from .runs import Runs
-from .tail import gained
+from .tail import read_new_lines
 
 _NEWEST_SAMPLES = 60
 _SAMPLE_BYTES = 512 * 2**10
@@ -39,16 +39,22 @@ _HEADERS = {
 
 
 class _Json(JSONResponse):
-    """In ASCII: what runs wrote, and names of folders, may hold half of a surrogate pair."""
+    """JSON in ASCII, since files of runs and names of folders may contain half of a surrogate pair."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def make_app(runs: Runs, *, key: str, host: str) -> Guard:
-    """The application. `host`: the address it listens at, which requests may name."""
+    """Return the ASGI application.
 
-    def listed(request: Request) -> Response:
+    Args:
+        runs: the runs to show.
+        key: key that requests for data must send.
+        host: address that the server listens at, as for `Guard`.
+    """
+
+    def list_runs(request: Request) -> Response:
         return _Json({"runs": runs.rows()})
 
     def details(request: Request) -> Response:
@@ -56,20 +62,20 @@ def make_app(runs: Runs, *, key: str, host: str) -> Guard:
 
     def metrics(request: Request) -> Response:
         folder = _folder(runs, request)
-        return _Json(asdict(gained(folder.metrics, request.query_params.get("mark"), known_line)))
+        return _Json(asdict(read_new_lines(folder.metrics, request.query_params.get("mark"), known_line)))
 
     def samples(request: Request) -> Response:
         folder = _folder(runs, request)
         mark = request.query_params.get("mark")
-        found = gained(folder.samples, mark, known_sample, newest_bytes=_SAMPLE_BYTES)
-        return _Json({**asdict(found), "lines": found.lines[-_NEWEST_SAMPLES:]})
+        new = read_new_lines(folder.samples, mark, known_sample, newest_bytes=_SAMPLE_BYTES)
+        return _Json({**asdict(new), "lines": new.lines[-_NEWEST_SAMPLES:]})
 
     page = (files(__package__) / "static" / "index.html").read_text(encoding="utf-8")
     routes = [
         Route("/", _text(page, "text/html")),
         Route("/static/sample_card.js", _text(sample_card_script(), "text/javascript")),
         Mount("/static", StaticFiles(packages=[("rlhf_dashboard", "static")])),
-        Route("/api/runs", listed),
+        Route("/api/runs", list_runs),
         Route("/api/runs/{run}", details),
         Route("/api/runs/{run}/metrics", metrics),
         Route("/api/runs/{run}/samples", samples),
@@ -77,7 +83,7 @@ def make_app(runs: Runs, *, key: str, host: str) -> Guard:
     return Guard(
         routes,
         refusal=lambda refused: PlainTextResponse(str(refused), refused.status),
-        knows=lambda given: hmac.compare_digest(given.encode(), key.encode()),
+        knows=lambda sent: hmac.compare_digest(sent.encode(), key.encode()),
         needs_key=lambda path: path.startswith("/api/"),
         host=host,
         headers=_HEADERS,
@@ -92,8 +98,8 @@ def _text(text: str, media_type: str) -> Any:
 
 
 def _folder(runs: Runs, request: Request) -> RunFolder:
-    """Raises `Refused`."""
+    """Return the folder of the requested run. Raises `Refused` if the id is unknown."""
     folder = runs.find(request.path_params["run"])
     if folder is None:
-        raise Refused(404, "not_found", "there is no such run")
+        raise Refused(404, "not_found", "this run does not exist")
     return folder

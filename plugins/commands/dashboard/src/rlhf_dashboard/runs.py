@@ -1,7 +1,7 @@
-"""Which run folders lie in a folder, and what their small files say.
+"""Finds the run folders in a folder and reads their small files.
 
-A run is asked for by an id that is made from its path; only ids of folders that were found are answered, so no request
-can name a path. Links are not followed.
+Requests name a run by an id that is a hash of its path. Only ids of folders that were found are answered, so requests
+cannot name paths. Links are not followed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from rlhf_core.runfolder import RunFolder
 from rlhf_core.util import redact_mapping, redact_text
 from rlhf_pages import known_line, known_values
 
-from .tail import gained
+from .tail import read_new_lines
 
 _DEPTH = 3
-_MOST_RUNS = 500
+_MAX_RUNS = 500
 _LOG_BYTES = 256 * 2**10
 _LINE_BYTES = 64 * 2**10
 _RECORD = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\S* ([A-Z]+) \S+: ", re.MULTILINE)
-_TOLD = {"WARNING", "ERROR", "CRITICAL"}
+_EVENT_LEVELS = {"WARNING", "ERROR", "CRITICAL"}
 _TRACEBACK = "Traceback (most recent call last):"
-_MOST_EVENTS = 200
-_OTHERS = {"checkpoints", "model", "adapter", "tensorboard", "control"}
-"""Folders of a run in which no run is looked for."""
+_MAX_EVENTS = 200
+_SKIPPED = {"checkpoints", "model", "adapter", "tensorboard", "control"}
+"""Folders of a run that are not searched for runs."""
 
 
 class Runs:
@@ -38,54 +38,54 @@ class Runs:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._found: dict[str, tuple[str, RunFolder]] = {}
+        self._runs: dict[str, tuple[str, RunFolder]] = {}
         self._configs: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
 
     def find(self, run: str) -> RunFolder | None:
-        """The folder of an id, None where there is none such."""
-        if run not in self._found:
+        """Return the folder of an id, None if the id is unknown."""
+        if run not in self._runs:
             self._scan()
-        return self._found[run][1] if run in self._found else None
+        return self._runs[run][1] if run in self._runs else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a run, the one written to last first. `parent`: the run in whose folder it is."""
+        """Return one row per run, the most recently changed first. `parent` is the id of the run that contains it."""
         self._scan()
-        ids = {folder.path: run for run, (_, folder) in self._found.items()}
+        ids = {folder.path: run for run, (_, folder) in self._runs.items()}
         rows = [
             {**self._row(run, name, folder), "parent": next((ids[up] for up in folder.path.parents if up in ids), None)}
-            for run, (name, folder) in self._found.items()
+            for run, (name, folder) in self._runs.items()
         ]
         return sorted(rows, key=lambda row: row["changed"], reverse=True)
 
     def details(self, folder: RunFolder) -> dict[str, Any]:
-        """The content of one run's page beside its curves and samples."""
+        """Return the data of one run's page except its curves and samples."""
         manifest = _read(folder, folder.manifest)
-        told = manifest.pop("events", None)
-        events = [known_values(event) for event in told if isinstance(event, dict)] if isinstance(told, list) else []
+        listed = manifest.pop("events", None)
+        events = [known_values(each) for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         return {
             "summary": known_values(_read(folder, folder.summary)),
             "config": self._config(folder),
             "manifest": known_values(manifest),
-            "events": [*events, *log_events(folder.log)][-_MOST_EVENTS:],
+            "events": [*events, *log_events(folder.log)][-_MAX_EVENTS:],
             "actors": known_values(_read(folder, folder.path / "ray.json")),
         }
 
     def _scan(self) -> None:
         folders = _folders(self._root, _DEPTH)
-        found = {}
+        runs = {}
         for path in folders:
             name = path.relative_to(self._root).as_posix() if path != self._root else path.resolve().name
             try:
-                found[hashlib.sha256(os.fsencode(path)).hexdigest()[:16]] = (name, RunFolder.read(path))
+                runs[hashlib.sha256(os.fsencode(path)).hexdigest()[:16]] = (name, RunFolder.read(path))
             except (RlhfError, OSError):
-                continue  # no run, or one with a link or a device in the place of a file
-            if len(found) == _MOST_RUNS:
+                continue  # not a run folder, or one with a link or a device in place of a file
+            if len(runs) == _MAX_RUNS:
                 break
-        self._found = found
+        self._runs = runs
 
     def _row(self, run: str, name: str, folder: RunFolder) -> dict[str, Any]:
         summary = known_values(_read(folder, folder.summary))
-        last = gained(folder.metrics, None, known_line, newest_bytes=_LINE_BYTES).lines
+        last = read_new_lines(folder.metrics, None, known_line, newest_bytes=_LINE_BYTES).lines
         config = self._config(folder)
         return {
             "id": run,
@@ -101,10 +101,10 @@ class Runs:
         }
 
     def _config(self, folder: RunFolder) -> dict[str, Any]:
-        """The run file; YAML is slow to read, so it is kept until the file changes."""
+        """Return the run file, cached until the file changes, since YAML is slow to read."""
         try:
-            found = folder.config.stat()
-            key = (found.st_mtime_ns, found.st_size)
+            status = folder.config.stat()
+            key = (status.st_mtime_ns, status.st_size)
             if self._configs.get(folder.config, (None,))[0] != key:
                 self._configs[folder.config] = (key, known_values(redact_mapping(folder.read_config())))
             return self._configs[folder.config][1]
@@ -113,7 +113,7 @@ class Runs:
 
 
 def log_events(path: Path) -> list[dict[str, Any]]:
-    """The warnings and errors at the end of a log: what guards said, and what ended the run."""
+    """Return the warnings and errors at the end of a log, including those of guards and the one that ended the run."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -124,19 +124,19 @@ def log_events(path: Path) -> list[dict[str, Any]]:
     parts = _RECORD.split(text)[1:]
     records = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     return [
-        {"kind": _kind(level, said), "time": time, "said": redact_text(_without_traceback(said))}
-        for time, level, said in records
-        if level in _TOLD or _TRACEBACK in said
+        {"kind": _kind(level, text), "time": time, "text": redact_text(_without_traceback(text))}
+        for time, level, text in records
+        if level in _EVENT_LEVELS or _TRACEBACK in text
     ]
 
 
-def _kind(level: str, said: str) -> str:
-    return "guard" if said.startswith("guard ") else "error" if _TRACEBACK in said else level.lower()
+def _kind(level: str, text: str) -> str:
+    return "guard" if text.startswith("guard ") else "error" if _TRACEBACK in text else level.lower()
 
 
-def _without_traceback(said: str) -> str:
-    """The message, and of a traceback the error at its end."""
-    message, traceback, error = said.rstrip().rpartition(_TRACEBACK)
+def _without_traceback(text: str) -> str:
+    """Return the message and, in place of a traceback, the error at its end."""
+    message, traceback, error = text.rstrip().rpartition(_TRACEBACK)
     if not traceback:
         return error
     lines = error.splitlines()
@@ -153,12 +153,12 @@ def _folders(root: Path, depth: int) -> Iterator[Path]:
     except OSError:
         return
     for entry in entries:
-        if entry.name not in _OTHERS and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+        if entry.name not in _SKIPPED and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
             yield from _folders(Path(entry.path), depth - 1)
 
 
 def _read(folder: RunFolder, path: Path) -> dict[str, Any]:
-    """A JSON file of the folder; {} where it is missing, broken or a link."""
+    """Read a JSON file of the folder. {} if it is missing, damaged or a link."""
     try:
         return {} if path.is_symlink() or not path.is_file() else folder.read_json(path)
     except (RlhfError, OSError):

@@ -1,1 +1,1 @@
-"""Plain model folders of runs and checkpoints."""
+"""Exports runs and checkpoints as plain model folders."""

@@ -1,4 +1,4 @@
-"""`rlhf export`: a plain model folder of a run or of one of its checkpoints."""
+"""`rlhf export`: writes the policy of a run or checkpoint as a plain model folder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 @click.option(
     "--to", "target", metavar="DIR", required=True, type=click.Path(path_type=Path), help="The new model folder."
 )
-@click.option("--merge-lora", is_flag=True, help="Of a LoRA run, write the whole model, not only its adapter.")
+@click.option("--merge-lora", is_flag=True, help="For a LoRA run, write the whole model, not only its adapter.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     help="Type of the stored weights.  [default: as they were trained]",
 )
 def export(source: Path, target: Path, merge_lora: bool, dtype: Dtype | None) -> None:
-    """Write the policy of a run's newest checkpoint, or of the one named, as a folder that transformers loads.
+    """Write the policy of a run's newest checkpoint, or of the given one, as a folder that transformers loads.
 
-    The tokenizer lies beside it. Any strategy's checkpoint will do. A run that came to its end, or was stopped, has
-    its model in model/ already.
+    The folder includes the tokenizer. Checkpoints of all strategies are supported. A run that was finished or stopped
+    already has its model in model/.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""A plain model folder of a run or of one of its checkpoints: `rlhf export`."""
+"""Writes the policy of a run or checkpoint as a plain model folder, for `rlhf export`."""
 
 from __future__ import annotations
 
@@ -35,20 +35,28 @@ _POLICY = "policy"
 
 
 def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype: Dtype | None = None) -> Path:
-    """Write the policy of a run's newest checkpoint, or of a checkpoint, to the folder `target`, with its tokenizer.
+    """Write the policy of a run's newest checkpoint, or of a checkpoint, to a folder with its tokenizer.
 
-    Of a LoRA run it is the adapter, for PEFT, unless `merge_lora` adds that to its base. `dtype`: type of the stored
-    weights, None as the checkpoint has them. Returns the checkpoint. Runs no code that the run names.
+    A LoRA run is exported as its adapter for PEFT. Never executes code that the run names.
+
+    Args:
+        source: folder of a run or a checkpoint.
+        target: new or empty folder.
+        merge_lora: write the whole model of a LoRA run, with the adapter merged.
+        dtype: type of the stored weights. None keeps the checkpoint's.
+
+    Returns:
+        The exported checkpoint.
 
     Raises:
-        UserInputError: there is no run or no whole checkpoint, `target` holds something, or it is an adapter whose base
-            no one else could load.
-        CheckpointError: the checkpoint is another model's.
+        UserInputError: if a run or a complete checkpoint is not found, `target` is not empty, or an adapter's base
+            model cannot be loaded by others.
+        CheckpointError: if the checkpoint belongs to another model.
     """
     from safetensors import SafetensorError
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserInputError("is there already", where=str(target), hint="give another folder: --to DIR")
+        raise UserInputError("already exists", where=str(target), hint="choose another folder: --to DIR")
     checkpoint = _checkpoint(source)
     config, seed = _model_of(checkpoint.parent.parent)
     folder = checkpoint / _POLICY
@@ -69,19 +77,19 @@ def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype:
                     base, weights = policy.get_base_model(), merged_weights(policy, weights)
                 kind: Any = model_kind_of(base)
                 kind.save(base, _cast(weights, dtype), tokenizer, partial)
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk with its own error class
         raise UserInputError(f"cannot be written: {error}", where=str(target), hint="is the disk full?") from error
     return checkpoint
 
 
 def _checkpoint(source: Path) -> Path:
-    found = find_complete_checkpoint(source)
-    if found is None:
-        hint = "give a run's folder, or one of its checkpoints/step-N"
+    checkpoint = find_complete_checkpoint(source)
+    if checkpoint is None:
+        hint = "pass a run's folder, or one of its checkpoints/step-N"
         if (source / "model" / "config.json").exists():
             hint = f"its trained model is {source / 'model'}"
-        raise UserInputError("there is no whole checkpoint", where=str(source), hint=hint)
-    return found
+        raise UserInputError("contains no complete checkpoint", where=str(source), hint=hint)
+    return checkpoint
 
 
 def _model_of(run_folder: Path) -> tuple[ModelConfig, int]:
@@ -92,18 +100,18 @@ def _model_of(run_folder: Path) -> tuple[ModelConfig, int]:
         model = ModelConfig.model_validate(config.get("model"))
         seed = int(train.get("seed", 0)) if isinstance(train, dict) else 0
     except (ValidationError, TypeError, ValueError) as error:
-        raise UserInputError("its config.yaml says of no model what it is", where=str(run_folder)) from error
+        raise UserInputError("its config.yaml does not describe a model", where=str(run_folder)) from error
     if model.trust_remote_code:
         raise UserInputError(
-            f"{model.path} brings code of its own, which is not run here",
+            f"{model.path} contains its own code, which this command does not run",
             where=str(run_folder),
-            hint="take model/, which the run wrote, or resume the run with --trust",
+            hint="use model/, which the run wrote, or resume the run with --trust",
         )
     return model, seed
 
 
 def _kind(weights: Iterable[str]) -> str:
-    """A score model has a head for scores in place of one for tokens."""
+    """Return the kind of a model by the names of its weights. A score model has a head for scores."""
     is_score = any(".score." in f".{name}" for name in weights)
     return "sequence-classification" if is_score else "causal-lm"
 
@@ -116,18 +124,18 @@ def _check_fit(policy: Any, weights: Mapping[str, Tensor], folder: Path) -> None
         raise CheckpointError(
             f"does not fit the model that the run's config.yaml names: {', '.join(wrong[:5])}",
             where=str(folder),
-            hint="is model.path still the folder that the run was started from?",
+            hint="is model.path still the model that the run started from?",
         )
 
 
 def _name_base(policy: Any, config: ModelConfig) -> None:
-    """Have the adapter say where its base is. Raises `UserInputError` where PEFT could not load that."""
+    """Write the base model's path into the adapter's config. Raises `UserInputError` if PEFT could not load it."""
     base = Path(config.path)
     if config.path.startswith("builtin:") or (base / "adapter_config.json").exists():
         raise UserInputError(
-            f"the base {config.path} is no model folder or hub name that the adapter could be loaded onto",
+            f"the base {config.path} is not a model folder or hub name, so the adapter could not be loaded onto it",
             where="--to",
-            hint="add --merge-lora: the folder then holds the whole model",
+            hint="add --merge-lora to write the whole model",
         )
     for each in policy.peft_config.values():
         each.base_model_name_or_path = os.path.abspath(base) if base.is_dir() else config.path

@@ -1,4 +1,4 @@
-"""`rlhf plan`: what memory a run will need, estimated before a weight is loaded; and the hook that measures a run."""
+"""`rlhf plan`, which estimates the memory of a run before weights are loaded, and the hook that measures a run."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""`rlhf plan`: memory of a run, before it is started."""
+"""`rlhf plan`: estimates the memory of a run before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _bytes(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
-    """A size with its unit, in bytes."""
+    """Parse a size with its unit into bytes."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
@@ -24,7 +24,7 @@ def _bytes(context: click.Context, option: click.Parameter, value: str | None) -
     except ValidationError:
         size = 0
     if size == 0:
-        raise click.BadParameter(f"{value!r} is no size above 0; say it like 24GB or 80GiB")
+        raise click.BadParameter(f"{value!r} is not a size above 0, such as 24GB or 80GiB")
     return size
 
 
@@ -34,16 +34,16 @@ def _bytes(context: click.Context, option: click.Parameter, value: str | None) -
     "--memory",
     metavar="SIZE",
     callback=_bytes,
-    help="Memory of one process (24GB, 80GiB): say which is the smallest layout that fits.",
+    help="Memory of one process (24GB, 80GiB), to find the smallest layout that fits.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(
     run: Callable[[int], tuple[ResolvedRun, RunInputs]], num_processes: int, memory: int | None, as_json: bool
 ) -> None:
-    """Estimate what memory a run will need, by part and process.
+    """Estimate the memory of a run by part and process.
 
-    Only the model's config is read; files of code that the run names are not run. Answers are taken to be as long as
-    engine.max_new_tokens allows. On a machine without a GPU, --set model.device=cuda plans a run on GPUs.
+    Only the model's config is read. Code files that the run names are not executed. Answers are assumed to have the
+    length engine.max_new_tokens. On a machine without a GPU, --set model.device=cuda plans a run on GPUs.
 
     \b
     Examples:
@@ -54,41 +54,41 @@ def plan(
     from . import plan_run
 
     resolved, inputs = run(num_processes)
-    found = plan_run(resolved, inputs, num_processes, memory_bytes=memory)
+    estimate = plan_run(resolved, inputs, num_processes, memory_bytes=memory)
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2))
+        click.echo(json.dumps(estimate.to_json(), indent=2))
         return
-    is_cpu = found.device == "cpu" and resolved.run.model.device == "auto"
-    other = " (of GPUs: --set model.device=cuda)" if is_cpu else ""
+    is_cpu = estimate.device == "cpu" and resolved.run.model.device == "auto"
+    gpu_hint = " (for GPUs: --set model.device=cuda)" if is_cpu else ""
     _echo(
-        f"{found.num_parameters:,} parameters, {found.num_trainable:,} trained; "
-        f"{found.tokens_per_sample:.0f} tokens a sample; on {found.device}{other}\n"
+        f"{estimate.num_parameters:,} parameters, {estimate.num_trainable:,} trained, "
+        f"{estimate.tokens_per_sample:.0f} tokens per sample, on {estimate.device}{gpu_hint}\n"
     )
     rows = [["PROCESS", "MEMORY", "PEAK"]]
-    for process in found.processes:
+    for process in estimate.processes:
         name = f"{process.kind} x {process.count}"
         rows += [[name, part, _size(size)] for part, size in process.bytes_by_part.items()]
-        rows.append([name, "together", _size(process.total_bytes)])
+        rows.append([name, "total", _size(process.total_bytes)])
     _print_table(rows)
-    if found.layout is not None:
-        _echo("\n" + _layout(found.layout, resolved))
+    if estimate.layout is not None:
+        _echo("\n" + _describe_layout(estimate.layout, resolved))
 
 
-def _layout(layout: Layout, resolved: ResolvedRun) -> str:
-    """Two lines: what fits, and how to ask for it."""
+def _describe_layout(layout: Layout, resolved: ResolvedRun) -> str:
+    """Return two lines: the layout that fits, and the flags that select it."""
     largest, memory = layout.largest, _size(layout.memory_bytes)
     if not layout.fits:
         part = max(largest.bytes_by_part, key=lambda part: largest.bytes_by_part[part])
         hint = (
-            "a strategy that divides the model over processes needs less in each: --strategy fsdp"
+            "a strategy that shards the model needs less memory per process: --strategy fsdp"
             if resolved.strategy.component.max_processes is not None
-            else "makers of their own (--transport ray) take the policy's copy out of the trainers"
+            else "separate makers (--transport ray) remove the policy's copy from the trainers"
             if part == "policy copy of the engine"
-            else "docs/memory.md says what makes a run smaller"
+            else "docs/memory.md explains how to make a run smaller"
         )
         return (
-            f"no layout of strategy {resolved.strategy.name} fits {memory} a process: a {largest.kind} of "
-            f"{layout.num_processes} needs {_size(largest.total_bytes)}, most of all {part}\n  {hint}"
+            f"no layout of strategy {resolved.strategy.name} fits {memory} per process: a {largest.kind} of "
+            f"{layout.num_processes} needs {_size(largest.total_bytes)}, mostly for {part}\n  {hint}"
         )
     own = resolved.own_processes
     flags = [f"--num-processes {layout.num_processes}"] if own is None else []
@@ -96,7 +96,7 @@ def _layout(layout: Layout, resolved: ResolvedRun) -> str:
     settings |= {f"strategy.{key}": value for key, value in layout.options.items()}
     flags += [f"--set {key}={json.dumps(value)}" for key, value in settings.items()]
     return (
-        f"the smallest layout for {memory} a process: {layout.num_processes} training "
+        f"the smallest layout for {memory} per process: {layout.num_processes} training "
         f"{'process' if layout.num_processes == 1 else 'processes'}, at most {_size(largest.total_bytes)} each\n"
         f"  {' '.join(flags)}"
     )
@@ -107,14 +107,14 @@ def _size(size: int) -> str:
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print uncut lines with columns two spaces apart."""
+    """Print rows with columns two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         _echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _echo(text: str) -> None:
-    """Print text with control characters escaped: device and option names are not ours."""
+    """Print text with control characters escaped, since names of plugins and options are untrusted."""
     from rlhf_core.util import printable
 
     click.echo(printable(text))

@@ -1,4 +1,4 @@
-"""What a run needs in the layout it asks for, and the smallest layout that fits the memory at hand."""
+"""Estimates a run's memory in its own layout, and finds the smallest layout that fits the available memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Plan:
     device: str
     """`cpu` or `cuda`."""
     tokens_per_sample: float
-    """Mean length of the inspected prompts plus the longest answer."""
+    """Mean length of the inspected prompts plus the maximum length of an answer."""
     processes: Sequence[ProcessPlan]
     layout: Layout | None = None
-    """The smallest that fits the memory that was asked about."""
+    """The smallest layout that fits the memory passed to `plan_run`."""
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON, for `--json`."""
+        """Convert to JSON values, for `--json`."""
         layout = None if self.layout is None else {**asdict(self.layout), "processes": _totals(self.layout.processes)}
         return {**asdict(self), "processes": _totals(self.processes), "layout": layout}
 
@@ -40,13 +40,13 @@ def _totals(processes: Sequence[ProcessPlan]) -> list[dict[str, Any]]:
 def plan_run(
     resolved: ResolvedRun, inputs: RunInputs, num_processes: int = 1, *, memory_bytes: int | None = None
 ) -> Plan:
-    """Estimate a checked run. Loads only the weights of built-in models.
+    """Estimate the memory of a checked run. Loads only the weights of built-in models.
 
     Args:
         resolved: the run.
-        inputs: what checking it has built.
-        num_processes: training processes, unless the transport starts its own.
-        memory_bytes: memory of one process; the plan then includes the smallest layout that fits.
+        inputs: the objects that checking the run has built.
+        num_processes: number of training processes, unless the transport starts its own.
+        memory_bytes: memory of one process. If set, the plan includes the smallest layout that fits.
     """
     estimate, own = MemoryEstimate(resolved, inputs), resolved.own_processes
     return Plan(

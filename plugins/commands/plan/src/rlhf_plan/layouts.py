@@ -1,4 +1,4 @@
-"""The smallest layout of a run's training processes that fits the memory of one."""
+"""Finds the smallest layout of a run's training processes that fits the memory of one process."""
 
 from __future__ import annotations
 
@@ -12,66 +12,74 @@ from rlhf_core.errors import UserInputError
 from .memory import ProcessPlan
 
 _COUNTS = (*range(1, 9), 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Training processes that are tried: some of one machine, then machines of eight."""
+"""Numbers of training processes to try: those of one machine, then multiples of machines with eight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Numbers of training processes, and how they share the model."""
+    """A number of training processes, and strategy options that divide the model over them."""
 
     memory_bytes: int
-    """Of one process, as asked."""
+    """Available memory of one process."""
     fits: bool
-    """False: no layout of the strategy fits; this one needs least."""
+    """False if no layout of the strategy fits. This one then needs the least memory."""
     num_processes: int
-    """Training processes."""
+    """Number of training processes."""
     options: dict[str, Any]
-    """The strategy's, where they differ from the run file's."""
+    """Options of the strategy that differ from the run file."""
     processes: Sequence[ProcessPlan]
 
     @property
     def largest(self) -> ProcessPlan:
-        """The process that needs most."""
+        """The process that needs the most memory."""
         return max(self.processes, key=lambda each: each.total_bytes)
 
 
 def smallest_layout(
     resolved: ResolvedRun, memory_bytes: int, processes_of: Callable[[ResolvedRun, int], Sequence[ProcessPlan]]
 ) -> Layout:
-    """The layout of fewest processes that fits, of these the one that communicates least; else the leanest there is.
+    """Return the layout with the fewest processes that fits, among these the one with the least communication.
 
-    processes_of: what each process needs, of a run and a number of training processes. Raises `UserInputError` for a
-    layout that the model does not allow; where it allows none, so does this.
+    If no layout fits, the one with the smallest largest process is returned.
+
+    Args:
+        resolved: the run.
+        memory_bytes: available memory of one process.
+        processes_of: estimates each process of a run with a number of training processes. Raises `UserInputError` for
+            a layout that the model does not allow.
+
+    Raises:
+        UserInputError: if the model does not allow any layout.
     """
-    leanest: Layout | None = None
+    smallest: Layout | None = None
     refusal: UserInputError | None = None
     for count, options, changed in _layouts(resolved):
         try:
-            found = Layout(memory_bytes, True, count, options, processes_of(changed, count))
+            layout = Layout(memory_bytes, True, count, options, processes_of(changed, count))
         except UserInputError as error:
             refusal = error
             continue
-        if found.largest.total_bytes <= memory_bytes:
-            return found
-        if leanest is None or found.largest.total_bytes < leanest.largest.total_bytes:
-            leanest = replace(found, fits=False)
-    if leanest is None:
+        if layout.largest.total_bytes <= memory_bytes:
+            return layout
+        if smallest is None or layout.largest.total_bytes < smallest.largest.total_bytes:
+            smallest = replace(layout, fits=False)
+    if smallest is None:
         assert refusal is not None  # one process is always tried
         raise refusal
-    return leanest
+    return smallest
 
 
 def _layouts(resolved: ResolvedRun) -> Iterator[tuple[int, dict[str, Any], ResolvedRun]]:
-    """Each number of processes that the run allows, with each layout of the strategy's options."""
-    config, most = resolved.strategy.typed(StrategyConfig), resolved.strategy.component.max_processes
-    most_ranks = min(resolved.run.train.prompts_per_episode, resolved.run.train.train_batch_size)
+    """Yield each allowed number of processes with each layout of the strategy's options."""
+    config, max_processes = resolved.strategy.typed(StrategyConfig), resolved.strategy.component.max_processes
+    max_ranks = min(resolved.run.train.prompts_per_episode, resolved.run.train.train_batch_size)
     for count in _COUNTS:
-        if most is not None and count > most:
+        if max_processes is not None and count > max_processes:
             return
         for options in config.layouts(count):
             values = config.model_dump(exclude_unset=True)
             different = {key: value for key, value in options.items() if getattr(config, key) != value}
-            made = type(config).model_validate({**values, **different})
-            changed = replace(resolved, strategy=replace(resolved.strategy, config=made))
-            if count // made.processes_per_rank() <= most_ranks:
+            new_config = type(config).model_validate({**values, **different})
+            changed = replace(resolved, strategy=replace(resolved.strategy, config=new_config))
+            if count // new_config.processes_per_rank() <= max_ranks:
                 yield count, different, changed

@@ -1,8 +1,8 @@
 """Estimates the memory of a run's processes by part, from the shapes of its models and the lengths of its prompts.
 
-Counted are weights, gradients, Adam's two moments and master weights, activations (Korthikanti 2022, arXiv:2205.05198,
-section 4.1, without attention scores, which flash attention does not keep), logits and the key-value cache. Answers are
-assumed to have the maximum length.
+The parts are weights, gradients, Adam's two moments and master weights, activations (Korthikanti 2022,
+arXiv:2205.05198, section 4.1, without attention scores, which flash attention does not keep), logits and the key-value
+cache. Answers are assumed to have the maximum length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FP32 = 4
-_PROMPTS_LOOKED_AT = 64
+_NUM_INSPECTED_PROMPTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,48 +37,52 @@ class ProcessPlan:
     kind: str
     count: int
     bytes_by_part: dict[str, int]
-    """`policy weights`, `critic optimizer`, `activations`, … -> bytes at the peak."""
+    """Peak bytes of each part: `policy weights`, `critic optimizer`, `activations`, …"""
 
     @property
     def total_bytes(self) -> int:
-        """All parts together."""
+        """Sum of all parts."""
         return sum(self.bytes_by_part.values())
 
 
 class MemoryEstimate:
-    """The memory of a run's processes, in the layout it asks for or in another."""
+    """Estimates the memory of a run's processes, in the run's own layout or in others."""
 
     def __init__(self, resolved: ResolvedRun, inputs: RunInputs) -> None:
-        """Loads only the weights of built-in models."""
+        """Read sizes of models and prompts. Loads only the weights of built-in models."""
         import torch
 
         self._algorithm = inputs.algorithm
         self._model = meta_model(resolved.run.model)
         self.shape = model_shape(resolved.run.model, self._model)
-        wanted, has_gpu = resolved.run.model.device, torch.cuda.is_available()
-        self.device = torch.device(("cuda" if has_gpu else "cpu") if wanted == "auto" else wanted).type
-        self._is_elsewhere = self.device == "cuda" and not has_gpu
+        device, has_gpu = resolved.run.model.device, torch.cuda.is_available()
+        self.device = torch.device(("cuda" if has_gpu else "cpu") if device == "auto" else device).type
+        self._lacks_gpu = self.device == "cuda" and not has_gpu
         self._prompt_tokens, self._answer_tokens = _lengths(resolved, self._algorithm, inputs.prompts, inputs.tokenizer)
         frozen = self._algorithm.frozen_models if isinstance(self._algorithm, RolloutAlgorithm) else {}
         self._frozen = {
             role: (model_shape(ModelConfig(path=each.path)).num_parameters, each) for role, each in frozen.items()
         }
-        # Interpreter and libraries: of this process, which has loaded them.
-        self._own_bytes = 0 if self.device == "cuda" else psutil.Process().memory_info().rss
+        # Interpreter and libraries, measured in this process, which has loaded them.
+        self._library_bytes = 0 if self.device == "cuda" else psutil.Process().memory_info().rss
 
     @property
     def tokens_per_sample(self) -> float:
-        """Mean length of the inspected prompts plus the longest answer."""
+        """Mean length of the inspected prompts plus the maximum length of an answer."""
         return self._prompt_tokens + self._answer_tokens
 
     def processes(self, resolved: ResolvedRun, trainers: int) -> list[ProcessPlan]:
-        """Each kind of process, where so many train.
+        """Estimate each kind of process.
 
-        resolved: the run, which may differ in its strategy. Raises `UserInputError` for a layout that the model does
-        not allow.
+        Args:
+            resolved: the run, possibly with another strategy or other options of it.
+            trainers: number of training processes.
+
+        Raises:
+            UserInputError: if the model does not allow the layout.
         """
         shape, algorithm = self.shape, self._algorithm
-        strategy = build_strategy(_on_cpu(resolved) if self._is_elsewhere else resolved)
+        strategy = build_strategy(_on_cpu(resolved) if self._lacks_gpu else resolved)
         strategy.check_model(self._model)
         dtype = model_dtype(resolved, strategy)
         state = strategy.state_bytes(trainers, dtype)
@@ -88,9 +92,9 @@ class MemoryEstimate:
         makers = 0 if resolved.own_processes is None else resolved.own_processes.makers
 
         critic = shape.num_parameters - shape.head_parameters + shape.hidden_size if "critic" in algorithm.roles else 0
-        training = _trained("policy", shape.num_parameters, shape.num_trainable, state)
+        training = _trained_model("policy", shape.num_parameters, shape.num_trainable, state)
         if critic:
-            training |= _trained("critic", critic, critic, state)
+            training |= _trained_model("critic", critic, critic, state)
         if gathered := strategy.gathered_bytes(self._model):
             training["gathered weights"] = gathered
         training["activations"] = self._activations(resolved, state, ranks)
@@ -105,23 +109,27 @@ class MemoryEstimate:
             samples = resolved.run.train.samples_per_episode / (makers or ranks)
             rows = min(samples, getattr(resolved.engine.config, "max_batch_size", samples))
             making["key-value cache"] = int(rows * self.tokens_per_sample * shape.kv_values_per_token * _FP32)
-        own = {"interpreter and libraries": self._own_bytes} if self._own_bytes else {}
+        libraries = {"interpreter and libraries": self._library_bytes} if self._library_bytes else {}
         if not makers:
             if self._answer_tokens and strategy.shards_parameters:
                 making["policy copy of the engine"] = shape.num_parameters * dtype.itemsize
-            return [ProcessPlan("process", trainers, {**training, **making, **own})]
+            return [ProcessPlan("process", trainers, {**training, **making, **libraries})]
         making["policy weights"] = shape.num_parameters * dtype.itemsize
         if critic:
             making["critic weights"] = critic * dtype.itemsize
         return [
-            ProcessPlan("trainer", trainers, {**training, **own}),
-            ProcessPlan("maker", makers, {**making, **own}),
+            ProcessPlan("trainer", trainers, {**training, **libraries}),
+            ProcessPlan("maker", makers, {**making, **libraries}),
         ]
 
     def _activations(self, resolved: ResolvedRun, state: StateBytes, ranks: int) -> int:
-        """Activation bytes of one micro-batch of the largest trained model, with logits and their gradient.
+        """Bytes of activations of one micro-batch of the largest trained model, with logits and their gradient.
 
-        ranks: shares of the rows; fewer than training processes where some compute the same rows together.
+        Args:
+            resolved: the run.
+            state: bytes per parameter and of activations in this layout.
+            ranks: number of shares of the rows. It is below the number of training processes if several of them compute
+                the same rows together.
         """
         train, shape, length = resolved.run.train, self.shape, self.tokens_per_sample
         bound = train.micro_batch_tokens or default_micro_batch_tokens(self.device, shape.num_parameters)
@@ -134,7 +142,7 @@ class MemoryEstimate:
         return int(tokens * (state.activations * kept + 3 * shape.vocabulary) * _FP32)
 
 
-def _trained(role: str, parameters: int, trainable: int, state: StateBytes) -> dict[str, int]:
+def _trained_model(role: str, parameters: int, trainable: int, state: StateBytes) -> dict[str, int]:
     return {
         f"{role} weights": math.ceil(parameters * state.weights),
         f"{role} gradients": math.ceil(trainable * state.gradients),
@@ -142,15 +150,15 @@ def _trained(role: str, parameters: int, trainable: int, state: StateBytes) -> d
     }
 
 
-def _bytes_of(frozen: FrozenModel, each: float) -> float:
-    """Bytes of each of the model's parameters, which are `each` in the type of the run."""
+def _bytes_of(frozen: FrozenModel, default: float) -> float:
+    """Bytes per parameter of a frozen model, `default` if it has the run's dtype."""
     import torch
 
-    return each if frozen.dtype == "auto" else float(getattr(torch, frozen.dtype).itemsize)
+    return default if frozen.dtype == "auto" else float(getattr(torch, frozen.dtype).itemsize)
 
 
 def _on_cpu(resolved: ResolvedRun) -> ResolvedRun:
-    """The run, for a strategy that is asked about GPUs where there is none: in the precision that it has on one."""
+    """Return the run with the device `cpu` and a GPU's precision, to plan for GPUs on a machine without one."""
     config = resolved.strategy.config
     if getattr(config, "precision", None) == "auto":
         config = config.model_copy(update={"precision": "bf16"})
@@ -162,12 +170,12 @@ def _on_cpu(resolved: ResolvedRun) -> ResolvedRun:
 def _lengths(
     resolved: ResolvedRun, algorithm: Algorithm[Any, Any], prompts: PromptStream, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[float, int]:
-    """Mean tokens of the first prompts (or records), and the most tokens of an answer."""
-    positions = range(_PROMPTS_LOOKED_AT)
+    """Mean number of tokens of the first prompts (or records), and maximum number of tokens of an answer."""
+    positions = range(_NUM_INSPECTED_PROMPTS)
     if isinstance(algorithm, RolloutAlgorithm):
         lengths = [len(prompts.prompt(position).prompt_ids) for position in positions]
         return sum(lengths) / len(lengths), resolved.sampling.max_new_tokens
-    encode: Any = getattr(algorithm, "encode")  # noqa: B009  # DatasetAlgorithm's
+    encode: Any = getattr(algorithm, "encode")  # noqa: B009  # a method of DatasetAlgorithm
     items = [encode(prompts.record(position), tokenizer) for position in positions]
-    known = [item.num_tokens for item in items if item is not None]
-    return (sum(known) / len(known) if known else float(resolved.prompts.typed(PromptsConfig).max_prompt_tokens)), 0
+    sizes = [item.num_tokens for item in items if item is not None]
+    return (sum(sizes) / len(sizes) if sizes else float(resolved.prompts.typed(PromptsConfig).max_prompt_tokens)), 0

@@ -1,4 +1,4 @@
-"""The model of a run without its weights: built on torch's meta device, for estimates."""
+"""Builds the model of a run without weights, on torch's meta device, for estimates."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def meta_model(config: ModelConfig) -> nn.Module:
-    """Build `model.path` without weights, frozen if an adapter is trained. A built-in model, which is tiny, has them.
+    """Build `model.path` without weights, frozen if an adapter is trained. Built-in models are tiny and have weights.
 
     Raises:
-        UserInputError: the model's config cannot be read.
+        UserInputError: if the model's config cannot be read.
     """
     return _meta_model(config).requires_grad_(config.lora is None)
 
@@ -28,7 +28,7 @@ def _meta_model(config: ModelConfig) -> nn.Module:
     import torch
 
     kind: Any = model_kind_for(config)
-    if config.path.startswith("builtin:") or type(kind) is not CausalLM:  # made in code, or its config is unknown here
+    if config.path.startswith("builtin:") or type(kind) is not CausalLM:  # built in code, or with an unknown config
         return kind.load(dtype=torch.float32, seed=0, tokenizer=None)  # type: ignore[no-any-return]
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -38,10 +38,10 @@ def _meta_model(config: ModelConfig) -> nn.Module:
         path = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
     check_hub(path, where="model.path")
     try:
-        described = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        sizes = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(described, trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # the class depends on the model's own code
+            model: nn.Module = AutoModelForCausalLM.from_config(sizes, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # the error's class depends on the model's own code
         raise UserInputError(
             f"its config cannot be read: {str(error).splitlines()[0]}", where=f"model.path {path}"
         ) from error

@@ -1,9 +1,9 @@
-"""The hook plugin `performance`: measures a run's throughput and where its time went.
+"""The hook plugin `performance`: measures a run's throughput and its time per phase.
 
 Everything is derived from public hook events: the times and throughputs on an episode's last line, and the wall clock
 between an episode's start and end. Floating-point operations are the usual estimate for transformers (Kaplan et al.
-2020, arXiv:2001.08361, section 2.1): 2·N for a token run forward, 6·N for one trained on, 8·N with gradient
-checkpointing, attention scores and prompt prefill not counted; so the figures are lower bounds.
+2020, arXiv:2001.08361, section 2.1): 2·N for each token in a forward pass, and 6·N for each trained token, or 8·N
+with gradient checkpointing. Attention scores and prompt prefill are not counted, so the figures are lower bounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PHASES = ("rollout", "reward", "train", "sync")
 
 @dataclass
 class _Totals:
-    """Sums over the episodes that count."""
+    """Sums over the completed episodes."""
 
     episodes: int = 0
     wall_s: float = 0.0
@@ -78,7 +78,7 @@ class PerformanceEvaluator:
         logger.info(describe(figures))
 
     def figures(self) -> dict[str, Any]:
-        """The figures so far, as in `performance.json`; empty before the first episode that counts."""
+        """Return the figures so far, as in `performance.json`. Empty before the first completed episode."""
         totals, info = self._totals, self._info
         if not totals.episodes or totals.wall_s <= 0:
             return {}
@@ -111,12 +111,12 @@ class PerformanceEvaluator:
 
 
 def build(config: Section, context: HookContext) -> PerformanceEvaluator:
-    """The hook plugin."""
+    """Return the hook plugin."""
     return PerformanceEvaluator(context.run_folder)
 
 
 def describe(figures: Mapping[str, Any]) -> str:
-    """The figures as one readable line."""
+    """Format the figures as one line."""
     parts = [f"{figures['seconds_per_episode']:.2f} s per episode"]
     if "samples_per_second" in figures:
         parts.append(f"{figures['samples_per_second']:.1f} samples/s")

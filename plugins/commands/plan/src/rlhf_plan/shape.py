@@ -1,4 +1,4 @@
-"""Model sizes from the config alone, read off the model without its weights."""
+"""Sizes of a model that is built without its weights."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ class ModelShape:
     num_parameters: int
     num_trainable: int
     head_parameters: int
-    """Parameters of the output layer, which a value model lacks; 0 where it is tied to the embedding."""
+    """Number of parameters of the output layer, which a value model lacks. 0 if it is tied to the embedding."""
     num_layers: int
     hidden_size: int
     feed_forward_size: int
     vocabulary: int
     kv_values_per_token: int
-    """Values in the key-value cache per token, over all layers."""
+    """Number of values in the key-value cache per token, over all layers."""
 
 
 def model_shape(config: ModelConfig, model: nn.Module | None = None) -> ModelShape:
-    """The shape of `model.path` with its LoRA adapter. Raises `UserInputError` where its config cannot be read.
+    """Return the sizes of `model.path` with its LoRA adapter. Raises `UserInputError` if its config cannot be read.
 
-    model: the result of `meta_model`, if at hand.
+    Args:
+        config: the section `model` of a run.
+        model: the result of `meta_model`. None builds it.
     """
     model = meta_model(config) if model is None else model
     inner: Any = model.config

@@ -1,6 +1,6 @@
-"""`report.html`: one self-contained page about one run, or several beside each other, and its plots as PNG files.
+"""`report.html`: one self-contained page about one run or several runs, and its plots as PNG files.
 
-The page makes no network requests, runs only its own script (by its hash) and escapes all text of the runs.
+The page does not make network requests, runs only its own script (by its hash) and escapes all text of the runs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,24 @@ __all__ = ["build_report"]
 
 
 def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Path:
-    """Write the page, and a `plot-<name>.png` for each plot beside it. Returns the page's path.
+    """Write the page, and a file `plot-<name>.png` for each plot next to it.
 
-    `output` defaults to `report.html` in the (first) run folder. Parts whose keys or files are missing are left out.
+    Parts whose metrics or files are missing are omitted.
+
+    Args:
+        run_folders: folders of the runs.
+        output: path of the page. None is `report.html` in the first run folder.
+
+    Returns:
+        Path of the page.
 
     Raises:
-        UserInputError: no folder, or one that holds no run.
-        DataError: a file of a run is broken; names it.
+        UserInputError: if `run_folders` is empty, or one of the folders is not a run folder.
+        DataError: if a file of a run is damaged. The message names the file.
     """
     if not run_folders:
-        raise UserInputError("no run folder given", where="report", hint="rlhf report RUN_DIR...")
-    runs = _named([read_run(path) for path in run_folders])
+        raise UserInputError("no run folder was passed", where="report", hint="rlhf report RUN_DIR...")
+    runs = _with_unique_names([read_run(path) for path in run_folders])
     page = output or Path(run_folders[0]) / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     plots = draw(runs)
@@ -41,19 +48,19 @@ def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Pat
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; a link in its place is replaced, not followed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    beside.unlink(missing_ok=True)
+    """Write a file atomically. A link at this path is replaced, not followed."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial.unlink(missing_ok=True)
     try:
-        with beside.open("xb") as file:
+        with partial.open("xb") as file:
             file.write(content)
-        beside.replace(path)
+        partial.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
-def _named(runs: Sequence[Run]) -> list[Run]:
-    """Give runs whose folders share a name unique names, by adding their parents' names."""
+def _with_unique_names(runs: Sequence[Run]) -> list[Run]:
+    """Add the parent's name to the names of runs whose folders share a name."""
     names = [run.name for run in runs]
     return [
         replace(run, name=f"{run.path.parent.name}/{run.name}") if names.count(run.name) > 1 else run for run in runs

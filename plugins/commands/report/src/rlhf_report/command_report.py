@@ -1,4 +1,4 @@
-"""`rlhf report`: the report of a run, written again, or of several runs side by side."""
+"""`rlhf report`: writes the report of a run again, or one that compares several runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .terminal import echo
     "--output",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page.  [default: report.html in the run folder; for several runs, in the current folder]",
+    help="The page.  [default: report.html in the run folder, or in the current folder for several runs]",
 )
 def report(run_dirs: tuple[Path, ...], output: Path | None) -> None:
-    """Write an HTML page and its plots about one run, or about several beside each other.
+    """Write an HTML page with plots about one run or several runs.
 
     \b
     Examples:
@@ -40,5 +40,5 @@ def report(run_dirs: tuple[Path, ...], output: Path | None) -> None:
     try:
         echo(str(build_report(run_dirs, output)))
     except OSError as error:
-        place = output or run_dirs[0]
-        raise UserInputError(f"cannot be written: {error.strerror or error}", where=str(place)) from error
+        path = output or run_dirs[0]
+        raise UserInputError(f"cannot be written: {error.strerror or error}", where=str(path)) from error

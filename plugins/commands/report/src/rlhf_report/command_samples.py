@@ -1,4 +1,4 @@
-"""`rlhf samples`: show answers of a run's policy in the terminal."""
+"""`rlhf samples`: shows answers of a run's policy in the terminal."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _GROUPS = ("best", "worst", "random", "first", "last")
     "groups",
     multiple=True,
     type=click.Choice(_GROUPS),
-    help="Best or worst by weighted score, random ones, those of the first or last policy. Repeatable.  [default: all]",
+    help="Best or worst by weighted score, random, or those of the first or last policy. Repeatable.  [default: all]",
 )
-@click.option("--number", type=click.IntRange(1, 24), default=3, show_default=True, help="Samples of each group.")
-@click.option("--episode", type=click.IntRange(min=1), help="Of this episode only, as the progress counts them.")
+@click.option("--number", type=click.IntRange(1, 24), default=3, show_default=True, help="Samples per group.")
+@click.option("--episode", type=click.IntRange(min=1), help="Only this episode, numbered as in the progress display.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: group -> lines of samples.jsonl.")
 def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | None, as_json: bool) -> None:
-    """Show prompts, answers and rewards of a run, also while it is running; an environment's episodes turn by turn.
+    """Show prompts, answers and rewards of a finished or running run, and an environment's episodes turn by turn.
 
     \b
     Examples:
@@ -45,12 +45,12 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
     choice = choose_samples(records, number)
     chosen = {name: choice.groups[name] for name in _GROUPS if name in choice.groups and (not groups or name in groups)}
     if not chosen:
-        asked = choice.total or episode is not None
-        message, hint = _without_samples(is_running=folder.is_in_use)
+        is_selection = choice.total or episode is not None
+        message, hint = _missing_samples(is_running=folder.is_in_use)
         raise UserInputError(
-            f"there is no such sample ({choice.total} in question)" if asked else message,
+            f"none of the samples match ({choice.total} considered)" if is_selection else message,
             where=str(folder.samples),
-            hint="the first policy is shown where there are two" if asked else hint,
+            hint="first and last are shown only if there are two policies" if is_selection else hint,
         )
     if as_json:
         print_json(chosen)
@@ -63,12 +63,12 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
             _show(sample)
 
 
-def _without_samples(*, is_running: bool) -> tuple[str, str]:
-    """What to report, and the hint, for a run that has written no sample."""
-    never = "a run that learns from a dataset samples none, and logging.samples: none writes none"
+def _missing_samples(*, is_running: bool) -> tuple[str, str]:
+    """Message and hint for a run that has not written samples."""
+    reason = "runs that train on a dataset do not sample, and logging.samples: none disables the file"
     if is_running:
-        return "the run is in progress and has no samples yet", f"try again when an episode is done; {never}"
-    return "there are no samples", never
+        return "the run is in progress and has not written samples yet", f"try again after an episode ({reason})"
+    return "the run has not written samples", reason
 
 
 def _show(sample: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A sample as terminal lines: the prompt, then an answer or the turns of an episode."""
+"""Formats a sample as terminal lines: the prompt, then an answer or the turns of an episode."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from typing import Any
 
 
 def conversation_lines(sample: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a sample from `samples.jsonl`, texts uncut; `>` marks what the policy reads."""
-    yield from _indented("  > ", sample.get("prompt"))
+    """Yield the lines of a sample from `samples.jsonl` with uncut texts. `>` marks the policy's input.
+
+    Example:
+        >>> list(conversation_lines({"prompt": "1 + 1 =", "completion": "2"}))
+        ['  > 1 + 1 =', '    2']
+    """
+    yield from _indent("  > ", sample.get("prompt"))
     turns = sample.get("turns")
     if not isinstance(turns, list):
-        yield from _indented("    ", sample.get("completion"))
+        yield from _indent("    ", sample.get("completion"))
         return
     number = 0
     for turn in turns:
-        if not isinstance(turn, Mapping):  # a line of a file that was written to by hand
+        if not isinstance(turn, Mapping):  # the file may have been edited
             continue
         if turn.get("role") != "policy":
             yield "  environment"
-            yield from _indented("  > ", turn.get("text"))
+            yield from _indent("  > ", turn.get("text"))
             continue
         number += 1
         reward = turn.get("reward")
         yield f"  policy, turn {number}" + (f"  reward {reward:.4g}" if isinstance(reward, int | float) else "")
-        yield from _indented("    ", turn.get("text"))
+        yield from _indent("    ", turn.get("text"))
         for call in turn.get("tool_calls") or ():
-            yield from _indented("    ", _call(call))
+            yield from _indent("    ", _call_text(call))
 
 
-def _call(call: Any) -> str:
+def _call_text(call: Any) -> str:
     if not isinstance(call, Mapping):
         return f"calls {call!r}"
     if call.get("error"):
@@ -38,5 +43,5 @@ def _call(call: Any) -> str:
     return f"calls {call.get('name')} {json.dumps(call.get('arguments'), ensure_ascii=False)}"
 
 
-def _indented(mark: str, text: Any) -> Iterator[str]:
-    return (f"{mark}{line}" for line in str(text or "").splitlines() or [""])
+def _indent(prefix: str, text: Any) -> Iterator[str]:
+    return (f"{prefix}{line}" for line in str(text or "").splitlines() or [""])

@@ -1,4 +1,4 @@
-"""The run-folder data of a report."""
+"""Reads the data of a report from run folders."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .samples import SampleChoice, choose_samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run, as far as its files describe it."""
+    """Data of one run. Missing files leave their fields empty."""
 
     path: Path
     name: str
     lines: Sequence[Mapping[str, Any]]
-    """The evaluation before training, as step 0, and `metrics.jsonl`, in order of `step`."""
+    """The evaluation before training as step 0, then `metrics.jsonl`, in order of `step`."""
     samples: SampleChoice
     config: Mapping[str, Any]
     """The run file without secrets."""
@@ -30,7 +30,7 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """Whether it goes on, or was killed: its summary is then that of its start."""
+        """Whether it is in progress or was killed. Its summary is then the one written at its start."""
         return self.summary.get("status") == "running"
 
     def keys(self) -> list[str]:
@@ -38,18 +38,18 @@ class Run:
         return list(dict.fromkeys(key for line in self.lines for key in line))
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and values of a metric, where present."""
+        """Steps and values of a metric, for the lines that contain it."""
         points = [(int(line["step"]), line[key]) for line in self.lines if key in line]
         return [step for step, _ in points], [float(value) for _, value in points]
 
     def last(self, key: str) -> float | None:
-        """The newest value of a metric."""
+        """The newest value of a metric, None if it never occurs."""
         _, values = self.series(key)
         return values[-1] if values else None
 
 
 def read_run(path: Path) -> Run:
-    """Read a run folder. Raises UserInputError where it holds none, DataError where a file is broken."""
+    """Read a run folder. Raises `UserInputError` if it is not one, `DataError` if a file is damaged."""
     folder = RunFolder.read(Path(path))
     summary = known_values(folder.read_json(folder.summary))
     before = {"eval/score": summary.get("eval_before"), **folder.read_json(folder.evaluation_before), "step": 0}
@@ -65,10 +65,10 @@ def read_run(path: Path) -> Run:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a `Run` is a number: those that are not finite were left out."""
+    """Whether a value of a `Run` is a number. All of them are finite."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_samples(folder: RunFolder) -> Iterator[Mapping[str, Any]]:
-    """The displayable samples of a run. Raises `DataError` on a line that is not JSON."""
+    """Yield the displayable samples of a run. Raises `DataError` if a line is not JSON."""
     return (sample for sample in map(known_sample, read_lines(folder.samples)) if sample is not None)

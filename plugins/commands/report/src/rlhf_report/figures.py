@@ -13,7 +13,7 @@ import yaml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One plot: the metrics whose names match `keys` (in this order), without those that match `without`."""
+    """A plot of the metrics whose names match `keys` (in this order) and do not match `without`."""
 
     name: str
     title: str
@@ -23,22 +23,28 @@ class Figure:
     unit: str = ""
     log_scale: bool = False
     from_zero: bool = False
-    """Whether the axis starts at zero: for counts, shares and sizes."""
+    """Whether the axis starts at zero, for counts, shares and sizes."""
     even_if_zero: bool = False
-    """Whether it is drawn if every value is zero, too: that a reward is never given has to be seen."""
+    """Whether to draw the plot even if every value is zero, for metrics such as a reward that is never earned."""
     scale: float = 1.0
-    """Values are multiplied by it."""
+    """Factor that values are multiplied by."""
 
-    def select(self, present: Sequence[str]) -> list[str]:
-        """The keys of this plot among a run's metrics."""
-        chosen: dict[str, None] = {}
+    def select(self, metrics: Sequence[str]) -> list[str]:
+        """Return the names of this plot's metrics among a run's metrics.
+
+        Example:
+            >>> figure = Figure(name="loss", title="", caption="", keys=["loss/*"], without=["loss/*_std"])
+            >>> figure.select(["loss/value", "loss/policy", "loss/value_std", "kl/mean"])
+            ['loss/value', 'loss/policy']
+        """
+        selected: dict[str, None] = {}
         for pattern in self.keys:
-            chosen |= dict.fromkeys(key for key in present if fnmatch(key, pattern))
-        return [key for key in chosen if not any(fnmatch(key, pattern) for pattern in self.without)]
+            selected |= dict.fromkeys(key for key in metrics if fnmatch(key, pattern))
+        return [key for key in selected if not any(fnmatch(key, pattern) for pattern in self.without)]
 
 
 @cache
 def figures() -> Sequence[Figure]:
-    """The table of plots."""
+    """Return the table of plots."""
     table = (files(__package__) / "assets" / "figures.yaml").read_text(encoding="utf-8")
     return [Figure(**each) for each in yaml.safe_load(table)]

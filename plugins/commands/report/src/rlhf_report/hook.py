@@ -1,4 +1,4 @@
-"""The hook plugin `report`: writes `report.html` when a run ends, however it ends."""
+"""The hook plugin `report`: writes `report.html` when a run ends, with success or failure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ logger = logging.getLogger("rlhf.report")
 
 @hookimpl(trylast=True)
 def rlhf_run_end(run_folder: Path, summary: Metrics | None) -> None:
-    """Last, since the page shows what other hooks wrote. A run whose folder is gone has no summary, and gets no page.
+    """Write the page after all other hooks, since it shows their files.
 
-    An error is logged: the run ended as its summary says, whatever becomes of the page.
+    Without a summary, the run folder was removed and no page is written. An error is only logged, since it does not
+    change the result of the run.
     """
     import rlhf_report
 
@@ -24,6 +25,6 @@ def rlhf_run_end(run_folder: Path, summary: Metrics | None) -> None:
         rlhf_report.build_report([run_folder])
     except Exception as error:
         logger.warning(
-            "%s is not written: %s\n  -> to try again: rlhf report %s", run_folder / "report.html", error, run_folder
+            "%s was not written: %s\n  -> to try again: rlhf report %s", run_folder / "report.html", error, run_folder
         )
         logger.debug("the report failed", exc_info=error)

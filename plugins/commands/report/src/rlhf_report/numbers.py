@@ -1,4 +1,4 @@
-"""Numbers and durations as a page shows them."""
+"""Formats numbers and durations for a page."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from typing import Any
 
 from .data import is_number
 
-_NOTHING = 1e-7
-"""Below the resolution of float32 next to 1: a KL of -6e-09 is shown as 0.
+_ROUNDING = 1e-7
+"""Resolution of float32 near 1. Smaller values are rounding errors: a KL of -6e-09 is shown as 0.
 
-The same as `isNothing` of `sample_card.js` (rlhf-pages).
+The same as in `isNothing` of `sample_card.js` (rlhf-pages).
 """
 
 
 def number(value: Any) -> str | None:
-    """Three significant digits, thousands separated; None for a value that is not a number. Rounding errors are 0."""
+    """Format a number with three significant digits and thousands separators. None if the value is not a number.
+
+    Example:
+        >>> number(12345.6), number(0.0123456), number(-6e-09)
+        ('12,346', '0.0123', '0')
+    """
     if not is_number(value):
         return None
-    if abs(value) < _NOTHING:
+    if abs(value) < _ROUNDING:
         return "0"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
@@ -25,7 +30,12 @@ def number(value: Any) -> str | None:
 
 
 def duration(seconds: Any) -> str | None:
-    """`1 h 02 min`, `2 min 05 s` or `4.2 s`; None for a value that is not a number."""
+    """Format seconds. None if the value is not a number.
+
+    Example:
+        >>> duration(3720), duration(125), duration(4.2)
+        ('1 h 02 min', '2 min 05 s', '4.2 s')
+    """
     if not is_number(seconds):
         return None
     if seconds < 60:

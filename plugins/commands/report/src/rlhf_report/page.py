@@ -1,7 +1,7 @@
-"""The page: HTML with the plots, the samples and the run's configuration, from the template `assets/page.html`.
+"""Renders the page with plots, samples and configuration from the template `assets/page.html`.
 
-Jinja escapes all text that comes from a run. A content security policy allows this page's own script by its hash and
-nothing from anywhere else.
+Jinja escapes all text of a run. A content security policy allows only this page's own script, by its hash, and no
+network requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ _BADGES = {"done": "done", "failed": "failed", "rolled-back-and-failed": "failed
 
 
 def render(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:
-    """The whole document. `plots`: figure name -> PNG."""
+    """Return the HTML document.
+
+    Args:
+        runs: one or several runs.
+        plots: PNG files by name of the figure.
+    """
     pages = jinja2.Environment(
         loader=jinja2.PackageLoader("rlhf_report", "assets"), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -64,7 +69,7 @@ def _asset(pages: jinja2.Environment, name: str) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    """The algorithm and the folder's name; of several runs their names."""
+    """Algorithm and folder name of a run, or the names of several runs."""
     if len(runs) == 1:
         name = _option(runs[0], "algorithm", "name")
         return f"{str(name).upper()} run: {runs[0].name}" if name else runs[0].name
@@ -74,23 +79,23 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _facts(run: Run) -> list[str]:
     """Facts for the line under the title."""
-    known = [
+    facts = [
         ("", _option(run, "algorithm", "name")),
         ("model ", _option(run, "model", "path")),
         ("strategy ", _option(run, "strategy", "name")),
         ("transport ", _option(run, "transport", "name")),
         ("seed ", run.manifest.get("seed")),
     ]
-    return [f"{label}{value}" for label, value in known if value is not None]
+    return [f"{label}{value}" for label, value in facts if value is not None]
 
 
 def _option(run: Run, section: str, name: str) -> Any:
-    found = run.config.get(section)
-    return found.get(name) if isinstance(found, Mapping) else None
+    options = run.config.get(section)
+    return options.get(name) if isinstance(options, Mapping) else None
 
 
 def _row(run: Run) -> tuple[str | None, ...]:
-    """The newest numbers of a run, under `_HEADINGS`."""
+    """The newest numbers of a run, in the order of `_HEADINGS`."""
     newest = ("reward/mean", "kl/mean", "response/length_mean", "rollout/logprob_gap_max", "step")
     return (
         run.name,
@@ -104,7 +109,7 @@ def _row(run: Run) -> tuple[str | None, ...]:
 
 
 def _files(run: Run, label: str) -> Iterator[tuple[str, str]]:
-    """The run's configuration and manifest as text, where it has them."""
+    """Yield name and text of the run's configuration and manifest, if they exist."""
     if run.config:
         yield f"{label}config.yaml", yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
     if run.manifest:

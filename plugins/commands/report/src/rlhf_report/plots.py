@@ -1,4 +1,4 @@
-"""The plots as PNG: transparent, in colours that read well on a light and on a dark page."""
+"""Draws the plots as transparent PNG files, in colors that are readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 COLORS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#e11d48", "#0ea5b7", "#ca8a04", "#64748b")
 _SIZE_INCHES = (4.6, 2.5)
-"""Small, so that 9.5 points are readable when the picture is as wide as a phone."""
+"""Small, so that text of 9.5 points is readable when the picture has the width of a phone."""
 _DPI = 200
 _SMOOTH_ABOVE = 60
-"""Curves with more points are drawn faint, with their moving average on top."""
+"""Curves with more points are drawn pale, with their moving average on top."""
 _LEGEND_SHARE = 0.85
-"""Most of a picture's width that its legend takes."""
+"""Maximum width of a legend as a share of the picture's width."""
 _MAX_SERIES = 8
 
 STYLE = files(__package__) / "assets" / "plots.mplstyle"
@@ -37,35 +37,38 @@ class Series(NamedTuple):
     steps: list[int]
     values: list[float]
     band: tuple[list[float], list[float]] | None = None
-    """Low and high end of each value's interval."""
+    """Lower and upper ends of the values' intervals."""
 
 
 def draw(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Figure name -> PNG, for figures whose metrics a run has, and not only as zeros or before training."""
-    drawn = {}
+    """Draw the figures. Returns PNG files by figure name.
+
+    A figure is omitted if its metrics are missing, have values only before training, or are always zero.
+    """
+    plots = {}
     for figure in figures():
         series = collect(figure, runs)
-        begun = any(any(each.steps) for each in series)
-        if begun and (figure.even_if_zero or any(any(each.values) for each in series)):
-            drawn[figure.name] = _png(figure, series)
-    return drawn
+        has_training = any(any(each.steps) for each in series)
+        if has_training and (figure.even_if_zero or any(any(each.values) for each in series)):
+            plots[figure.name] = _png(figure, series)
+    return plots
 
 
 def collect(figure: Figure, runs: Sequence[Run]) -> list[Series]:
-    """One run: a curve per metric. Several: the figure's first metric, a curve per run."""
-    found: list[Series] = []
+    """Return the curves of a figure: one per metric for one run, or one per run of the first metric for several."""
+    series: list[Series] = []
     for run in runs:
         curves = _curves(figure, run)[: _MAX_SERIES if len(runs) == 1 else 1]
         for key, short, steps, values in curves:
             label = short if len(runs) == 1 else f"{run.name}: {short}"
-            color = COLORS[len(found) % len(COLORS)]
+            color = COLORS[len(series) % len(COLORS)]
             band = _band(run, key, steps)
-            found.append(Series(label, color, steps, [value * figure.scale for value in values], band))
-    return found
+            series.append(Series(label, color, steps, [value * figure.scale for value in values], band))
+    return series
 
 
 def _curves(figure: Figure, run: Run) -> list[tuple[str, str, list[int], list[float]]]:
-    """(key, label, steps, values) for each metric. A score has the name of its card, and is drawn once."""
+    """(key, label, steps, values) of each metric. Metrics with the same label are drawn once."""
     names = {"reward/mean": "weighted score", "eval/score": score_name(run.config)}
     keys = {names.get(key) or _short(key, figure): key for key in reversed(figure.select(run.keys()))}
     curves = [(key, label, *run.series(key)) for label, key in reversed(keys.items())]
@@ -73,13 +76,18 @@ def _curves(figure: Figure, run: Run) -> list[tuple[str, str, list[int], list[fl
 
 
 def _band(run: Run, key: str, steps: list[int]) -> tuple[list[float], list[float]] | None:
-    """The interval beside a metric, where the run has one for each of its values."""
+    """The interval of a metric, if the run has one for each of its values."""
     (low_steps, low), (high_steps, high) = run.series(f"{key}_low"), run.series(f"{key}_high")
     return (low, high) if steps and low_steps == high_steps == steps else None
 
 
 def smooth(values: Sequence[float], span: float) -> list[float]:
-    """Exponential moving average over about `span` points, with bias correction at the start."""
+    """Exponential moving average over about `span` points, with bias correction at the start.
+
+    Example:
+        >>> smooth([1.0, 0.0, 0.0], span=3)
+        [1.0, 0.333..., 0.142...]
+    """
     keep = 1.0 - 2.0 / (span + 1.0)
     total = weight = 0.0
     averaged = []
@@ -109,7 +117,7 @@ def _png(figure: Figure, series: Sequence[Series]) -> bytes:
         _draw_lines(axes, series, log_scale=figure.log_scale)
         _label(axes, figure, series)
         if len(series) > 1:
-            _add_legend(axes, len(series), most_width=_LEGEND_SHARE * canvas.bbox.width)
+            _add_legend(axes, len(series), max_width=_LEGEND_SHARE * canvas.bbox.width)
         buffer = io.BytesIO()
         canvas.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
@@ -119,7 +127,7 @@ def _draw_lines(axes: Axes, series: Sequence[Series], *, log_scale: bool) -> Non
     for index, (label, color, steps, values, band) in enumerate(series):
         if band is not None:
             axes.fill_between(steps, *band, color=color, alpha=0.15, linewidth=0)
-        # The first curve is on top; one that it covers whole shows as a band on both sides of it.
+        # The first curve is on top. A curve that it covers completely is drawn wider, visible on both sides of it.
         points = set(zip(steps, values, strict=True))
         covered = sum(points <= set(zip(other.steps, other.values, strict=True)) for other in series[:index])
         width, order = 1.8 + 3.2 * covered, 2 + 0.9 * (1 - index / len(series))
@@ -127,13 +135,13 @@ def _draw_lines(axes: Axes, series: Sequence[Series], *, log_scale: bool) -> Non
         if len(steps) > _SMOOTH_ABOVE:
             axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.9, zorder=order)
             values = smooth(values, len(values) / 20)
-        look: dict[str, Any] = {"linewidth": width, "alpha": 0.5 if covered else 1.0, "zorder": order}
-        axes.plot(steps, values, color=color, label=label, marker=marker, markersize=4 + 2 * covered, **look)
+        style: dict[str, Any] = {"linewidth": width, "alpha": 0.5 if covered else 1.0, "zorder": order}
+        axes.plot(steps, values, color=color, label=label, marker=marker, markersize=4 + 2 * covered, **style)
     if log_scale and all(value > 0 for each in series for value in each.values):
         from matplotlib.ticker import LogFormatter
 
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())  # the default is a formula, which is not parsed here
+        axes.yaxis.set_major_formatter(LogFormatter())  # the default writes formulas, whose parsing is disabled
         axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
 
 
@@ -150,17 +158,17 @@ def _label(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
         _limit(axes, figure, [value for each in series for value in each.values])
 
 
-def _add_legend(axes: Axes, num_labels: int, *, most_width: float) -> None:
-    """Above the axes, in as many columns as `most_width` pixels have room for."""
+def _add_legend(axes: Axes, num_labels: int, *, max_width: float) -> None:
+    """Add a legend above the axes, in as many columns as fit `max_width` pixels."""
     for num_columns in range(min(4, num_labels), 0, -1):
-        legend = axes.legend(  # on the right: matplotlib writes a common exponent on the left
+        legend = axes.legend(  # on the right, since matplotlib writes a common exponent on the left
             loc="lower right",
             bbox_to_anchor=(1.0, 1.0),
             ncols=num_columns,
             borderaxespad=0.2,
             handlelength=1.2,
         )
-        if legend.get_window_extent().width <= most_width:
+        if legend.get_window_extent().width <= max_width:
             return
 
 

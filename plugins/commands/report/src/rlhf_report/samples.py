@@ -1,6 +1,6 @@
 """Chooses the samples of a report: best, worst, random, and those of the first and the last policy.
 
-One pass over the file; only the chosen samples are held in memory.
+It makes one pass over the file and keeps only the chosen samples in memory.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ Sample = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SampleChoice:
-    """The samples of each group (`best`, `worst`, `random`, `first`, `last`) and how many there were."""
+    """Chosen samples by group (`best`, `worst`, `random`, `first`, `last`), and the total number of samples."""
 
     groups: Mapping[str, Sequence[Sample]]
     total: int
 
 
 class _Group:
-    """The samples of the largest ranks."""
+    """The samples with the largest ranks."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._heap: list[tuple[tuple[float, ...], Sample]] = []
 
     def add(self, rank: tuple[float, ...], sample: Sample) -> None:
-        """rank: another for each sample."""
+        """Add a sample. Ranks must be unique."""
         heapq.heappush(self._heap, (rank, sample))
         if len(self._heap) > self._size:
             heapq.heappop(self._heap)
 
     def samples(self) -> list[Sample]:
-        """By rank, the largest first."""
+        """The samples in order of decreasing rank."""
         return [sample for _, sample in sorted(self._heap, key=lambda ranked: ranked[0], reverse=True)]
 
 
 def choose_samples(records: Iterable[Sample], per_group: int = PER_GROUP) -> SampleChoice:
-    """Choose deterministically. Samples without a score are neither best nor worst."""
+    """Choose samples deterministically. Samples without a score are neither best nor worst."""
     best, worst, anyone, first, last = (_Group(per_group) for _ in range(5))
-    drawn = random.Random(0)
+    generator = random.Random(0)
     total = 0
     for total, record in enumerate(records, start=1):
-        score, version, chance = _score(record), record.get("policy_version"), drawn.random()
+        score, version, chance = _score(record), record.get("policy_version"), generator.random()
         anyone.add((chance, -total), record)
         if score is not None:
             best.add((score, -total), record)
@@ -57,14 +57,14 @@ def choose_samples(records: Iterable[Sample], per_group: int = PER_GROUP) -> Sam
             first.add((-version, chance, -total), record)
             last.add((version, chance, -total), record)
     groups = {"best": best.samples(), "worst": worst.samples(), "random": anyone.samples()}
-    of_first, of_last = _of_one_policy(first.samples()), _of_one_policy(last.samples())
-    if of_first and of_first[0]["policy_version"] != of_last[0]["policy_version"]:
-        groups |= {"first": of_first, "last": of_last}
+    firsts, lasts = _select_one_policy(first.samples()), _select_one_policy(last.samples())
+    if firsts and firsts[0]["policy_version"] != lasts[0]["policy_version"]:
+        groups |= {"first": firsts, "last": lasts}
     return SampleChoice({name: group for name, group in groups.items() if group}, total)
 
 
-def _of_one_policy(samples: Sequence[Sample]) -> list[Sample]:
-    """Those of the policy that sampled the first of them."""
+def _select_one_policy(samples: Sequence[Sample]) -> list[Sample]:
+    """Select the samples with the policy version of the first one."""
     return [each for each in samples if each["policy_version"] == samples[0]["policy_version"]]
 
 

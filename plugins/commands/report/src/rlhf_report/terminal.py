@@ -1,4 +1,4 @@
-"""What the commands print: run folders are untrusted, so nothing of theirs may act on the terminal."""
+"""Terminal output of the commands. Run folders are untrusted, so their control characters are escaped."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rlhf_core.util import printable, redact_text
 
 
 def echo(text: str) -> None:
-    """Print text on stdout, control characters escaped, secrets removed."""
+    """Print text to stdout with control characters escaped and secrets removed."""
     click.echo(printable(redact_text(text)))
 
 
 def heading(text: str, *, bold: bool = False, dim: bool = False) -> None:
-    """Print a line, styled on a terminal."""
+    """Print a line, styled if stdout is a terminal."""
     plain = printable(text)
     click.echo(click.style(plain, bold=bold, dim=dim) if sys.stdout.isatty() else plain)
 
 
 def print_json(value: Any) -> None:
-    """Print indented JSON on stdout, all but ASCII in strings as JSON escapes."""
+    """Print indented JSON to stdout, with JSON escapes for non-ASCII characters."""
     click.echo(redact_text(json.dumps(value, indent=2)).replace("\x7f", "\\u007f"))

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server: `rlhf serve`, and the policy for agents that drive themselves."""
+"""An OpenAI-compatible server for `rlhf serve` and for agents that call the policy themselves."""

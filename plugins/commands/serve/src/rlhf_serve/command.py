@@ -1,4 +1,4 @@
-"""`rlhf serve`: a trained model behind OpenAI's protocol."""
+"""`rlhf serve`: serves a trained model by OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import click
 @click.command("serve")
 @click.argument("model", metavar="RUN|DIR")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 selects a free port.")
 @click.option(
     "--api-key-env",
     metavar="VARIABLE",
-    help="Environment variable with the key that requests must bring. Without it one is made and shown here.",
+    help="Environment variable with the key that requests must send. Without it, a new key is created and printed.",
 )
-@click.option("--engine", default="hf", show_default=True, help="How answers are generated.")
+@click.option("--engine", default="hf", show_default=True, help="Engine that generates answers.")
 @click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), default=1024, show_default=True, help="Most tokens of an answer."
+    "--max-new-tokens", type=click.IntRange(min=1), default=1024, show_default=True, help="Token limit per answer."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of sampling.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
@@ -34,7 +34,7 @@ def serve(
 ) -> None:
     """Serve a run's model, or the model in a folder, to clients of OpenAI's chat completions and completions.
 
-    A checkpoint becomes a model folder by `rlhf export`.
+    Use `rlhf export` to convert a checkpoint to a model folder.
 
     \b
     Examples:
@@ -55,19 +55,19 @@ def serve(
     config = ModelConfig(path=model_of(model), device=device)
     served = serve_model(config, engine=engine, seed=seed, max_new_tokens=max_new_tokens)
     keys, limits = Keys(), ServerLimits()
-    made, name = keys.add(served, key), _name(model)
+    used_key, name = keys.add(served, key), _name(model)
 
-    def tell(address: str) -> None:
+    def show(address: str) -> None:
         click.echo(f"serving {config.path} as {name} at {address}/v1")
         if key is None:
-            click.echo(f"key: {made}", err=True)
+            click.echo(f"key: {used_key}", err=True)
 
     app = make_app(keys.find, limits, name)
     with closing(served):
-        serve_until_stopped(app, limits, host=host, port=port, where="rlhf serve", ready=tell, grace_seconds=0.0)
+        serve_until_stopped(app, limits, host=host, port=port, where="rlhf serve", ready=show, grace_seconds=0.0)
     click.echo("stopped")
 
 
 def _name(model: str) -> str:
-    """How requests call it: the last part of its path."""
+    """The model's name in requests: the last part of its path."""
     return os.path.basename(os.path.abspath(model)) or model

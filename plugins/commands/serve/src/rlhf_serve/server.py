@@ -1,4 +1,4 @@
-"""The server: asks every request for its key, and has the key's owner answer."""
+"""The server, which passes each request to the owner of the request's key."""
 
 from __future__ import annotations
 
@@ -36,27 +36,33 @@ T = TypeVar("T")
 
 
 def make_app(find_key: FindKey, limits: ServerLimits, model: str | None = None) -> Guard:
-    """Answers calls of the owners of keys. model: the only name that requests may give; without one any will do."""
-    # A template may render ids, and episodes have to repeat: in a run they are made of the turn alone.
-    ids_begin = "" if model is None else f"{secrets.token_hex(8)}-"
+    """Return an ASGI application in which the owners of keys answer calls.
+
+    Args:
+        find_key: returns the owner of a key, None for an unknown key.
+        limits: limits on bodies.
+        model: the only model name that requests may use. None accepts any name.
+    """
+    # A template may render ids, and episodes must be reproducible: in a run, ids depend only on the turn.
+    id_prefix = "" if model is None else f"{secrets.token_hex(8)}-"
     bodies = Bodies(limits)
 
     async def answer(request: Request) -> Response:
         owner = find_key(bearer_key(request.headers))
-        assert owner is not None, "the guard let it pass"
-        async with bodies.held(request) as body:
-            asked = _named(read(body, BODIES[request.url.path]), model)
-        answers = await _while_client_stays(request, _answers_of(owner, asked.calls()))
-        reply_id = f"{ids_begin}{answers[0].turn}"
-        if not asked.stream:
-            return Response(answer_body(asked, answers, reply_id), media_type=JSON)
-        events = b"".join(answer_events(asked, answers, reply_id))
+        assert owner is not None, "the guard has checked the key"
+        async with bodies.held(request) as content:
+            body = _with_model_name(read(content, BODIES[request.url.path]), model)
+        answers = await _while_connected(request, _gather_answers(owner, body.calls()))
+        reply_id = f"{id_prefix}{answers[0].turn}"
+        if not body.stream:
+            return Response(answer_body(body, answers, reply_id), media_type=JSON)
+        events = b"".join(answer_events(body, answers, reply_id))
         return Response(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     return Guard(
         [
-            Route(HEALTH_PATH, _json(encode({"status": "ok"}))),
-            Route(MODELS_PATH, _json(models_body(model or POLICY))),
+            Route(HEALTH_PATH, _constant_response(encode({"status": "ok"}))),
+            Route(MODELS_PATH, _constant_response(models_body(model or POLICY))),
             *(Route(path, answer, methods=["POST"]) for path in BODIES),
         ],
         refusal=lambda refused: Response(error_body(refused), refused.status, media_type=JSON),
@@ -65,23 +71,23 @@ def make_app(find_key: FindKey, limits: ServerLimits, model: str | None = None) 
     )
 
 
-def _named(asked: Body, model: str | None) -> Body:
-    """With the model's name in the answer. Raises `CallRefused` where another was asked for."""
-    if model is not None and asked.model not in (None, model):
-        message = f"the model {asked.model!r} does not exist: this server has {model!r}"
+def _with_model_name(body: Body, model: str | None) -> Body:
+    """Set the model's name for the response. Raises `CallRefused` if the request names another model."""
+    if model is not None and body.model not in (None, model):
+        message = f"the model {body.model!r} does not exist: this server has {model!r}"
         raise CallRefused(404, "model_not_found", message)
-    return asked.model_copy(update={"model": asked.model or model or POLICY})
+    return body.model_copy(update={"model": body.model or model or POLICY})
 
 
-def _json(body: bytes) -> Callable[[Request], Awaitable[Response]]:
+def _constant_response(body: bytes) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         return Response(body, media_type=JSON)
 
     return answer
 
 
-async def _while_client_stays(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; it is cancelled where the client leaves, and that raises `ClientDisconnect`."""
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`. If the client disconnects, cancel it and raise `ClientDisconnect`."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,12 +99,12 @@ async def _while_client_stays(request: Request, work: Coroutine[Any, Any, T]) ->
         leaving.cancel()
         await asyncio.wait({working, leaving})
         if not working.cancelled():
-            working.exception()  # nobody else will ask for it
+            working.exception()  # marks it as retrieved, so that asyncio does not log it
 
 
-async def _answers_of(owner: KeyOwner, calls: Sequence[Call]) -> list[Answer]:
-    """All answers, in the order of the calls. Where one is refused, the others are cancelled."""
-    tasks = [asyncio.ensure_future(_answer_of(owner, call)) for call in calls]
+async def _gather_answers(owner: KeyOwner, calls: Sequence[Call]) -> list[Answer]:
+    """Return all answers in the order of the calls. If one call is refused, the others are canceled."""
+    tasks = [asyncio.ensure_future(_get_answer(owner, call)) for call in calls]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -107,33 +113,38 @@ async def _answers_of(owner: KeyOwner, calls: Sequence[Call]) -> list[Answer]:
         await asyncio.wait(tasks)
 
 
-async def _answer_of(owner: KeyOwner, call: Call) -> Answer:
-    """The owner's answer. Every error of the owner becomes `CallRefused`."""
+async def _get_answer(owner: KeyOwner, call: Call) -> Answer:
+    """Return the owner's answer. Every error of the owner becomes `CallRefused`."""
     try:
         return await owner.answer(call)
     except CallRefused:
         raise
     except Exception as error:
         logger.exception("a call failed")
-        raise CallRefused(500, "internal_error", f"it could not be answered ({type(error).__name__})") from error
+        raise CallRefused(500, "internal_error", f"the call failed ({type(error).__name__})") from error
 
 
-class Server(WebServer):
-    """Serves the owners of keys on the running event loop (`EndpointServer`)."""
+class ModelServer(WebServer):
+    """An `EndpointServer` on the running event loop."""
 
     @property
     def base_url(self) -> str:
-        """See `EndpointServer`."""
+        """Base address for OpenAI's clients."""
         return f"{self.address}/v1"
 
 
 async def start(
     find_key: FindKey, *, host: str, port: int, limits: ServerLimits, model: str | None = None
 ) -> EndpointServer:
-    """Start the server; the entry point `openai` of `rlhf.endpoints` (`StartServer`).
+    """Start the server. This is the entry point `openai` of `rlhf.endpoints` (a `StartServer`).
 
-    model: the only name that requests may give; without one any will do.
+    Args:
+        find_key: returns the owner of a key, None for an unknown key.
+        host: address to listen at.
+        port: port to listen at. 0 selects a free port.
+        limits: limits on connections, bodies and time.
+        model: the only model name that requests may use. None accepts any name.
     """
-    server = Server(make_app(find_key, limits, model), limits)
+    server = ModelServer(make_app(find_key, limits, model), limits)
     await server.listen(host, port, where="the endpoint")
     return server

@@ -1,4 +1,4 @@
-"""A trained model as something that answers calls: behind `rlhf serve`."""
+"""The model of `rlhf serve`: answers calls with an engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _END_SECONDS = 10.0
 
 
 class ServedModel:
-    """Answers calls (`KeyOwner`) with one engine, on a thread (`EngineThread`)."""
+    """A `KeyOwner` that answers calls with one engine on a thread (`EngineThread`)."""
 
     def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, *, max_new_tokens: int) -> None:
         self._engine = engine
@@ -36,7 +36,7 @@ class ServedModel:
         self._thread = EngineThread(engine)
 
     async def answer(self, call: Call) -> Answer:
-        """See `KeyOwner`."""
+        """Answer a call. Raises `CallRefused` if its conversation cannot be encoded or is too long."""
         prompt_ids = self._encode(call)
         limit = self._limit(call, len(prompt_ids))
         ends = self._chat.ends(self._engine.eos_token_ids) if call.text is None else ()
@@ -47,11 +47,11 @@ class ServedModel:
             prompt_ids=prompt_ids,
             max_new_tokens=limit,
         )
-        (asked,) = self._thread.ask([request], self._sampling(call, ends))
-        completion = await asyncio.wrap_future(asked)  # canceled where the caller is
+        (future,) = self._thread.ask([request], self._sampling(call, ends))
+        completion = await asyncio.wrap_future(future)  # canceled together with the caller
         text = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
-        marked = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=False))
-        calls = self._chat.tool_format().parse(marked, call.tools) if call.tools else ()
+        full_text = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=False))
+        calls = self._chat.tool_format().parse(full_text, call.tools) if call.tools else ()
         message = reply_message(text, calls, call.stop, self._chat.tool_format)
         return Answer(
             text=message.content,
@@ -78,7 +78,7 @@ class ServedModel:
         context = self._engine.context_tokens
         limit = self._max_new_tokens if context is None else min(self._max_new_tokens, context - num_prompt_tokens)
         if limit < 1:
-            message = f"the conversation has {num_prompt_tokens} tokens, the model knows {context}"
+            message = f"the conversation has {num_prompt_tokens} tokens, the model's limit is {context}"
             raise CallRefused(400, "context_length_exceeded", message)
         return limit if call.max_tokens is None else min(limit, call.max_tokens)
 
@@ -96,21 +96,32 @@ class ServedModel:
 
 
 def model_of(path: str) -> str:
-    """Of a run folder its model, which it has from its end on; any other path as it is. Raises `UserInputError`."""
+    """Return the model folder of a finished run, or any other path unchanged.
+
+    Raises `UserInputError` if the run is still in progress or has not written a model.
+    """
     folder = RunFolder(Path(path))
     if not folder.holds_run:
         return path
     folder.refuse_oddities()
-    if not folder.model.is_dir() or folder.read_json(folder.summary).get("status") == "running":  # resumed: an old one
+    # A resumed run that is still running has the model of its earlier end.
+    if not folder.model.is_dir() or folder.read_json(folder.summary).get("status") == "running":
         raise UserInputError(
-            "this run goes on, or has written no model yet",
+            "this run is still in progress, or has not written a model yet",
             where=path,
-            hint=f"of its newest checkpoint: rlhf export {path} --to DIR, then: rlhf serve DIR",
+            hint=f"serve its newest checkpoint: rlhf export {path} --to DIR, then: rlhf serve DIR",
         )
     return str(folder.model)
 
 
 def serve_model(config: ModelConfig, *, engine: str, seed: int, max_new_tokens: int) -> ServedModel:
-    """Load it. seed: of sampling. Raises `UserInputError`."""
-    opened, tokenizer = open_engine(config, engine, seed, in_flight=True)
-    return ServedModel(opened, tokenizer, max_new_tokens=max_new_tokens)
+    """Load a model into an engine. Raises `UserInputError`.
+
+    Args:
+        config: path and device of the model.
+        engine: name of the engine.
+        seed: seed of sampling.
+        max_new_tokens: maximum length of an answer in tokens.
+    """
+    loaded, tokenizer = open_engine(config, engine, seed, in_flight=True)
+    return ServedModel(loaded, tokenizer, max_new_tokens=max_new_tokens)

@@ -1,4 +1,4 @@
-"""Calls any transformers causal LM, in generation mode, with exactly the arguments its forward knows."""
+"""Calls any transformers causal LM in generation mode, with only the arguments that its forward accepts."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class ModelForward:
         self.kind = model_kind_of(self.base)
         known = frozenset(inspect.signature(self.base.forward).parameters)
         self.parameters = known
-        """Names of what its forward takes."""
+        """Names of its forward's parameters."""
         self.length_switches = length_switches(self.base)
-        """Lengths beyond which its rotary embedding changes; None where it is the same at all lengths."""
+        """Lengths beyond which its rotary embedding changes, None if it never does."""
         self.embedding: Tensor = self.base.get_input_embeddings().weight  # type: ignore[operator]
-        """[V, hidden]; its dtype is that of the hidden states, and so of masks added to attention scores."""
-        self._takes = {
+        """[V, hidden]. Its dtype is that of the hidden states, and of masks added to attention scores."""
+        self._accepts = {
             name: name in known for name in ("position_ids", "logits_to_keep", "attention_mask", "use_cache")
         }
         self.cache_name = next((name for name in ("past_key_values", "cache_params") if name in known), None)
-        """The argument, and attribute of the output, that carries the cache; None without one."""
+        """Name of the argument and output attribute for the cache, None without a cache."""
 
     @property
-    def takes_positions_and_mask(self) -> bool:
-        return self._takes["position_ids"] and self._takes["attention_mask"]
+    def accepts_positions_and_mask(self) -> bool:
+        return self._accepts["position_ids"] and self._accepts["attention_mask"]
 
     @property
     def text_config(self) -> Any:
@@ -46,7 +46,7 @@ class ModelForward:
 
     @property
     def context_tokens(self) -> int | None:
-        """Longest sequence the model has positions for; None where its config does not say."""
+        """Maximum sequence length, None if the config does not specify one."""
         bound = getattr(self.text_config, "max_position_embeddings", None)
         return bound if isinstance(bound, int) and bound > 0 else None
 
@@ -71,32 +71,32 @@ class ModelForward:
     ) -> tuple[Tensor, Any]:
         """Logits [B, K, V] at the K positions of `keep` (default: the last), and the cache after the pass.
 
-        `input_ids` [B, T] int64; `position_ids` [B, T] int64; `attention_mask` [B, S] bool or, additive,
-        [B, 1, T, S] float. inputs: what the model takes besides.
+        `input_ids` [B, T] int64, `position_ids` [B, T] int64, `attention_mask` [B, S] bool or, additive,
+        [B, 1, T, S] float. `inputs`: additional arguments of the model.
         """
         arguments: dict[str, Any] = {"input_ids": input_ids, **(inputs or {})}
-        if position_ids is not None and self._takes["position_ids"]:
+        if position_ids is not None and self._accepts["position_ids"]:
             arguments["position_ids"] = position_ids
         if attention_mask is not None:
             arguments["attention_mask"] = attention_mask
-        if self._takes["use_cache"]:
+        if self._accepts["use_cache"]:
             arguments["use_cache"] = use_cache
         if cache is not None and self.cache_name is not None:
             arguments[self.cache_name] = cache
-        if self._takes["logits_to_keep"]:
+        if self._accepts["logits_to_keep"]:
             arguments["logits_to_keep"] = 1 if keep is None else keep
         output = self.module(**arguments)
         logits = output.logits
-        if not self._takes["logits_to_keep"]:
+        if not self._accepts["logits_to_keep"]:
             logits = logits[:, -1:] if keep is None else logits.index_select(1, keep)
         return logits, getattr(output, self.cache_name, None) if self.cache_name else None
 
 
 @contextmanager
 def generating(module: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; every submodule's training flag is as before afterwards.
+    """Context with eval mode and without gradients. Restores every submodule's training flag afterwards.
 
-    Not `inference_mode`: a buffer that a forward replaces would be unusable in training.
+    Not `inference_mode`, since a buffer that a forward replaces would be unusable in training.
     """
     training = [part for part in module.modules() if part.training]
     try:

@@ -1,9 +1,9 @@
-"""The safe path: whole batches that start and step together, for models the slots cannot serve.
+"""The slower paths: batches that start and step together, for models that the slot cache does not support.
 
-Three ways, from faster to surer. `padded`: prompts of any lengths, padded on the left (attention models, sliding
-windows included). `equal`: only prompts of one length together, so that nothing is padded and no mask is needed
-(recurrent and hybrid models, and those whose rotary embedding depends on a row's length). `recompute`: the same
-without any cache (models with none that we know, and requests with inputs for the model).
+There are three, from fastest to safest. `padded`: prompts of any lengths, padded on the left (attention models, sliding
+windows included). `equal`: batches of prompts with equal length, without padding or a mask (recurrent and hybrid
+models, and those whose rotary embedding depends on a row's length). `recompute`: the same without a cache (models
+without a known cache, and requests with inputs for the model).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from .forward import ModelForward
-from .rows import Row, sample
+from .rows import DecodingRow, sample
 
 Way = Literal["padded", "equal", "recompute"]
 
 
 class LockstepModel:
-    """A causal LM that decodes one batch of sequences from their start, in one of the three ways."""
+    """A causal LM that decodes one batch of sequences from their start, on one of the three paths."""
 
     def __init__(self, forward: ModelForward, way: Way) -> None:
         self._forward = forward
@@ -34,9 +34,9 @@ class LockstepModel:
         self._columns: dict[str, Tensor] = {}
 
     def start(self, prompts: Sequence[Sequence[int]], inputs: Sequence[Mapping[str, Tensor]] = ()) -> Tensor:
-        """Start a new batch; returns next-token logits [B, V] of each prompt.
+        """Start a new batch and return the next-token logits [B, V] of the prompts.
 
-        inputs: of each prompt for the model, alike in names and shapes; only where the batch is recomputed.
+        `inputs`: model inputs of each prompt, with equal names and shapes. Only for `recompute`.
         """
         longest, device = max(map(len, prompts)), self._forward.device
         names = inputs[0] if inputs else ()
@@ -45,23 +45,23 @@ class LockstepModel:
         padded = torch.tensor([[*([0] * (longest - len(p))), *p] for p in prompts], device=device)
         pads = torch.tensor([longest - len(p) for p in prompts], device=device)
         self._mask = torch.arange(longest, device=device) >= pads[:, None]
-        # The config tells the cache which layers have a sliding window or a recurrent state.
+        # The config determines which layers have a sliding window or a recurrent state.
         self._cache = DynamicCache(config=self._forward.config) if self.way == "padded" else None
         return self._run(padded)
 
     def step(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Next-token logits [B, V] of each whole sequence, which is one token longer than at the last call."""
+        """Next-token logits [B, V] of the full sequences, each one token longer than at the last call."""
         device = self._forward.device
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(sequences), 1)], dim=1)
-        # Where the cache was computed with rotary embeddings that do not fit rows of this length, it begins anew.
-        begins_anew = len(sequences[0]) - 1 in (self._forward.length_switches or ())
-        if self.way == "recompute" or begins_anew:
+        # Recompute the cache if its rotary embeddings do not apply to rows of this length.
+        restarts = len(sequences[0]) - 1 in (self._forward.length_switches or ())
+        if self.way == "recompute" or restarts:
             self._cache = None
             return self._run(torch.tensor([list(sequence) for sequence in sequences], device=device))
         return self._run(torch.tensor([[sequence[-1]] for sequence in sequences], device=device))
 
     def _run(self, input_ids: Tensor) -> Tensor:
-        # Bounded above for ended rows, which may step past the model's last position.
+        # Positions are clamped for ended rows, which may step past the model's last position.
         if self.way == "recompute":
             inputs = {**self._forward.kind.inputs(input_ids, self._mask, self._columns)}
             positions = inputs.pop("position_ids", None)
@@ -81,55 +81,55 @@ class LockstepModel:
 
 
 class LockstepBatch:
-    """Decodes rows that start together, until the longest ends."""
+    """Decodes rows that start together until the longest one ends."""
 
-    def __init__(self, model: LockstepModel, rows: Sequence[Row]) -> None:
+    def __init__(self, model: LockstepModel, rows: Sequence[DecodingRow]) -> None:
         self._model = model
         self._rows = rows
         self._age = -1
-        """Tokens that rows of the batch have sampled, ended rows apart; -1 before the start."""
+        """Number of tokens sampled by each row that has not ended, -1 before the start."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return any(row.finish_reason is None for row in self._rows)
 
-    def takes(self, waiting: Sequence[Row]) -> bool:
-        """Whether more rows may enter."""
+    def can_admit(self, waiting: Sequence[DecodingRow]) -> bool:
+        """Whether more rows may enter: never."""
         return False
 
-    def drop(self, row: Row) -> None:
-        """Decode it no further."""
+    def drop(self, row: DecodingRow) -> None:
+        """Stop decoding a row."""
         row.finish_reason = "length"
 
     def weights_changed(self) -> None:
-        """Its rows go on from their own cache."""
+        """Do nothing: rows continue from their own cache."""
 
-    def step(self, waiting: object) -> list[Row]:
-        """Run one pass; return the rows that it finished."""
+    def step(self, waiting: object) -> list[DecodingRow]:
+        """Run one pass and return the rows that it finished."""
         rows = self._rows
         self._age += 1
         if self._age:
             logits = self._model.step([self._sequence(row) for row in rows])
         else:
             logits = self._model.start([row.prompt_ids for row in rows], [row.request.inputs for row in rows])
-        going = [index for index, row in enumerate(rows) if row.finish_reason is None]
-        return sample(logits[torch.tensor(going, device=logits.device)], [rows[index] for index in going])
+        open_rows = [index for index, row in enumerate(rows) if row.finish_reason is None]
+        return sample(logits[torch.tensor(open_rows, device=logits.device)], [rows[index] for index in open_rows])
 
-    def _sequence(self, row: Row) -> list[int]:
-        """Prompt and answer; a finished row repeats its last token to keep the batch in lockstep."""
+    def _sequence(self, row: DecodingRow) -> list[int]:
+        """Prompt and answer. A finished row repeats its last token to keep the batch in lockstep."""
         return [*row.prompt_ids, *row.token_ids, *row.token_ids[-1:] * (self._age - len(row.token_ids))]
 
 
-def take_alike(waiting: deque[Row], max_batch_size: int, *, same_length: bool) -> list[Row]:
-    """Take the shortest prompts that may start with the first of `waiting`; inputs for the model have one shape."""
+def take_matching(waiting: deque[DecodingRow], max_batch_size: int, *, same_length: bool) -> list[DecodingRow]:
+    """Take the shortest prompts that can share a batch with the first waiting row (equal shapes of model inputs)."""
 
-    def kind(row: Row) -> tuple[int, list[tuple[str, tuple[int, ...]]]]:
+    def layout(row: DecodingRow) -> tuple[int, list[tuple[str, tuple[int, ...]]]]:
         shapes = sorted((name, tuple(values.shape)) for name, values in row.request.inputs.items())
         return len(row.prompt_ids) if same_length else 0, shapes
 
-    first = kind(waiting[0])
-    alike = [row for row in waiting if kind(row) == first]
-    taken = sorted(alike, key=lambda row: len(row.prompt_ids))[:max_batch_size]
+    first = layout(waiting[0])
+    matching = [row for row in waiting if layout(row) == first]
+    taken = sorted(matching, key=lambda row: len(row.prompt_ids))[:max_batch_size]
     for row in taken:
         row.num_computed = len(row.prompt_ids)
         waiting.remove(row)

@@ -1,4 +1,4 @@
-"""Chooses a model's generation path by a trial on a few tokens, not by its name."""
+"""Chooses a model's generation path by a trial on a few tokens, not by its model type."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _FORCED = ((2, 4), (6, 5))
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The fastest path that reproduces a plain forward, and why the faster ones do not."""
+    """The fastest path that reproduces a plain forward pass, and the reasons why faster ones do not."""
 
     name: Literal["slots", "padded", "equal", "recompute"]
     reasons: tuple[str, ...] = ()
 
 
 def choose_path(forward: ModelForward) -> Path:
-    """Try the paths from the fastest to the safest; call it in eval mode without gradients."""
+    """Try the paths from fastest to safest. Call it in eval mode without gradients."""
     reasons: list[str] = []
     expected = _plain(forward)
     trials: tuple[tuple[Literal["slots"] | Way, Callable[[], str | None], Callable[[], Tensor]], ...] = (
-        ("slots", lambda: _no_slots(forward), lambda: _try_slots(forward)),
-        ("padded", lambda: _no_padding(forward), lambda: _try_lockstep(forward, "padded")),
-        ("equal", lambda: _no_cache(forward), lambda: _try_lockstep(forward, "equal")),
+        ("slots", lambda: _slots_obstacle(forward), lambda: _try_slots(forward)),
+        ("padded", lambda: _padding_obstacle(forward), lambda: _try_lockstep(forward, "padded")),
+        ("equal", lambda: _cache_obstacle(forward), lambda: _try_lockstep(forward, "equal")),
     )
     for name, obstacle, trial in trials:
         reason = obstacle() or _failure(trial, expected)
@@ -48,43 +48,43 @@ def choose_path(forward: ModelForward) -> Path:
 
 
 def _failure(trial: Callable[[], Tensor], expected: Tensor) -> str | None:
-    """Why a generation path fails; None when it gives the expected logits [2, V]."""
+    """Reason why a generation path fails, None if it computes the expected logits [2, V]."""
     try:
-        found = trial().float()
+        logits = trial().float()
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError) as error:
-        # A model that does not support this path may fail anywhere inside; the reason goes to the log.
+        # A model that does not support this path may fail anywhere inside. The reason is logged.
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+    gap = float((logits - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
     tolerance = 1e-3 if expected.dtype is torch.float32 else 5e-2
     return None if gap <= tolerance else f"its logits differ from a plain forward by {gap:.1e} of their size"
 
 
-def _no_slots(forward: ModelForward) -> str | None:
-    if forward.cache_name != "past_key_values" or not forward.takes_positions_and_mask:
-        return "its forward takes no past_key_values, position_ids and attention_mask"
+def _slots_obstacle(forward: ModelForward) -> str | None:
+    if forward.cache_name != "past_key_values" or not forward.accepts_positions_and_mask:
+        return "its forward does not accept past_key_values, position_ids and attention_mask"
     implementation = getattr(forward.config, "_attn_implementation", None)
     if implementation not in ("sdpa", "eager"):
-        return f"attention {implementation} takes no mask per row"
+        return f"attention {implementation} does not support a mask per row"
     layers = DynamicCache(config=forward.config).layers
     if any(type(layer) is not DynamicLayer for layer in layers):
-        return "it has a sliding window, a recurrent state or another cache than plain keys and values"
-    return _no_padding(forward)
+        return "it has a sliding window, a recurrent state or a cache other than plain keys and values"
+    return _padding_obstacle(forward)
 
 
-def _no_padding(forward: ModelForward) -> str | None:
+def _padding_obstacle(forward: ModelForward) -> str | None:
     if forward.cache_name != "past_key_values":
-        return "its forward takes no past_key_values"
+        return "its forward does not accept past_key_values"
     if forward.length_switches is not None:
         return "its rotary embedding depends on the longest row"
     return padding_problem(forward.config, forward.parameters)
 
 
-def _no_cache(forward: ModelForward) -> str | None:
-    return None if forward.cache_name else "its forward takes no cache"
+def _cache_obstacle(forward: ModelForward) -> str | None:
+    return None if forward.cache_name else "its forward does not accept a cache"
 
 
 def _plain(forward: ModelForward) -> Tensor:
-    """[2, V] next-token logits of each whole sequence, one sequence at a time, without a cache."""
+    """[2, V] next-token logits of the full sequences, computed one at a time without a cache."""
     logits = []
     for prompt, forced in zip(*_tokens(forward), strict=True):
         ids = torch.tensor([[*prompt, *forced]], device=forward.device)
@@ -98,7 +98,7 @@ def _try_slots(forward: ModelForward) -> Tensor:
     model = SlotModel(forward, num_slots=3, max_tokens=8)
     _, layers = model.prefill(prompts)
     model.cache.fill([1, 0], layers, [0, 1])
-    # The rows lie in turned order, so that a row that reads its neighbour's slot is noticed.
+    # The rows are in reverse order, so that reading a neighbor's slot is detected.
     for step in range(2):
         fed = [forced[1][step], forced[0][step]]
         logits = model.decode(fed, [len(prompts[1]) + step, len(prompts[0]) + step])

@@ -7,7 +7,7 @@ from rlhf_core.components import Component
 from .config import HfEngineConfig
 
 hf = Component(
-    summary="Rollouts by transformers, with continuous batching; any causal language model.",
+    summary="Rollouts with transformers and continuous batching, for any causal language model.",
     config=HfEngineConfig,
     build="rlhf_hf.engine:build",
     in_flight=True,

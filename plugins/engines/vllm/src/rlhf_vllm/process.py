@@ -1,6 +1,6 @@
-"""vLLM in a process of its own: the methods of `VllmBackend`, each asked for over a private socket pair.
+"""vLLM in a separate process: forwards the methods of `VllmBackend` over a private socket pair.
 
-New weights are passed in shared-memory files, one shard at a time; nothing listens on a port.
+New weights are passed in shared-memory files, one shard at a time. No ports are opened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class VllmProcess:
-    """Starts the process and waits until it is ready; `close` ends it, and it ends when this process does."""
+    """Starts the process and waits until it is ready. It ends on `close`, or with this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._answer_seconds = settings.config.answer_timeout_seconds
@@ -35,35 +35,35 @@ class VllmProcess:
         self._is_closed = False
         self._scratch = tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder())
         seconds = settings.config.start_timeout_seconds
-        self.max_model_tokens: int = self._ask("vLLM to start", settings, seconds=seconds)
-        """Longest prompt and answer together."""
+        self.max_model_tokens: int = self._request("vLLM to start", settings, seconds=seconds)
+        """Maximum length of prompt and answer together, in tokens."""
 
     def add(self, jobs: Sequence[Job], *, in_flight: bool) -> None:
         """See `VllmBackend`."""
-        self._ask("vLLM to take up answers", ("add", jobs, in_flight))
+        self._request("vLLM to accept requests", ("add", jobs, in_flight))
 
     def step(self) -> list[Completion]:
         """See `VllmBackend`."""
-        completed: list[Completion] = self._ask("a step of vLLM", ("step",))
+        completed: list[Completion] = self._request("a step of vLLM", ("step",))
         return completed
 
     def rest(self) -> None:
         """See `VllmBackend`."""
         if not self._is_closed:
-            self._ask("vLLM to rest", ("rest",))
+            self._request("vLLM to release memory", ("rest",))
 
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
-        """See `VllmBackend`. For one worker, one shard is in shared memory at a time; a failure ends the process."""
-        self._ask("vLLM to ask for new weights", ("update",))
+        """See `VllmBackend`. With one worker, shared memory holds one shard at a time. A failure ends the process."""
+        self._request("vLLM to prepare for new weights", ("update",))
         try:
             for number, shard in enumerate(shards):
                 path = Path(self._scratch.name) / f"{number}.safetensors"
                 write_tensors(path, dict(shard))
-                self._ask("vLLM to load new weights", path)
+                self._request("vLLM to load new weights", path)
         except BaseException:
             self.close()  # it may hold mixed weights
             raise
-        self._ask("vLLM to take new weights", None)
+        self._request("vLLM to apply new weights", None)
 
     def close(self) -> None:
         """End the process."""
@@ -71,41 +71,42 @@ class VllmProcess:
         self._process.end()
         self._scratch.cleanup()
 
-    def _ask(self, what: str, request: Any, *, seconds: float | None = None) -> Any:
-        """The answer to a request. Raises the error that the process reports, `EngineLostError` or `DeadlineError`.
+    def _request(self, what: str, request: Any, *, seconds: float | None = None) -> Any:
+        """Send a request and return the result. After any error the process is ended.
 
-        After an error the process is ended.
+        Raises the error that the process reports, `EngineLostError` if it died, or `DeadlineError`. `what` describes
+        the awaited event for messages.
         """
         seconds = self._answer_seconds if seconds is None else seconds
         try:
-            answer, error = pickle.loads(self._process.ask(pickle.dumps(request), seconds))  # noqa: S301 - our own code's
+            result, error = pickle.loads(self._process.ask(pickle.dumps(request), seconds))  # noqa: S301 - data of our own process
         except ProcessTimeout as fault:
             self.close()
             raise DeadlineError(
                 f"waited {seconds:g} s for {what}: it {fault}",
                 where=WHERE,
-                hint="raise engine.start_timeout_seconds or engine.answer_timeout_seconds if it is only slow",
+                hint="if it is only slow, raise engine.start_timeout_seconds or engine.answer_timeout_seconds",
             ) from None
         except ProcessFault as fault:
             self.close()
             raise EngineLostError(
                 f"the vLLM process {fault}",
                 where=WHERE,
-                hint="its output is above; out of memory? lower engine.kv_cache_bytes; go on with --resume auto",
+                hint="see its output above. If out of memory, lower engine.kv_cache_bytes. Continue with --resume auto",
             ) from None
         except BaseException:
-            self.close()  # its answer would be read as the next request's
+            self.close()  # otherwise its late response would be read as that of the next request
             raise
         if error is not None:
             self.close()
             raise error
-        return answer
+        return result
 
 
 def _environment(device: str, num_gpus: int) -> dict[str, str]:
-    """Variables of the process: those of vLLM, the thread count of this one, and only the GPUs that it is to use.
+    """Environment of the process: variables for vLLM, this process's thread count, and the GPUs that it may use.
 
-    Raises `ConfigError` where this process has fewer than `num_gpus` from `device` on.
+    Raises `ConfigError` if fewer than `num_gpus` GPUs are visible, counted from `device`.
     """
     import torch
 
@@ -122,7 +123,7 @@ def _environment(device: str, num_gpus: int) -> dict[str, str]:
         chosen = (visible or [str(index) for index in range(torch.cuda.device_count())])[first : first + num_gpus]
         if len(chosen) < num_gpus:
             raise ConfigError(
-                f"tensor_parallel_size is {num_gpus}, but this process has {len(chosen)} GPUs from {device} on",
+                f"tensor_parallel_size is {num_gpus}, but this process has {len(chosen)} GPUs starting at {device}",
                 where="engine.tensor_parallel_size",
                 hint=f"with --transport ray, set transport.maker_gpus to {num_gpus}",
             )

@@ -1,4 +1,4 @@
-"""Starts vLLM: its import and its arguments."""
+"""Import of vLLM and its start arguments."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ WHERE = "engine vllm"
 CPU_CACHE_BYTES = 1024**3
 SHARED_MEMORY = Path("/dev/shm")
 TIES = 16
-"""Tokens requested beyond `top_k`: those tied with the last kept one are kept too."""
+"""Number of tokens requested beyond `top_k`, since tokens tied with the last kept one are kept too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings that vLLM is started with; sent to its process."""
+    """Settings for starting vLLM, sent to its process."""
 
     config: VllmEngineConfig
     folder: Path
-    """A transformers config and tokenizer, without weights: these come by `update`."""
+    """Transformers config and tokenizer. Weights are sent by `update`."""
     dtype: str
     device: str
-    """`cpu`, or `cuda`: the first one this process sees."""
+    """`cpu`, or `cuda` for the first visible GPU."""
     eos_ids: tuple[int, ...]
     in_flight: bool = False
-    """Whether weights change while answers are under way."""
+    """Whether weights may change while answers are sampled."""
 
 
 def scratch_folder() -> Path | None:
-    """Where weights are handed over as files: shared memory, or the system's folder (None) where there is none."""
+    """Folder for passing weights as files: shared memory, or None for the system's default temporary folder."""
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
 
 
-def described(error: BaseException) -> str:
-    """The error's type and first line."""
+def describe_error(error: BaseException) -> str:
+    """Type and first line of an error."""
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
@@ -63,32 +63,36 @@ def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
         "tensor_parallel_size": config.tensor_parallel_size,
         "distributed_executor_backend": "uni" if config.tensor_parallel_size == 1 else "mp",
         "disable_log_stats": True,
-        # A step that is ahead of its output would have sampled with the weights before those it is told with.
+        # With asynchronous scheduling, tokens would be attributed to newer weights than those that sampled them.
         **({"async_scheduling": False} if settings.in_flight else {}),
     }
 
 
 def can_sleep(settings: Settings) -> bool:
-    """Whether vLLM is to sleep between rollouts. Raises where that is requested but this build cannot."""
+    """Whether vLLM should sleep between rollouts.
+
+    Raises `ConfigError` if `sleep: on` requests it and this build cannot, and `PluginError` if the policy is on a GPU
+    but vLLM is the CPU build.
+    """
     from vllm.platforms import current_platform
 
     if settings.device.startswith("cuda") and current_platform.is_cpu():
-        raise PluginError(
-            "the policy is on a GPU, but the vLLM that is installed is the CPU build", where=WHERE, hint=INSTALL
-        )
+        raise PluginError("the policy is on a GPU, but the CPU build of vLLM is installed", where=WHERE, hint=INSTALL)
     can = bool(current_platform.is_sleep_mode_available())
     if settings.config.sleep == "on" and not can:
         raise ConfigError(
-            "this build of vLLM cannot give its memory back", where="engine.sleep", hint="set it to auto or off"
+            "this build of vLLM cannot release its memory", where="engine.sleep", hint="set it to auto or off"
         )
     return can and settings.config.sleep != "off"
 
 
 def import_vllm() -> Any:
-    """The module. Raises `PluginError`, with a hint, when its import fails."""
+    """Import vLLM. Raises `PluginError`, with a hint, if the import fails."""
     try:
         import vllm
         import vllm.sampling_params
-    except Exception as error:  # a torchvision or triton of another build fails in its own ways
-        raise PluginError(f"vLLM is installed but broken: {described(error)}", where=WHERE, hint=INSTALL) from error
+    except Exception as error:  # mismatched builds of torchvision or triton raise various errors
+        raise PluginError(
+            f"vLLM is installed but broken: {describe_error(error)}", where=WHERE, hint=INSTALL
+        ) from error
     return vllm

@@ -1,1 +1,1 @@
-"""Environments for a start: a game of guessing, tools from functions, scripted conversations."""
+"""Basic environments: a guessing game, tools from Python functions, and scripted conversations."""

@@ -1,4 +1,4 @@
-"""`conversation`: the user's turns are written beforehand, in the dataset."""
+"""`conversation`: the user's turns come from the dataset."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from .config import ConversationConfig
 
 
 class Conversation:
-    """The prompt, then the prompt's later turns one after another, whatever the policy says.
+    """Plays the prompt's later user turns in order, independent of the policy's replies.
 
-    It ends with the policy's answer to the last turn and gives no reward of its own: `rewards` judge the rollout.
+    It ends with the reply to the last turn. The reward is 0: use `rewards` to judge the rollout.
     """
 
     def __init__(self, *, turns_key: str = "turns") -> None:
         self._key = turns_key
 
     def reset(self, task: Any) -> None:
-        """Raises `ValueError` where the prompt's turns are no list of texts, messages, or lists of messages."""
+        """Read the prompt's turns. Raises `ValueError` if they are not texts, messages or lists of messages."""
         turns = task.prompt.metadata.get(self._key)
         if isinstance(turns, str | Mapping) or not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
             raise ValueError(
                 f"metadata {self._key!r} of prompt {task.prompt.position} is {turns!r:.80}, not a list of user turns "
-                "(texts, or chat messages): add it to the line, or name another key with environment.turns_key"
+                "(texts or chat messages): add it to the record, or set another key with environment.turns_key"
             )
-        self._coming = [[turn] if isinstance(turn, Mapping) else turn for turn in turns]
+        self._turns = [[turn] if isinstance(turn, Mapping) else turn for turn in turns]
 
     def step(self, reply: Any) -> tuple[Any, float, bool]:
-        """The next turn, or the end."""
-        return (self._coming.pop(0), 0.0, False) if self._coming else (None, 0.0, True)
+        """Return the next turn, or end the episode."""
+        return (self._turns.pop(0), 0.0, False) if self._turns else (None, 0.0, True)
 
 
 def _is_turn(turn: object) -> bool:
@@ -44,5 +44,5 @@ def _is_turn(turn: object) -> bool:
 
 
 def build(config: ConversationConfig, context: object) -> Conversation:
-    """A conversation for one episode."""
+    """Build the environment of one episode."""
     return Conversation(turns_key=config.turns_key)

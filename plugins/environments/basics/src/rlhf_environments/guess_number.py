@@ -1,8 +1,8 @@
-"""`guess-number`: find a number by being told whether it is higher or lower.
+"""`guess-number`: find a hidden number with hints of whether it is higher or lower.
 
-What is said fits an alphabet of ten digits, `>` and `,`. The game begins with `>,`; a guess is a number in digits; the
-answer is `>` where the number is higher than the guess and `,` where it is lower. Anything else than a number of the
-game is answered with `>,` again and costs the turn.
+The game's text uses only digits, `>` and `,`. It starts with `>,`. A guess is a number in digits. The hint is `>` if
+the hidden number is higher than the guess, and `,` if it is lower. The hint for an invalid guess is `>,`, and the turn
+counts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ OPENING, HIGHER, LOWER = ">,", ">", ","
 
 
 class GuessNumber:
-    """One game. The number is the prompt's answer, or where it has none its position modulo `numbers`.
+    """One game. The hidden number is the prompt's answer, or else the prompt's position modulo `numbers`.
 
-    So each number comes equally often, and the samples of one prompt look for the same one.
+    So each number occurs equally often, and all samples of a prompt have the same number.
+
+    Example:
+        >>> from types import SimpleNamespace as Record
+        >>> game = GuessNumber()
+        >>> game.reset(Record(prompt=Record(text="", answer="7", position=0), sample_seed=0))
+        '>,'
+        >>> game.step(Record(text="5")), game.step(Record(text="7"))
+        (('>', 0.0, False), (None, 1.0, True))
     """
 
     def __init__(self, *, numbers: int = 10, shuffle_observations: bool = False) -> None:
@@ -26,14 +34,14 @@ class GuessNumber:
         self._shuffles = shuffle_observations
 
     def reset(self, task: Any) -> str | None:
-        """The opening; None where the prompt itself is one. Raises `ValueError` on an answer outside of the game."""
-        self._number = self._hidden(task)
+        """Return the opening, or None if the prompt has text. Raises `ValueError` if its answer is not a number."""
+        self._number = self._hidden_number(task)
         self._random = Random(task.sample_seed)
         return None if task.prompt.text else OPENING
 
     def step(self, reply: Any) -> tuple[str | None, float, bool]:
-        """Answer a guess; the right one is rewarded with 1 and ends the episode."""
-        guess = self._read(reply.text)
+        """Return a hint. The right guess gets the reward 1 and ends the episode."""
+        guess = self._parse(reply.text)
         if guess is None:
             return OPENING, 0.0, False
         if guess == self._number:
@@ -42,22 +50,22 @@ class GuessNumber:
             return self._random.choice((HIGHER, LOWER)), 0.0, False
         return direction(guess, self._number), 0.0, False
 
-    def _hidden(self, task: Any) -> int:
+    def _hidden_number(self, task: Any) -> int:
         answer = task.prompt.answer
         if answer is None:
             return int(task.prompt.position) % self._numbers
-        number = self._read(str(answer))
+        number = self._parse(str(answer))
         if number is None:
             raise ValueError(
                 f"the answer of prompt {task.prompt.position} is {answer!r:.40}, not a number from 0 to "
-                f"{self._numbers - 1}: correct it, or raise environment.numbers"
+                f"{self._numbers - 1}: correct it, or increase environment.numbers"
             )
         return number
 
-    def _read(self, text: str) -> int | None:
-        """A number of the game; None for anything else."""
+    def _parse(self, text: str) -> int | None:
+        """Parse a number of the game. Return None for any other text."""
         text = text.strip()
-        # No more digits than the largest has: a model may write thousands, and int() refuses those.
+        # Limit the number of digits: a model may write thousands, which int() rejects.
         if not (text.isascii() and text.isdigit() and len(text) <= len(str(self._numbers - 1))):
             return None
         number = int(text)
@@ -65,10 +73,15 @@ class GuessNumber:
 
 
 def direction(guess: int, number: int) -> str:
-    """Where `number` lies, seen from a wrong guess."""
+    """Return the hint for a wrong guess.
+
+    Example:
+        >>> direction(5, number=7)
+        '>'
+    """
     return HIGHER if number > guess else LOWER
 
 
 def build(config: GuessNumberConfig, context: object) -> GuessNumber:
-    """A game for one episode."""
+    """Build the environment of one episode."""
     return GuessNumber(numbers=config.numbers, shuffle_observations=config.shuffle_observations)

@@ -1,4 +1,4 @@
-"""The prompt source `guess-number`: the games to play, or games in progress with a next guess made at random."""
+"""The prompt source `guess-number`: games to play, some with past guesses, each with a random next guess."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .guess_number import OPENING, direction
 
 
 class Guesses:
-    """Game i looks for the number i modulo `numbers`. Its `completion` is a guess that knows nothing.
+    """Games in which game i has the hidden number i modulo `numbers`. Its `completion` is a uniformly random guess.
 
-    It has the right form and, drawn evenly, every number in it: a start from which reinforcement learning can find
-    out what the answers are good for.
+    Training on completions teaches the format of a guess and all numbers, from which reinforcement learning can find
+    out how to use the hints.
     """
 
     def __init__(self, config: GuessesConfig) -> None:
@@ -36,7 +36,7 @@ class Guesses:
         number = index % config.numbers
         prompt = OPENING
         for _ in range(random.randint(0, config.max_past_guesses)):
-            # Any number but the one looked for: the game would be over.
+            # Exclude the hidden number, which would end the game.
             wrong = (number + random.randrange(1, config.numbers)) % config.numbers
             prompt += f"{wrong}{config.end_of_turn}{direction(wrong, number)}"
         return {"prompt": prompt, "answer": number, "completion": str(random.randrange(config.numbers))}
@@ -46,5 +46,5 @@ class Guesses:
 
 
 def build(config: GuessesConfig, context: TaskContext) -> PromptSource:
-    """The source of a `prompts` section."""
+    """Build the source of a `prompts` section."""
     return Guesses(config)

@@ -1,4 +1,4 @@
-"""The tool `python`: runs a program that the policy wrote, in the sandbox."""
+"""The tool `python`: runs a program written by the policy in the sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENDED = {
 
 
 def python_tool(config: ToolsConfig) -> Callable[[str], str]:
-    """The function, as the policy is told of it. Raises `ConfigError` where this machine has no such sandbox."""
+    """Return the function that the policy calls. Raises `ConfigError` if this machine does not support the sandbox."""
     if lacking := missing(config.python_sandbox):
         other = "environment.python_sandbox: landlock" if config.python_sandbox == "namespaces" else "a newer Linux"
         raise ConfigError(lacking, where="environment.functions", hint=f"allow user namespaces here, or use {other}")
@@ -30,28 +30,28 @@ def python_tool(config: ToolsConfig) -> Callable[[str], str]:
     )
 
     def python(code: str) -> str:
-        """Run a Python program and give back what it prints. It has no network, and nothing is kept between calls.
+        """Run a Python program and return its output. It cannot use the network, and nothing is kept between calls.
 
         Args:
             code: The program. Print what you want to know.
         """
         result = run_program(code, "", limits, mode=config.python_sandbox)
-        told = result.output
-        # The kernel ends a program at the limit of one process, the sandbox at that of all together.
+        text = result.output
+        # The kernel enforces the CPU limit per process, and the sandbox enforces it over all processes.
         stopped_for = "processor" if result.exit_code == 128 + signal.SIGXCPU else result.stopped_for
         if stopped_for:
-            told += f"\n[ended: {_ENDED[stopped_for]}]"
+            text += f"\n[ended: {_ENDED[stopped_for]}]"
         elif result.exit_code:
-            # An error's last lines say what it is.
-            told += f"\n[exit code {result.exit_code}]\n{result.error_output[-config.max_output_chars // 2 :]}"
-        return _cut(told.strip(), config.max_output_chars) or "[it printed nothing]"
+            # The last lines of a traceback contain the error.
+            text += f"\n[exit code {result.exit_code}]\n{result.error_output[-config.max_output_chars // 2 :]}"
+        return _cut(text.strip(), config.max_output_chars) or "[it printed nothing]"
 
     return python
 
 
-def _cut(text: str, longest: int) -> str:
-    """The beginning and the end of a text that is too long."""
-    if len(text) <= longest:
+def _cut(text: str, max_chars: int) -> str:
+    """Cut the middle of a text that is too long."""
+    if len(text) <= max_chars:
         return text
-    half = longest // 2
-    return f"{text[: longest - half]}\n[{len(text) - longest} characters left out]\n{text[len(text) - half :]}"
+    half = max_chars // 2
+    return f"{text[: max_chars - half]}\n[{len(text) - max_chars} characters left out]\n{text[len(text) - half :]}"

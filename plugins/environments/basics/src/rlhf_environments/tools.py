@@ -1,4 +1,4 @@
-"""`tools`: plain Python functions that the policy may call; the episode ends with the first turn that calls none."""
+"""`tools`: Python functions that the policy may call. The episode ends with the first turn without calls."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from .python_tool import python_tool
 
 
 class Tools:
-    """Gives no reward of its own: `rewards` judge the rollout."""
+    """The tools of one episode. The reward is 0: use `rewards` to judge the rollout."""
 
     def __init__(self, config: ToolsConfig, context: TaskContext) -> None:
-        """Those of one episode.
+        """Load the functions.
 
-        Raises `PluginError` where a file has no such function, `ConfigError` where this machine has no sandbox.
+        Raises `PluginError` if a file does not define its function, and `ConfigError` if this machine does not support
+        the sandbox.
         """
         self.tools = {
             name.rpartition(":")[2]: python_tool(config)

@@ -1,1 +1,1 @@
-"""Environments of Gymnasium, played in text."""
+"""Gymnasium environments, played in text."""

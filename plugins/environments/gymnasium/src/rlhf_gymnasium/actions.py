@@ -1,4 +1,4 @@
-"""Read a numbered action from a reply, which is hostile text: reading it takes linear time."""
+"""Parse a numbered action from a reply. Replies are untrusted, so parsing takes linear time."""
 
 from __future__ import annotations
 
@@ -9,49 +9,60 @@ from typing import Any
 from rlhf_core.errors import ConfigError
 
 ReadAction = Callable[[str], Any]
-"""Text of a reply -> the action, or None where it says none."""
+"""Returns the action in a reply's text, or None if there is none."""
 
 _MAX_DIGITS = 18
 _NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?[0-9]+(?!\w)(?!\.\d)")
 
 
 def numbered(first: int, count: int) -> ReadAction:
-    """The last whole number in a reply, where it is one of `count` from `first` on."""
+    """Return a function that reads the last integer of a reply, if it is one of `count` numbers starting at `first`.
+
+    Example:
+        >>> read = numbered(first=0, count=4)
+        >>> read("Not 1 but 3."), read("Action 7")
+        (3, None)
+    """
 
     def read(text: str) -> int | None:
-        found = _last(_NUMBER, text)
-        if found is None or len(found) > _MAX_DIGITS:
+        digits = _last_match(_NUMBER, text)
+        if digits is None or len(digits) > _MAX_DIGITS:
             return None
-        return int(found) if first <= int(found) < first + count else None
+        return int(digits) if first <= int(digits) < first + count else None
 
     return read
 
 
 def named(names: Sequence[str], first: int, count: int) -> ReadAction:
-    """The last of the names in a reply, as a whole word in any case.
+    """Return a function that reads the last name in a reply, as a whole word in any case.
 
-    Raises `ConfigError` where the space has another number of actions.
+    Raises `ConfigError` if the number of names is not `count`, the number of actions.
+
+    Example:
+        >>> read = named(["left", "right"], first=0, count=2)
+        >>> read("Not left. RIGHT!"), read("straight on")
+        (1, None)
     """
     if len(names) != count:
         raise ConfigError(
             f"has {len(names)} names, but the environment has {count} actions",
             where="environment.actions",
-            hint="name each of them, in the order of their numbers",
+            hint="list one name per action, in the order of their numbers",
         )
     number = {name.strip().casefold(): first + place for place, name in enumerate(names)}
-    # Of two names that begin alike the longer one is tried first.
-    listed = "|".join(re.escape(name) for name in sorted(number, key=len, reverse=True))
-    pattern = re.compile(rf"(?<!\w)(?:{listed})(?!\w)")
+    # Try longer names first, since one name may be a prefix of another.
+    choices = "|".join(re.escape(name) for name in sorted(number, key=len, reverse=True))
+    pattern = re.compile(rf"(?<!\w)(?:{choices})(?!\w)")
 
     def read(text: str) -> int | None:
-        found = _last(pattern, text.casefold())
-        return None if found is None else number[found]
+        name = _last_match(pattern, text.casefold())
+        return None if name is None else number[name]
 
     return read
 
 
-def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    found = None
+def _last_match(pattern: re.Pattern[str], text: str) -> str | None:
+    last = None
     for match in pattern.finditer(text):
-        found = match[0]
-    return found
+        last = match[0]
+    return last

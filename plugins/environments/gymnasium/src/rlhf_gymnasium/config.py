@@ -12,41 +12,41 @@ from rlhf_core.config import Section
 class GymnasiumConfig(Section):
     """Options of the environment `gymnasium`."""
 
-    env_id: str = Field(min_length=1, description="What gymnasium.make is given, such as FrozenLake-v1.")
+    env_id: str = Field(min_length=1, description="Argument of gymnasium.make, such as FrozenLake-v1.")
     kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the environment itself, such as {is_slippery: false}."
+        default_factory=dict, description="Keyword arguments of the environment, such as {is_slippery: false}."
     )
-    instructions: str = Field("", description="Text before the first observation: what to do, and how to say it.")
+    instructions: str = Field("", description="Text before the first observation: the task and the format of actions.")
     observation: str = Field(
         "{observation}",
         min_length=1,
-        description="How an observation is written: text with {observation} (JSON) or {render} (render_mode ansi, a "
-        "coloured place in brackets) in it, or FILE.py:FUNCTION of (observation, info) that gives a text.",
+        description="Format of observations: text that contains {observation} (JSON) or {render} (render_mode ansi, "
+        "colored text in brackets), or FILE.py:FUNCTION that converts (observation, info) to text.",
     )
     actions: list[str] = Field(
         default_factory=list,
-        description="Names of a Discrete space's actions, in the order of their numbers. The last of them in a reply, "
-        "as a whole word in any case, is the action; without names, the last whole number is.",
+        description="Names of a Discrete space's actions, in the order of their numbers. The last name in a reply, as "
+        "a whole word in any case, is the action. Without names, the last integer is the action.",
     )
     read_action: str | None = Field(
         None,
-        description="FILE.py:FUNCTION of (text) that gives the action of a reply, or None where there is none; needed "
-        "for spaces that are not Discrete.",
+        description="FILE.py:FUNCTION that takes a reply's text and returns the action, or None if there is none. "
+        "Required for spaces that are not Discrete.",
     )
     invalid_action: Literal["tell", "end"] = Field(
-        "tell", description="A reply without an action: say so and show the observation again, or end the episode."
+        "tell", description="For a reply without an action: report it and repeat the observation, or end the episode."
     )
     invalid_reward: float = Field(0.0, description="Reward of a turn without an action.")
 
     @model_validator(mode="after")
-    def _says_how_to_act(self) -> GymnasiumConfig:
+    def _check_actions(self) -> GymnasiumConfig:
         if self.read_action is not None and ".py:" not in self.read_action:
             raise ValueError(f"read_action: {self.read_action!r} is not FILE.py:FUNCTION")
         if self.read_action is not None and self.actions:
-            raise ValueError("read_action reads the action by itself: take out `actions`")
+            raise ValueError("read_action does not use `actions`: remove one of them")
         folded = [name.strip().casefold() for name in self.actions]
         if "" in folded:
             raise ValueError("actions: a name is empty")
         if twice := next((name for name in folded if folded.count(name) > 1), None):
-            raise ValueError(f"actions: two are called {twice!r}")
+            raise ValueError(f"actions: two are named {twice!r}")
         return self

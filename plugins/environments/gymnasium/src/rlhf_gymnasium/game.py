@@ -1,4 +1,4 @@
-"""`gymnasium`: one episode of an environment of that library, in text."""
+"""`gymnasium`: one episode of a Gymnasium environment, in text."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from .text import RENDER, WriteObservation, template
 
 
 class Game:
-    """Made and reset with the task's seed, which all samples of a prompt share; closed when the episode ends.
+    """A Gymnasium environment that is reset with the task's seed, which all samples of a prompt share.
 
-    Its calls may come on different threads, and that of `close` while another one hangs.
+    Methods may be called on different threads, and `close` may be called while another method hangs.
     """
 
     def __init__(self, config: GymnasiumConfig, base_folder: Path) -> None:
-        """Raises `ConfigError` where the library does not know the environment or its options."""
+        """Create the environment. Raises `ConfigError` if the library does not accept its id or options."""
         self.metrics = {"invalid_actions": 0.0}
         self._config = config
         self._base_folder = base_folder
         self._lock = threading.Lock()
         self._environment = _make(config)
         try:
-            self._read = self._reader()
-            self._write = self._writer()
+            self._read = self._make_reader()
+            self._write = self._make_writer()
         except BaseException:
             self._environment.close()
             raise
-        self._shown = ""
+        self._observation = ""
 
     def reset(self, task: Any) -> str:
-        """The first observation, after the instructions."""
+        """Return the instructions followed by the first observation."""
         with self._lock:
             observation, info = self._environment.reset(seed=task.seed)
-            self._shown = self._write(observation, info, self._environment.render)
-        return self._config.instructions + self._shown
+            self._observation = self._write(observation, info, self._environment.render)
+        return self._config.instructions + self._observation
 
     def step(self, reply: Any) -> tuple[str, float, bool | str]:
-        """Do what a reply says; where it has no action, say so and show the last observation again."""
+        """Execute the action of a reply. Without an action, return an error and the last observation."""
         action = self._read(reply.text)
         if action is None:
             self.metrics["invalid_actions"] += 1
-            told = f"There is no action in this reply.{self._known()}\n{self._shown}"
-            return told, self._config.invalid_reward, self._config.invalid_action == "end"
+            text = f"There is no action in this reply.{self._list_actions()}\n{self._observation}"
+            return text, self._config.invalid_reward, self._config.invalid_action == "end"
         with self._lock:
             observation, reward, terminated, truncated, info = self._environment.step(action)
             if not (terminated or truncated):
-                self._shown = self._write(observation, info, self._environment.render)
-        return self._shown, float(reward), bool(terminated) or (bool(truncated) and "truncated")
+                self._observation = self._write(observation, info, self._environment.render)
+        return self._observation, float(reward), bool(terminated) or (bool(truncated) and "truncated")
 
     def close(self) -> None:
-        """Let go of what the environment holds."""
+        """Close the environment."""
         with self._lock:
             self._environment.close()
 
-    def _known(self) -> str:
+    def _list_actions(self) -> str:
         space = self._environment.action_space
         if self._config.actions:
             return f" Actions: {', '.join(self._config.actions)}."
@@ -69,7 +69,7 @@ class Game:
             return ""
         return f" Actions: {int(space.start)} to {int(space.start + space.n) - 1}."
 
-    def _reader(self) -> ReadAction:
+    def _make_reader(self) -> ReadAction:
         from gymnasium.spaces import Discrete
 
         if self._config.read_action is not None:
@@ -79,12 +79,12 @@ class Game:
             raise ConfigError(
                 f"{self._config.env_id} has actions of {space!s:.100}, which are not numbered",
                 where="environment.read_action",
-                hint="name a function that makes one of a reply's text: read_action: FILE.py:FUNCTION",
+                hint="set a function that parses a reply: read_action: FILE.py:FUNCTION",
             )
         first, count = int(space.start), int(space.n)
         return named(self._config.actions, first, count) if self._config.actions else numbered(first, count)
 
-    def _writer(self) -> WriteObservation:
+    def _make_writer(self) -> WriteObservation:
         if ".py:" not in self._config.observation:
             return template(self._config.observation)
         function = function_from_file(self._config.observation, self._base_folder, "function")
@@ -103,14 +103,14 @@ def _make(config: GymnasiumConfig) -> Any:
         raise ConfigError(
             f"{error}", where="environment.env_id", hint="gymnasium.pprint_registry() lists all"
         ) from error
-    except Exception as error:  # of the library, or of the environment, about the options
+    except Exception as error:  # an error of the library or the environment about its options
         raise ConfigError(
-            f"gymnasium.make fails: {type(error).__name__}: {error}",
+            f"gymnasium.make failed: {type(error).__name__}: {error}",
             where="environment.env_id and environment.kwargs",
-            hint="kwargs are the options of the environment itself; some need more of Gymnasium to be installed",
+            hint="kwargs are arguments of the environment. Some environments need more of Gymnasium installed",
         ) from error
 
 
 def build(config: GymnasiumConfig, context: TaskContext) -> Game:
-    """An environment for one episode."""
+    """Build the environment of one episode."""
     return Game(config, context.base_folder)

@@ -1,4 +1,4 @@
-"""The component that this distribution's entry point names."""
+"""Component named by this distribution's entry point."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlhf_core.components import Component
 from .config import GymnasiumConfig
 
 gymnasium = Component(
-    summary="An environment of Gymnasium, played in text; its own reward.",
+    summary="A Gymnasium environment, played in text, with its own reward.",
     config=GymnasiumConfig,
     build="rlhf_gymnasium.game:build",
     requires=("gymnasium",),

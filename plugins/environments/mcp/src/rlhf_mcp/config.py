@@ -15,29 +15,29 @@ class McpConfig(Section):
     """Options of the environment `mcp`."""
 
     command: Command = Field(
-        description="The server, which speaks MCP over its standard input and output: a program and its arguments, "
-        "such as [./server.py] or [npx, -y, some-server]. It is started anew for each episode, in the working folder."
+        description="Program and arguments of the server, such as [./server.py] or [npx, -y, some-server]. It uses MCP "
+        "over standard input and output. Each episode starts a new one in the working folder."
     )
     env: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(
         default_factory=list,
-        description="Names of environment variables that the server gets; of all others, it gets PATH and HOME only.",
+        description="Names of environment variables to pass to the server, in addition to PATH and HOME.",
     )
     tools: list[ToolName] | None = Field(
-        None, min_length=1, description="Names of the server's tools that the policy gets; null is all of them."
+        None, min_length=1, description="Names of the server's tools to offer to the policy. null offers all."
     )
     setup_tool: ToolName | None = Field(
         None,
-        description="A tool that is called before the first turn, hidden from the policy, with those keys of the "
-        "prompt's record (and `prompt`, `answer`, `seed`) that it takes; what it says stands behind the prompt.",
+        description="Tool to call before the first turn, hidden from the policy. Its arguments are the keys of the "
+        "prompt's record, `prompt`, `answer` and `seed` that it accepts. The result is appended to the prompt.",
     )
     reward_tool: ToolName | None = Field(
         None,
-        description="A tool that is called after the last turn, likewise, and gives the episode's reward: a number.",
+        description="Tool to call after the last turn, in the same way. Its result is the episode's reward, a number.",
     )
-    max_output_chars: int = Field(10_000, ge=1, description="Longest answer of a tool; the rest is cut.")
+    max_output_chars: int = Field(10_000, ge=1, description="Maximum length of a tool's result. The rest is cut.")
 
     @model_validator(mode="after")
-    def _hidden_tools_are_hidden(self) -> McpConfig:
+    def _check_hidden_tools(self) -> McpConfig:
         if both := {self.setup_tool, self.reward_tool} & set(self.tools or ()):
-            raise ValueError(f"tools: {both.pop()!r} is hidden from the policy: take it out here")
+            raise ValueError(f"tools: {both.pop()!r} is hidden from the policy: remove it here")
         return self

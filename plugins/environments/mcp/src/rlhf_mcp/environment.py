@@ -1,4 +1,4 @@
-"""`mcp`: one episode with the tools of an MCP server, which is a process of its own."""
+"""`mcp`: one episode with the tools of an MCP server in a child process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rlhf_episodes import Outcome, Policy, Task, converse
 
 from .config import McpConfig
 from .process import ServerProcess
-from .server import Server, ToolRefused
-from .tools import schemas, takes, text_of
+from .server import McpConnection, ToolRefused
+from .tools import fits_schema, result_text, schemas
 
 logger = logging.getLogger(__name__)
 
@@ -30,26 +30,26 @@ _ALWAYS = ("PATH", "HOME")
 
 
 class McpEnvironment:
-    """The server is started for the episode and ended with it, so what it keeps is the episode's own."""
+    """Starts a server for the episode and ends it with the episode, so that episodes do not share its state."""
 
     def __init__(self, config: McpConfig, process: ServerProcess) -> None:
         self._config = config
         self._process = process
         self._num_errors = 0
-        self._num_misfits = 0
-        """Calls whose arguments do not fit the tool's schema."""
+        self._num_invalid = 0
+        """Number of calls whose arguments do not match the tool's schema."""
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
-        """Turns, and the calls in them, until the policy calls no tool or a bound ends it."""
-        server = Server(self._process)
+        """Play turns and execute their calls until a turn without calls or a limit."""
+        server = McpConnection(self._process)
         try:
             return await server.serve(partial(self._play, server, task, policy))
         except asyncio.CancelledError:
-            if server.doing:
-                logger.warning("sample %d: the MCP server was ended while %s", task.sample_id, server.doing)
+            if server.current_call:
+                logger.warning("sample %d: the MCP server was ended while %s", task.sample_id, server.current_call)
             raise
 
-    async def _play(self, server: Server, task: Task, policy: Policy) -> Outcome:
+    async def _play(self, server: McpConnection, task: Task, policy: Policy) -> Outcome:
         config = self._config
         tools = await server.tools()
         hidden = [name for name in (config.setup_tool, config.reward_tool) if name is not None]
@@ -57,66 +57,66 @@ class McpEnvironment:
         by_name = {tool.name: tool for tool in tools}
 
         async def use(tool_call: ToolCall) -> str:
-            self._num_misfits += not takes(by_name[tool_call.name], tool_call.arguments)
+            self._num_invalid += not fits_schema(by_name[tool_call.name], tool_call.arguments)
             try:
                 result = await server.call(tool_call.name, dict(tool_call.arguments))
             except ToolRefused as refused:
                 self._num_errors += 1
                 return f"error: {printable(str(refused))[: config.max_output_chars]}"
             self._num_errors += bool(result.is_error)
-            return text_of(result, config.max_output_chars)
+            return result_text(result, config.max_output_chars)
 
         first = None
         if config.setup_tool is not None:
-            first = await self._of_task(server, config.setup_tool, tools, task)
+            first = await self._call_hidden(server, config.setup_tool, tools, task)
         status = await converse(policy, first or None, offered, use)
         reward = 0.0
         if config.reward_tool is not None:
-            reward = _number(await self._of_task(server, config.reward_tool, tools, task), config.reward_tool)
+            reward = _number(await self._call_hidden(server, config.reward_tool, tools, task), config.reward_tool)
         return Outcome(
             reward=reward,
             metrics={"tool_errors": float(self._num_errors)},
             status=status,
-            bad_tool_calls=self._num_misfits,
+            bad_tool_calls=self._num_invalid,
         )
 
-    async def _of_task(self, server: Server, name: str, tools: Sequence[ServerTool], task: Task) -> str:
-        """The result of a tool that the policy does not see."""
+    async def _call_hidden(self, server: McpConnection, name: str, tools: Sequence[ServerTool], task: Task) -> str:
+        """Call a tool that is hidden from the policy and return its result."""
         schema = next(tool.input_schema for tool in tools if tool.name == name)
         prompt = task.prompt
         record = {**prompt.metadata, "prompt": prompt.messages or prompt.text, "answer": prompt.answer}
-        arguments = _accepted(schema, {**record, "seed": task.seed})
+        arguments = _accepted_keys(schema, {**record, "seed": task.seed})
         try:
             result = await server.call(name, arguments)
         except ToolRefused as refused:
             raise _failed(name, str(refused)) from refused
-        text = text_of(result, self._config.max_output_chars)
+        text = result_text(result, self._config.max_output_chars)
         if result.is_error:
             raise _failed(name, text)
         return text
 
 
-def _accepted(schema: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of the record that have a value and that a tool takes."""
-    taken = schema.get("properties")
-    given = {key: value for key, value in record.items() if value is not None}
-    return {key: given[key] for key in given if key in taken} if isinstance(taken, dict) else {}
+def _accepted_keys(schema: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of the record that are not None and that the schema contains."""
+    accepted = schema.get("properties")
+    values = {key: value for key, value in record.items() if value is not None}
+    return {key: values[key] for key in values if key in accepted} if isinstance(accepted, dict) else {}
 
 
 def _number(text: str, tool: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise _failed(tool, f"its answer is no number: {text!r:.100}") from None
+        raise _failed(tool, f"its result is not a number: {text!r:.100}") from None
 
 
-def _failed(tool: str, what: str) -> EpisodeError:
-    said = printable(" ".join(what.removeprefix("error: ").split()))[:500]
-    return EpisodeError(f"the tool {tool} failed: {said}", where="environment", hint="mend the server")
+def _failed(tool: str, problem: str) -> EpisodeError:
+    detail = printable(" ".join(problem.removeprefix("error: ").split()))[:500]
+    return EpisodeError(f"the tool {tool} failed: {detail}", where="environment", hint="fix the server")
 
 
 def build(config: McpConfig, context: TaskContext) -> McpEnvironment:
-    """An environment for one episode. Raises `ConfigError` for a variable in `env` that is not set."""
+    """Build the environment of one episode. Raises `ConfigError` if a variable in `env` is not set."""
     if missing := [name for name in config.env if name not in os.environ]:
         raise ConfigError(
             f"the environment variable {missing[0]} is not set", where="environment.env", hint=f"export {missing[0]}=…"

@@ -1,4 +1,4 @@
-"""The component that this distribution's entry point names."""
+"""Component named by this distribution's entry point."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlhf_core.components import Component
 from .config import McpConfig
 
 mcp = Component(
-    summary="Tools of an MCP server, one process of it for each episode; reward by a tool of it, or by `rewards`.",
+    summary="Tools of an MCP server, one process per episode. Reward by one of its tools or by `rewards`.",
     config=McpConfig,
     build="rlhf_mcp.environment:build",
     requires=("mcp",),

@@ -1,4 +1,4 @@
-"""The process of an MCP server: what is read from it is bounded, and it is gone in the end."""
+"""Child process of an MCP server. Its output is limited, and it is killed at the end."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from pydantic import ValidationError
 from rlhf_core.util import printable
 
 MAX_MESSAGE_BYTES = 8 * 2**20
-"""Limit on one message of a server, which is a line."""
+"""Limit on one message of a server, which is one line."""
 MAX_BYTES = 64 * 2**20
 """Limit on all messages of a server in one episode."""
 _LEAVE_SECONDS = 2.0
-"""So long a server may take to end by itself when its input is closed."""
+"""Grace period for a server to exit after its input is closed."""
 _QUOTED_BYTES = 300
 
 Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 
 
 class ServerProcess:
-    """A transport for the library's `Client`: `async with` starts the server and ends it with all that it started.
+    """A transport for the library's `Client`. `async with` starts the server and kills it with its descendants.
 
-    In place of the library's own, which reads lines of any length, leaves behind what a server that has ended started,
-    and hands on more of our environment.
+    The library's own transport reads lines of any length, does not kill the descendants of a server that has exited,
+    and passes more environment variables.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
@@ -44,12 +44,12 @@ class ServerProcess:
         self._process: Process
         self._tasks: list[asyncio.Task[None]] = []
         self.fault = "it has ended"
-        """Why the connection has ended."""
-        self._last_words = b""
-        """The end of what it wrote to its standard error."""
+        """Reason why the connection ended."""
+        self._stderr = b""
+        """Last bytes of its standard error."""
 
     async def __aenter__(self) -> Streams:
-        """Raises `OSError` where there is no such program."""
+        """Start the server. Raises `OSError` if the program does not exist."""
         self._process = await asyncio.create_subprocess_exec(
             *self.command,
             stdin=PIPE,
@@ -62,7 +62,7 @@ class ServerProcess:
         )
         to_session, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         outgoing, from_session = anyio.create_memory_object_stream[SessionMessage](0)
-        parts = (self._listen(), self._read(to_session), self._write(from_session, to_session))
+        parts = (self._read_stderr(), self._read(to_session), self._write(from_session, to_session))
         self._tasks = [asyncio.create_task(part) for part in parts]
         return incoming, outgoing
 
@@ -71,60 +71,60 @@ class ServerProcess:
         try:
             if kind is None:
                 self._process.stdin.close()
-                await self._ended()
+                await self._wait_for_exit()
         finally:
             self._kill()
             for task in self._tasks:
                 task.cancel()
-            await self._ended()
-            # A process that left the group may hold our pipes; they are closed on our side.
+            await self._wait_for_exit()
+            # A descendant outside the process group may hold the pipes open, so close them on this side.
             self._process._transport.close()  # type: ignore[attr-defined]
             await asyncio.wait(self._tasks)
 
-    async def last_words(self) -> str:
-        """As the end of a sentence; empty if there are none. Waits a moment for them."""
+    async def stderr_end(self) -> str:
+        """Return the end of standard error to append to a message, or an empty text. Waits briefly for output."""
         await asyncio.wait(self._tasks[:1], timeout=_LEAVE_SECONDS)
-        words = " ".join(self._last_words.decode(errors="replace").split())
-        return f"; its last words: {printable(words)}" if words else ""
+        words = " ".join(self._stderr.decode(errors="replace").split())
+        return f" (end of its standard error: {printable(words)})" if words else ""
 
-    async def _ended(self) -> None:
-        """Wait a moment for its end; `Process.wait` would also wait for who else holds its pipes."""
+    async def _wait_for_exit(self) -> None:
+        """Wait briefly for its exit. `Process.wait` would also wait for descendants that hold its pipes."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
                 while self._process.returncode is None:
                     await asyncio.sleep(0.01)
 
     def _kill(self) -> None:
-        """End the server and what it started, but for what has left its process group."""
+        """Kill the server and its descendants, except those that have left its process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _read(self, to_session: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        """Until its output ends or the session is over; a server whose output can be no session's is killed."""
+        """Read messages until the output or the session ends. A server with invalid output is killed."""
         assert self._process.stdout is not None
-        left, line = MAX_BYTES, b""
+        bytes_left, line = MAX_BYTES, b""
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async with to_session:
                 try:
-                    while left >= 0 and (line := await self._process.stdout.readline()):
-                        left -= len(line)
-                        if line.lstrip().startswith(b"{"):  # some servers greet on their standard output
+                    while bytes_left >= 0 and (line := await self._process.stdout.readline()):
+                        bytes_left -= len(line)
+                        if line.lstrip().startswith(b"{"):  # some servers print a greeting to standard output
                             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                             await to_session.send(SessionMessage(message))
                     if line:
-                        self._give_up(f"it wrote more than {MAX_BYTES} bytes")
+                        self._fail(f"it wrote more than {MAX_BYTES} bytes")
                 except ValidationError:
                     quoted = printable(line[:_QUOTED_BYTES].decode(errors="replace").strip())
-                    self._give_up(f"it wrote a line that is no message: {quoted}")
+                    self._fail(f"it wrote an invalid message: {quoted}")
                 except ValueError:
-                    self._give_up(f"it wrote a line of more than {MAX_MESSAGE_BYTES} bytes")
+                    self._fail(f"it wrote a line of more than {MAX_MESSAGE_BYTES} bytes")
 
-    def _give_up(self, fault: str) -> None:
+    def _fail(self, fault: str) -> None:
         self.fault = fault
         self._kill()
 
     async def _write(self, session: MemoryObjectReceiveStream[SessionMessage], to_session: AsyncResource) -> None:
-        """Until either side ends; the session then sees that the connection has ended."""
+        """Write messages until either side ends. The session then sees a closed connection."""
         assert self._process.stdin is not None
         async with to_session, session:
             with suppress(ConnectionError):
@@ -133,7 +133,7 @@ class ServerProcess:
                     self._process.stdin.write(text.encode() + b"\n")
                     await self._process.stdin.drain()
 
-    async def _listen(self) -> None:
+    async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
-        while written := await self._process.stderr.read(2**16):
-            self._last_words = (self._last_words + written)[-_QUOTED_BYTES:]
+        while data := await self._process.stderr.read(2**16):
+            self._stderr = (self._stderr + data)[-_QUOTED_BYTES:]

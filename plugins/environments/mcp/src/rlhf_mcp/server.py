@@ -1,4 +1,4 @@
-"""An MCP server of one episode, asked one thing after another."""
+"""Sequential calls to the MCP server of one episode."""
 
 from __future__ import annotations
 
@@ -16,77 +16,77 @@ from .process import ServerProcess
 T = TypeVar("T")
 MAX_TOOLS = 128
 _MAX_PAGES = 64
-_HINT = "mend the server, or set environment.on_failure: zero or drop"
+_HINT = "fix the server, or set environment.on_failure: zero or drop"
 
 
 class ToolRefused(Exception):
-    """The server did not make a call; the text can be told to who asked for it."""
+    """The server rejected a call. The text can be shown to the policy."""
 
 
-class Server:
-    """A process that speaks MCP."""
+class McpConnection:
+    """An MCP session with a server process."""
 
     def __init__(self, process: ServerProcess) -> None:
-        self.doing = ""
-        """The call in progress, in words; empty where there is none."""
+        self.current_call = ""
+        """Description of the call in progress, or empty."""
         self._process = process
         self._client: Client
 
     async def serve(self, play: Callable[[], Awaitable[T]]) -> T:
-        """Start it, play, and let it end with its input closed and a moment's time; a cancelled play ends it at once.
+        """Start the server, await `play`, then end the server, with a grace period unless `play` is canceled.
 
-        Raises what `play` raises, `ConfigError` where there is no such program, else `EpisodeError`.
+        Raises the errors of `play`, `ConfigError` if the program does not exist, and otherwise `EpisodeError`.
         """
-        found: T | Exception
-        self.doing = "starting"
+        result: T | Exception
+        self.current_call = "starting"
         try:
             async with Client(self._process, cache=None) as self._client:
-                self.doing = ""
+                self.current_call = ""
                 try:
-                    found = await play()
-                except Exception as error:  # raised on, it would come out of the library in a group
-                    found = error
-                self.doing = "ending"
-        except Exception as error:  # of the library's tasks: a group
-            raise await self._explanation(self.doing, _first(error)) from error
-        if isinstance(found, Exception):
-            raise found
-        return found
+                    result = await play()
+                except Exception as error:  # the library would wrap it in an exception group
+                    result = error
+                self.current_call = "ending"
+        except Exception as error:  # an exception group of the library's tasks
+            raise await self._to_rlhf_error(self.current_call, _first(error)) from error
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def tools(self) -> list[Tool]:
-        """All that it lists. Raises `EpisodeError`, also for more than `MAX_TOOLS`."""
-        return await self._ask("listing its tools", self._list_tools())
+        """Return all tools of the server. Raises `EpisodeError` if it fails or lists more than `MAX_TOOLS`."""
+        return await self._await("listing its tools", self._list_tools())
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool. Raises `ToolRefused` for an error about the call, `EpisodeError` for any other."""
-        return await self._ask(f"calling its tool {printable(name)}", self._call_tool(name, arguments))
+        """Call a tool. Raises `ToolRefused` if the server rejects the call, and `EpisodeError` if the server fails."""
+        return await self._await(f"calling its tool {printable(name)}", self._call_tool(name, arguments))
 
-    async def _ask(self, what: str, answer: Awaitable[T]) -> T:
-        self.doing = what
+    async def _await(self, call: str, response: Awaitable[T]) -> T:
+        self.current_call = call
         try:
-            found = await answer
+            result = await response
         except ToolRefused:
             raise
         except Exception as error:
-            raise await self._explanation(what, error) from error
-        self.doing = ""
-        return found
+            raise await self._to_rlhf_error(call, error) from error
+        self.current_call = ""
+        return result
 
     async def _list_tools(self) -> list[Tool]:
-        found: list[Tool] = []
+        tools: list[Tool] = []
         cursor = None
         for _ in range(_MAX_PAGES):
             page = await self._client.list_tools(cursor=cursor)
-            found += page.tools
+            tools += page.tools
             cursor = page.next_cursor
-            if len(found) > MAX_TOOLS:
+            if len(tools) > MAX_TOOLS:
                 break
             if cursor is None:
-                return found
+                return tools
         raise EpisodeError(
-            f"the MCP server lists more than {MAX_TOOLS} tools, or never ends listing them",
+            f"the MCP server lists more than {MAX_TOOLS} tools, or its list never ends",
             where="environment.command",
-            hint="have it offer fewer; they stand in every prompt",
+            hint="have it offer fewer, since every prompt contains them",
         )
 
     async def _call_tool(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
@@ -97,22 +97,22 @@ class Server:
                 raise
             raise ToolRefused(error.error.message) from error
 
-    async def _explanation(self, what: str, error: BaseException) -> RlhfError:
+    async def _to_rlhf_error(self, call: str, error: BaseException) -> RlhfError:
         if isinstance(error, RlhfError):
             return error
-        if isinstance(error, OSError) and what == "starting":
+        if isinstance(error, OSError) and call == "starting":
             return ConfigError(
                 f"{printable(self._process.command[0])} does not start: {error.strerror or error}",
                 where="environment.command",
-                hint="name a program that PATH finds, or a file that is executable and begins with #!",
+                hint="use a program in PATH, or an executable file that starts with #!",
             )
         is_closed = isinstance(error, MCPError) and error.error.code == CONNECTION_CLOSED
-        said = (self._process.fault if is_closed else printable(first_line(error))) + await self._process.last_words()
-        return EpisodeError(f"the MCP server failed while {what}: {said}", where="environment", hint=_HINT)
+        cause = (self._process.fault if is_closed else printable(first_line(error))) + await self._process.stderr_end()
+        return EpisodeError(f"the MCP server failed while {call}: {cause}", where="environment", hint=_HINT)
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error of a group of groups."""
+    """Return the first error in nested exception groups."""
     while parts := getattr(error, "exceptions", None):
         error = parts[0]
     return error

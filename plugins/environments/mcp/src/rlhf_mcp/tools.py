@@ -1,4 +1,4 @@
-"""An MCP server's tools as a model is told of them, and what they answer as text."""
+"""Describes an MCP server's tools to a model and converts their results to text."""
 
 from __future__ import annotations
 
@@ -18,35 +18,42 @@ from rlhf_episodes import Tool
 
 MAX_NAME_CHARS = 128
 MAX_TOOLS_CHARS = 100_000
-"""Limit on all descriptions and schemas together, as JSON."""
+"""Limit on all descriptions and schemas together, in characters of JSON."""
 
 
 def schemas(tools: Sequence[ServerTool], wanted: Sequence[str] | None, hidden: Sequence[str]) -> list[Tool]:
-    """The tools in OpenAI's form: those that are `wanted` (None: all), in the server's order, without the `hidden`.
+    """Convert the server's tools to OpenAI's form, in the server's order.
 
-    Raises `ConfigError` for one that is not there, `EpisodeError` for a list that no model can be given.
+    Args:
+        tools: All tools of the server.
+        wanted: Names of tools to include. None includes all.
+        hidden: Names of tools to exclude.
+
+    Raises:
+        ConfigError: The server does not have a wanted or hidden tool.
+        EpisodeError: The list is ambiguous, empty or too long for a prompt, or a name is invalid.
     """
     offered = {tool.name: tool for tool in tools}
     if len(offered) < len(tools):
-        raise _unusable("lists two tools of one name")
+        raise _unusable("lists two tools of the same name")
     for name in (*(wanted or ()), *hidden):
         if name not in offered:
             listed = printable(", ".join(offered))
             raise ConfigError(
-                f'the server has no tool "{name}"', where="environment", hint=f"its tools: {listed:.1000}"
+                f'the server does not have a tool "{name}"', where="environment", hint=f"its tools: {listed:.1000}"
             )
     names = [name for name in offered if name not in hidden and (wanted is None or name in wanted)]
-    found = [_schema(offered[name]) for name in names]
-    if not found:
-        raise _unusable("offers the policy no tool")
-    if sum(len(json.dumps(each)) for each in found) > MAX_TOOLS_CHARS:
+    converted = [_schema(offered[name]) for name in names]
+    if not converted:
+        raise _unusable("does not offer any tool to the policy")
+    if sum(len(json.dumps(each)) for each in converted) > MAX_TOOLS_CHARS:
         raise _unusable(f"describes its tools in more than {MAX_TOOLS_CHARS} characters")
-    return found
+    return converted
 
 
 def _schema(tool: ServerTool) -> Tool:
     if not (0 < len(tool.name) <= MAX_NAME_CHARS and tool.name.isprintable() and not any(map(str.isspace, tool.name))):
-        raise _unusable(f"has a tool of the name {tool.name[:MAX_NAME_CHARS]!r}")
+        raise _unusable(f"lists a tool with the invalid name {tool.name[:MAX_NAME_CHARS]!r}")
     parameters = {"properties": {}, **_clean(tool.input_schema)}
     return {
         "type": "function",
@@ -54,14 +61,13 @@ def _schema(tool: ServerTool) -> Tool:
     }
 
 
-def _unusable(what: str) -> EpisodeError:
-    return EpisodeError(
-        f"the MCP server {what}", where="environment.command", hint="environment.tools names those that are wanted"
-    )
+def _unusable(problem: str) -> EpisodeError:
+    hint = "select tools with environment.tools"
+    return EpisodeError(f"the MCP server {problem}", where="environment.command", hint=hint)
 
 
 def _clean(value: Any) -> Any:
-    """Without control and format characters and halves of pairs, which no description needs."""
+    """Remove control and format characters and lone surrogates from all texts in a value."""
     if isinstance(value, str):
         return "".join(char for char in value if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
     if isinstance(value, dict):
@@ -70,7 +76,7 @@ def _clean(value: Any) -> Any:
 
 
 _QUICK = ("type", "enum", "required", "properties", "items", "anyOf")
-"""Keywords that are checked: no pattern that a model could answer with a text that takes minutes, and no reference."""
+"""Schema keywords to check. Patterns, which a model's text could make slow, and references are not checked."""
 _Validator = create(
     {},
     {keyword: Draft202012Validator.VALIDATORS[keyword] for keyword in _QUICK},
@@ -78,22 +84,22 @@ _Validator = create(
 )
 
 
-def takes(tool: ServerTool, arguments: Mapping[str, Any]) -> bool:
-    """Whether the arguments fit the tool's schema, as far as that is quickly found; True if it cannot be applied."""
+def fits_schema(tool: ServerTool, arguments: Mapping[str, Any]) -> bool:
+    """Whether the arguments match the tool's schema, as far as that is checked. True if the schema is invalid."""
     try:
         return bool(_Validator(tool.input_schema).is_valid(dict(arguments)))
-    except Exception:  # servers may give any schema
+    except Exception:  # servers may send any schema
         return True
 
 
-def text_of(result: CallToolResult, longest: int) -> str:
-    """A tool's answer, cut after `longest` characters; content that is no text is named in brackets."""
+def result_text(result: CallToolResult, max_chars: int) -> str:
+    """Return a tool's result as text of at most `max_chars` characters. Other content is named in brackets."""
     parts = [_part(part) for part in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     text = "\n".join(parts)
-    if len(text) > longest:
-        text = f"{text[:longest]}\n[{len(text) - longest} characters left out]"
+    if len(text) > max_chars:
+        text = f"{text[:max_chars]}\n[{len(text) - max_chars} characters left out]"
     return f"error: {text}" if result.is_error else text
 
 

@@ -1,4 +1,4 @@
-"""`openenv`: one episode of an environment that an OpenEnv server plays."""
+"""`openenv`: one episode of an environment on an OpenEnv server."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ from .config import OpenEnvConfig
 from .text import NoAction, action_of, text_of
 
 MAX_MESSAGE_MEGABYTES = 8.0
-_PATIENCE_SECONDS = 86_400.0
-"""Longest answer of the library's own: `environment.timeout_seconds` is what bounds it."""
+_TIMEOUT_SECONDS = 86_400.0
+"""Timeout of the library, which is disabled this way: `environment.timeout_seconds` applies instead."""
 _LEAVE_SECONDS = 1.0
 _HINT = (
-    "see that the server runs there and allows as many sessions at once as environment.concurrency; "
-    "environment.on_failure: zero or drop leaves such episodes out"
+    "check that the server is running and allows environment.concurrency sessions at once, "
+    "or set environment.on_failure: zero or drop"
 )
 _INVALID = re.compile(r"Server error: (.*) \(code: VALIDATION_ERROR\)", re.DOTALL)
 logger = logging.getLogger("rlhf.openenv")
 
 
 class OpenEnvEnvironment:
-    """A session of its own at the server, which begins with the task's seed: all samples of a prompt share it."""
+    """A session on the server, reset with the task's seed, which all samples of a prompt share."""
 
     def __init__(self, config: OpenEnvConfig, context: TaskContext) -> None:
         self.metrics = {"invalid_actions": 0.0}
         self._config = config
         self._client: Any = None
-        self._shown = ""
+        self._observation = ""
 
     async def reset(self, task: Any) -> str:
-        """Connect, and give the first observation after the instructions."""
+        """Connect and return the instructions followed by the first observation."""
         self._client = GenericEnvClient(
             self._config.base_url,
-            connect_timeout_s=_PATIENCE_SECONDS,
-            message_timeout_s=_PATIENCE_SECONDS,
+            connect_timeout_s=_TIMEOUT_SECONDS,
+            message_timeout_s=_TIMEOUT_SECONDS,
             max_message_size_mb=MAX_MESSAGE_MEGABYTES,
             mode="simulation",
         )
         await self._wait("connecting", self._client.connect())
         options = {**self._config.reset, "seed": task.seed}
-        self._shown = self._text(await self._wait("resetting the environment", self._client.reset(**options)))
-        return self._config.instructions + self._shown
+        self._observation = self._text(await self._wait("resetting the environment", self._client.reset(**options)))
+        return self._config.instructions + self._observation
 
     async def step(self, reply: Any) -> tuple[str | None, float, bool]:
-        """Make a reply's action; where it has none that the environment takes, say why."""
+        """Execute the action of a reply. Without a valid action, return an error and the last observation."""
         try:
             action = action_of(reply.text, self._config.action_field)
             result = await self._wait("making a step", self._client.step(action))
-        except NoAction as wrong:
+        except NoAction as problem:
             self.metrics["invalid_actions"] += 1
-            return f"error: {wrong}\n{self._shown}", self._config.invalid_reward, False
+            return f"error: {problem}\n{self._observation}", self._config.invalid_reward, False
         if result.done:
             return None, result.reward or 0.0, True
-        self._shown = self._text(result)
-        return self._shown, result.reward or 0.0, False
+        self._observation = self._text(result)
+        return self._observation, result.reward or 0.0, False
 
     async def close(self) -> None:
-        """Say good-bye, within a moment, and let go of the connection however that goes."""
+        """Close the session with a short timeout, then abort the connection in any case."""
         if self._client is None:
             return
-        connection = self._client._ws  # which the library forgets where its closing is cut
+        connection = self._client._ws  # the library drops it if closing is interrupted
         try:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._client.close(), _LEAVE_SECONDS)
@@ -78,18 +78,18 @@ class OpenEnvEnvironment:
             if connection is not None:
                 connection.transport.abort()
 
-    async def _wait(self, what: str, answer: Coroutine[Any, Any, Any]) -> Any:
-        """The library's result. Raises `NoAction` for what is no action there, else `EpisodeError`."""
+    async def _wait(self, call: str, response: Coroutine[Any, Any, Any]) -> Any:
+        """Await a call of the library. Raises `NoAction` for an invalid action, and otherwise `EpisodeError`."""
         try:
-            return await answer
+            return await response
         except asyncio.CancelledError:
-            logger.warning("the OpenEnv server was left while %s", what)
+            logger.warning("the session on the OpenEnv server was canceled while %s", call)
             raise
-        except Exception as error:  # the library lets through what its connection and JSON raise
+        except Exception as error:  # the library raises any error of its connection and of JSON
             if invalid := _INVALID.match(str(error)):
                 raise NoAction(f"the environment does not take this action: {printable(invalid[1])[:500]}") from error
             raise EpisodeError(
-                f"the OpenEnv server {self._config.base_url} failed while {what}: {printable(first_line(error))[:500]}",
+                f"the OpenEnv server {self._config.base_url} failed while {call}: {printable(first_line(error))[:500]}",
                 where="environment.base_url",
                 hint=_HINT,
             ) from error
@@ -101,5 +101,5 @@ class OpenEnvEnvironment:
             raise EpisodeError(
                 f"the OpenEnv server {error}",
                 where="environment",
-                hint="environment.observation_field names what the policy is shown",
+                hint="select a field with environment.observation_field",
             ) from error

@@ -1,4 +1,4 @@
-"""The component that this distribution's entry point names."""
+"""Component named by this distribution's entry point."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlhf_core.components import Component
 from .config import OpenEnvConfig
 
 openenv = Component(
-    summary="An environment of an OpenEnv server; a session of it for each episode; its own reward.",
+    summary="An environment on an OpenEnv server, one session per episode, with its own reward.",
     config=OpenEnvConfig,
     build="rlhf_openenv.environment:OpenEnvEnvironment",
     requires=("openenv", "fastapi", "fastmcp", "websockets"),

@@ -1,4 +1,4 @@
-"""Replies as actions and observations as text. Both come from others: the model, and the server."""
+"""Converts replies to actions and observations to text. Both are untrusted input."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ MAX_OBSERVATION_CHARS = 1_000_000
 
 
 class NoAction(Exception):
-    """A reply has no action that the environment takes; the text can be told to the policy."""
+    """A reply does not contain a valid action. The text can be shown to the policy."""
 
 
 def action_of(reply: str, field: str | None) -> dict[str, Any]:
-    """The action that a reply says: its text as `field`, or the JSON object in it, after what the model thought.
+    """Parse the action in a reply, after the thought: its text as `field`, or the first JSON object in it.
 
-    Raises `NoAction`.
+    Raises `NoAction` if a JSON object is missing or invalid.
+
+    Example:
+        >>> action_of('<think>3?</think>I guess {"number": 3}', None)
+        {'number': 3}
+        >>> action_of(" Hello. ", "message")
+        {'message': 'Hello.'}
     """
     text = reply.rpartition("</think>")[2]
     if field is not None:
@@ -34,18 +40,23 @@ def action_of(reply: str, field: str | None) -> dict[str, Any]:
 
 
 def text_of(observation: Any, field: str | None) -> str:
-    """The text of an observation for the policy. Raises `ValueError` where there is none, or it cannot be shown."""
+    """Return an observation, or one field of it, as text. Raises `ValueError` if it is missing or invalid.
+
+    Example:
+        >>> text_of({"board": [0, 1], "hint": "warm"}, "hint")
+        'warm'
+    """
     if not isinstance(observation, dict):
-        raise ValueError(f"gave an observation that is a {type(observation).__name__}")
+        raise ValueError(f"returned an observation of the type {type(observation).__name__}, not dict")
     if field is not None and field not in observation:
         known = ", ".join(map(str, observation))
-        raise ValueError(f'gave an observation without "{field}"; it has: {known or "nothing"}'[:1000])
+        raise ValueError(f'returned an observation without "{field}" (its fields: {known or "none"})'[:1000])
     shown = observation if field is None else observation[field]
     text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
     if len(text) > MAX_OBSERVATION_CHARS:
-        raise ValueError(f"gave an observation of {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")
+        raise ValueError(f"returned an observation of {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("gave an observation with half of a surrogate pair, which is no text") from None
+        raise ValueError("returned an observation with a lone surrogate, which is invalid text") from None
     return text

@@ -1,4 +1,4 @@
-"""The component that this distribution's entry point names."""
+"""Component named by this distribution's entry point."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlhf_core.components import Component
 from .config import VerifiersConfig
 
 verifiers = Component(
-    summary="An environment of the library verifiers, whose agent plays with the policy; its own tasks and reward.",
+    summary="An environment of the library verifiers, played by its agent, with its own tasks and reward.",
     config=VerifiersConfig,
     build="rlhf_env_verifiers.environment:VerifiersEnvironment",
     requires=("verifiers",),

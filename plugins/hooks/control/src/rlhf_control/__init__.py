@@ -1,1 +1,1 @@
-"""Commands to a run that is going on."""
+"""Commands that control a run in progress."""

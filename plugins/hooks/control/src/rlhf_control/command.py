@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="How long to wait for the run's answer, which comes at the end of an update.",
+    help="Time to wait for the run's answer, which it sends at the end of an update.",
 )
 def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
     """Send a command to a running run. It is executed between two updates and recorded in the run's manifest.
 
-    pause and resume hold the run and continue it; checkpoint writes one at the end of the episode; stop ends the run
-    there, with a checkpoint and the model, as Ctrl-C does. set changes lr, critic_lr (peak learning rates) or kl_coef.
-    In the quickstart, the stage that is running (the warm start) executes the command.
+    pause holds the run, and resume continues it. checkpoint writes a checkpoint at the end of the episode. stop ends
+    the run at the end of the episode and writes a checkpoint and the model, like Ctrl-C. set changes lr, critic_lr
+    (peak learning rates) or kl_coef. In a run with stages, such as the quickstart, the running stage executes it.
 
     \b
     Examples:
@@ -45,13 +45,13 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
     folder = RunFolder.read(run_dir)
     if not folder.is_in_use:
         raise UserInputError(
-            "no run is going on in this folder", where=str(run_dir), hint=f"rlhf train --output {run_dir} --resume auto"
+            "no run is active in this folder", where=str(run_dir), hint=f"rlhf train --output {run_dir} --resume auto"
         )
-    click.echo(_executed(command, folder, wait_seconds))
+    click.echo(_execute(command, folder, wait_seconds))
 
 
-def _executed(command: Command, folder: RunFolder, wait_seconds: float) -> str:
-    """Send the command to the stage of the run that is running, and to the next one if that ends first."""
+def _execute(command: Command, folder: RunFolder, wait_seconds: float) -> str:
+    """Send the command to the running stage of a run, and to the next stage if that one ends first."""
     from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
     from rlhf_core.runfolder import RunFolder
 
@@ -60,7 +60,7 @@ def _executed(command: Command, folder: RunFolder, wait_seconds: float) -> str:
             continue
         stage.refuse_oddities()
         try:
-            answer = _answer(stage, command, wait_seconds)
+            answer = _send(stage, command, wait_seconds)
         except (UserInputError, DeadlineError):
             raise
         except RlhfError:
@@ -68,10 +68,10 @@ def _executed(command: Command, folder: RunFolder, wait_seconds: float) -> str:
                 raise
         else:
             return f"{path.name}: {answer}"
-    return _answer(folder, command, wait_seconds)
+    return _send(folder, command, wait_seconds)
 
 
-def _answer(folder: RunFolder, command: Command, wait_seconds: float) -> str:
+def _send(folder: RunFolder, command: Command, wait_seconds: float) -> str:
     from .control_box import ControlBox
 
     box = ControlBox(folder.control)

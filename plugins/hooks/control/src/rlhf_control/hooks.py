@@ -1,4 +1,4 @@
-"""The hooks by which a run does what `rlhf control` sends it."""
+"""Hooks that execute the commands of `rlhf control` in a run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rlhf_core.runfolder import RunFolder
 from .control_box import Command, ControlBox
 
 CONTROL = "control"
-"""Its name, and the kind of its events in the manifest."""
+"""Name of the plugin, and kind of its events in the manifest."""
 
 
 class Control:
-    """Takes the commands in a run folder after each update, and answers and notes them once they are done."""
+    """Executes the commands in a run folder after each update, and answers and records them afterwards."""
 
     def __init__(self, config: Section, context: HookContext) -> None:
         self._folder = RunFolder(context.run_folder)
         self._box = ControlBox(self._folder.control)
-        if (lock := self._folder.lock).exists():  # written when the folder was taken, before the first stage
+        if (lock := self._folder.lock).exists():  # written when the run locked the folder, before the first stage
             self._box.clear(lock.stat().st_mtime_ns)
 
     @hookimpl
     def rlhf_decide(self, moment: Moment) -> list[Action]:
-        taken = self._box.take() if moment.at in ("update", "paused") else []
-        return [self._action(command, partial(self._answer, command, moment)) for command in taken]
+        commands = self._box.take() if moment.at in ("update", "paused") else []
+        return [self._action(command, partial(self._answer, command, moment)) for command in commands]
 
     def _action(self, command: Command, answer: Callable[[str, bool], None]) -> Action:
         kind = "interrupt" if command.kind == "stop" else command.kind

@@ -1,4 +1,4 @@
-"""What guards find: a problem in an update's values, told with its numbers, or None."""
+"""The checks of guards, which return a description of a problem in an update's values, or None."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ from .config import PlateauGuard
 _WATCHED = ("loss/", "reward/")
 
 
-def not_finite(moment: Moment) -> str | None:
-    """A loss, a gradient norm or a reward is NaN or infinite."""
+def check_finite(moment: Moment) -> str | None:
+    """Check whether a loss, a gradient norm or a reward is NaN or infinite."""
     if isinstance(moment.error, DivergenceError):
         return moment.error.message
     broken = [name for name, value in moment.metrics.items() if name.startswith(_WATCHED) and not math.isfinite(value)]
     return f"{', '.join(broken)} is not a finite number" if broken else None
 
 
-def beyond(metrics: Metrics, metric: str, bound: float, *, sign: int) -> str | None:
-    """A metric is above its bound (sign 1) or below it (-1)."""
+def check_bound(metrics: Metrics, metric: str, bound: float, *, sign: int) -> str | None:
+    """Check whether a metric is above its bound (sign 1) or below it (sign -1).
+
+    Example:
+        >>> check_bound({"kl/mean": 0.25}, "kl/mean", 0.1, sign=1)
+        'kl/mean is 0.25, above 0.1'
+        >>> check_bound({"policy/entropy": 0.5}, "policy/entropy", 0.1, sign=-1) is None
+        True
+    """
     value = metrics.get(metric)
     if value is None or sign * value <= sign * bound:
         return None
@@ -32,7 +39,7 @@ def beyond(metrics: Metrics, metric: str, bound: float, *, sign: int) -> str | N
 
 
 class Plateau:
-    """The mean reward of episodes has stopped rising."""
+    """Checks whether the mean reward of episodes has stopped rising."""
 
     _best: float | None
     _last_episode: int
@@ -42,7 +49,7 @@ class Plateau:
         self.restart([])
 
     def problem(self, episode: int, metrics: Metrics) -> str | None:
-        """Called once for each update, in order."""
+        """Check the metrics of an update. Call it once per update, in order."""
         reward = metrics.get("reward/mean")
         if reward is None or episode == self._last_episode or self._options.episodes is None:
             return None
@@ -53,11 +60,11 @@ class Plateau:
         waited = episode - self._best_episode
         if waited < self._options.episodes:
             return None
-        best, self._best, self._best_episode = self._best, reward, episode  # triggers again only after as long
+        best, self._best, self._best_episode = self._best, reward, episode  # so that it waits that long again
         return f"reward/mean has not risen above {best:.4g} for {waited} episodes"
 
     def restart(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """At a start, a resume or a rollback; `lines` of `metrics.jsonl` are its past."""
+        """Reset at a start, a resume or a rollback, with the past `lines` of `metrics.jsonl`."""
         self._best, self._best_episode, self._last_episode = None, 0, -1
         for line in lines:
             self.problem(int(line["episode"]), line)

@@ -1,4 +1,4 @@
-"""The section `guards` of a run file: watched values, their bounds, and the action when one is crossed."""
+"""The section `guards` of a run file: the watched values, their bounds, and the action if a bound is crossed."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ Grave = Literal["skip", "stop", "rollback"]
 Action = Literal["warn", "skip", "stop", "rollback", "finish"]
 
 _ACTION = (
-    "warn: say so and go on; skip: leave out the rest of the episode's updates; stop: end the run as failed; "
-    "rollback: go back to the last good checkpoint with a smaller learning rate; finish: end the run as done."
+    "warn: log a warning. skip: omit the rest of the episode's updates. stop: end the run as failed. "
+    "rollback: return to the last good checkpoint with a smaller learning rate. finish: end the run as done."
 )
 
 
 class NonFiniteGuard(Section):
-    """A loss, gradient or reward that is NaN or infinite. Its update is never made."""
+    """Triggers if a loss, gradient norm or reward is NaN or infinite. Its update is never applied."""
 
     action: Grave = Field(
-        "stop", description="skip: leave out this update; stop: end the run; rollback: to the last good checkpoint."
+        "stop", description="skip: omit this update. stop: end the run. rollback: return to the last good checkpoint."
     )
 
 
 class KLGuard(Section):
-    """The policy has moved too far from the reference."""
+    """Triggers if the policy has moved too far from the reference."""
 
     action: Action = Field("stop", description=_ACTION)
-    bound: float | None = Field(None, gt=0, description="Most `kl/mean`, in nats a token; null is off.")
+    bound: float | None = Field(None, gt=0, description="Maximum `kl/mean`, in nats per token. null: off.")
 
 
 class EntropyGuard(Section):
-    """The policy has become certain of everything and no longer explores."""
+    """Triggers if the policy's entropy is so low that it no longer explores."""
 
     action: Action = Field("warn", description=_ACTION)
-    bound: float | None = Field(None, gt=0, description="Least `policy/entropy`, in nats a token; null is off.")
+    bound: float | None = Field(None, gt=0, description="Minimum `policy/entropy`, in nats per token. null: off.")
 
 
 class PlateauGuard(Section):
-    """The mean reward has not improved for a while."""
+    """Triggers if the mean reward has not improved for a number of episodes."""
 
     action: Action = Field("warn", description=_ACTION)
-    episodes: int | None = Field(None, ge=1, description="Episodes without improvement that trip it; null is off.")
-    min_improvement: float = Field(0.0, ge=0, description="`reward/mean` has to rise by more than this to count.")
+    episodes: int | None = Field(None, ge=1, description="Episodes without improvement that trigger it. null: never.")
+    min_improvement: float = Field(0.0, ge=0, description="Rise of `reward/mean` above which it counts as improved.")
 
 
 class LogProbGapGuard(Section):
-    """Trainer and engine disagree about the probability of what was sampled."""
+    """Triggers if trainer and engine disagree about the probabilities of sampled tokens."""
 
     action: Action = Field("warn", description=_ACTION)
-    bound: float | None = Field(1.0, gt=0, description="Most `rollout/logprob_gap_max`, in nats; null is off.")
+    bound: float | None = Field(1.0, gt=0, description="Maximum `rollout/logprob_gap_max`, in nats. null: off.")
 
 
 class RollbackConfig(Section):
-    """How a guard's `rollback` is done."""
+    """Options of the action `rollback`."""
 
-    lr_factor: float = Field(0.5, gt=0, le=1, description="Every learning rate is multiplied by it at each rollback.")
-    max_times: int = Field(3, ge=1, description="Rollbacks of one run; the next one that is asked for ends it.")
+    lr_factor: float = Field(0.5, gt=0, le=1, description="Factor of every learning rate at each rollback.")
+    max_times: int = Field(3, ge=1, description="Maximum number of rollbacks of a run. A further one ends the run.")
 
 
 class GuardsConfig(Section):
@@ -81,18 +81,18 @@ class GuardsConfig(Section):
         if self.rolling_back and run.run.checkpoint.keep < 2:
             yield Problem(
                 self.rolling_back[0],
-                "may roll back past the newest checkpoint, which may be bad already: set checkpoint.keep to 2 or more",
+                "may roll back past the newest checkpoint, which may already be bad: set checkpoint.keep to 2 or more",
             )
 
     @property
     def enabled(self) -> dict[str, Any]:
-        """Name -> options of the guards that are on: those of which none is null."""
+        """Options of the enabled guards by name: those without an option that is null."""
         guards = {name: getattr(self, name) for name in type(self).model_fields if name != "rollback"}
         return {name: guard for name, guard in guards.items() if None not in dict(guard).values()}
 
     @property
     def rolling_back(self) -> list[str]:
-        """Names of the guards that are on and may roll the run back."""
+        """Names of the enabled guards that may roll the run back."""
         return [name for name, guard in self.enabled.items() if guard.action == "rollback"]
 
 

@@ -11,20 +11,20 @@ from rlhf_core.hookspecs import Action, Moment, hookimpl
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.util import read_lines
 
-from .checks import Plateau, beyond, not_finite
+from .checks import Plateau, check_bound, check_finite
 from .config import GuardsConfig
 
 logger = logging.getLogger("rlhf")
 
 _BOUNDS = {"kl": ("kl/mean", 1), "entropy": ("policy/entropy", -1), "log_prob_gap": ("rollout/logprob_gap_max", 1)}
-"""Guard -> its metric, and 1 where the bound is the most, -1 where it is the least."""
+"""Metric of each guard, and 1 if the bound is a maximum, -1 if it is a minimum."""
 _HINTS = {
     "non_finite": "lower optimizer.lr",
     "kl": "lower optimizer.lr, or raise the algorithm's KL penalty",
     "entropy": "lower optimizer.lr, or sample at a higher engine.temperature",
-    "log_prob_gap": "compare strategy.precision with what the engine computes in",
+    "log_prob_gap": "compare strategy.precision with the precision of the engine",
 }
-"""Guard -> what to change where it ends a run."""
+"""Hint of each guard if it ends a run."""
 
 
 class Guards:
@@ -46,20 +46,20 @@ class Guards:
     def rlhf_decide(self, moment: Moment) -> list[Action]:
         if moment.at not in ("update", "failed-update"):
             return []
-        found = (
+        problems = (
             (name, options, self._problem(name, options, moment)) for name, options in self._config.enabled.items()
         )
-        actions = [self._action(name, options.action, problem, moment) for name, options, problem in found if problem]
+        actions = [self._action(name, options.action, text, moment) for name, options, text in problems if text]
         return [action for action in actions if action is not None]
 
     def _problem(self, name: str, options: Any, moment: Moment) -> str | None:
         if name in _BOUNDS:
             metric, sign = _BOUNDS[name]
-            return beyond(moment.metrics, metric, options.bound, sign=sign)
-        return not_finite(moment) if name == "non_finite" else self._plateau.problem(moment.episode, moment.metrics)
+            return check_bound(moment.metrics, metric, options.bound, sign=sign)
+        return check_finite(moment) if name == "non_finite" else self._plateau.problem(moment.episode, moment.metrics)
 
     def _action(self, name: str, kind: Any, problem: str, moment: Moment) -> Action | None:
-        """What the guard's option `action` says. A warning is given once an episode."""
+        """Return the action of a triggered guard, or None for a warning, which is logged once per episode."""
         if kind != "warn":
             rollback = self._config.rollback
             hint = "lower optimizer.lr, or see guards.rollback" if kind == "rollback" else _HINTS.get(name)
@@ -72,12 +72,12 @@ class Guards:
 
 
 def build(config: GuardsConfig, context: HookContext) -> Guards:
-    """The hook plugin of the section `guards`."""
+    """Return the hook plugin of the section `guards`."""
     return Guards(config, RunFolder(context.run_folder))
 
 
 guards = Component(
-    summary="Warns, skips, stops or rolls back where a value of an update crosses its bound.",
+    summary="Warns, skips, stops or rolls back if a value of an update crosses its bound.",
     config=GuardsConfig,
     build="rlhf_guards.guards:build",
     always_on=True,

@@ -1,4 +1,4 @@
-"""Traces episodes with torch's profiler; the regions of a trace follow the hooks of the run."""
+"""Traces episodes with torch's profiler. The hooks of the run define the regions of a trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("rlhf.profiler")
 
 
 class Profiler:
-    """Starts torch's profiler at the start of a chosen episode, and writes its trace at the end."""
+    """Starts torch's profiler at the start of a chosen episode and writes its trace at the end."""
 
     def __init__(self, config: ProfilerConfig, context: HookContext) -> None:
         self._config = config
@@ -67,7 +67,7 @@ class Profiler:
     @hookimpl
     def rlhf_reward_end(self) -> None:
         self._close("rollout")
-        self._open("scoring")  # what is left of making experience
+        self._open("scoring")  # the rest of making experience
 
     @hookimpl
     def rlhf_make_experience_end(self) -> None:

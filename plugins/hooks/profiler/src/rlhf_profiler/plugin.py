@@ -1,4 +1,4 @@
-"""The component, and its options."""
+"""The component and its options."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class ProfilerConfig(Section):
     """Options of `hooks: {profiler: …}`."""
 
     episodes: list[int] = Field(
-        default=[1], min_length=1, description="Episodes that are traced, counted from 0 as in metrics.jsonl."
+        default=[1], min_length=1, description="Episodes to trace, counted from 0 as in metrics.jsonl."
     )
-    memory: bool = Field(False, description="Trace allocations, too; on a GPU also write a snapshot of its memory.")
+    memory: bool = Field(False, description="Also trace allocations and, on a GPU, write a snapshot of its memory.")
     shapes: bool = Field(False, description="Record the shapes of each operation's inputs.")
-    stacks: bool = Field(False, description="Record Python's call stacks: larger traces.")
+    stacks: bool = Field(False, description="Record Python's call stacks, which makes traces larger.")
     folder: str = Field(
-        "profile", min_length=1, description="Where traces go; a relative path starts at the run folder."
+        "profile", min_length=1, description="Folder of the traces. A relative path starts at the run folder."
     )
 
 
 profiler = Component(
-    summary="Traces chosen episodes with torch's profiler; memory snapshots.",
+    summary="Traces chosen episodes with torch's profiler, optionally with memory snapshots.",
     config=ProfilerConfig,
     build="rlhf_profiler.hook:Profiler",
 )

@@ -1,4 +1,4 @@
-"""Options of the loggers."""
+"""Options of the loggers `tensorboard` and `wandb`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TensorBoardConfig(Section):
     """Options of `logging: {tensorboard: …}`."""
 
     folder: str = Field(
-        "tensorboard", min_length=1, description="Where event files go; a relative path starts at the run folder."
+        "tensorboard", min_length=1, description="Folder of the event files. A relative path starts at the run folder."
     )
 
 
@@ -21,7 +21,7 @@ class WandbConfig(Section):
     """Options of `logging: {wandb: …}`."""
 
     project: str = Field("rlhf", min_length=1, description="Project that the run belongs to.")
-    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run. null uses the run folder's name.")
     mode: Literal["online", "offline", "disabled"] | None = Field(
-        None, description="offline writes into the run folder, for `wandb sync`; null is what WANDB_MODE says."
+        None, description="offline writes into the run folder, for `wandb sync`. null uses WANDB_MODE."
     )

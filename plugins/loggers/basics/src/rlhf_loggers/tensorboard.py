@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class TensorBoardLogger:
     """Writes event files into the folder of its options.
 
-    The writer is created at the first update, so that after a resume it can drop the events from there on.
+    The writer is created at the first update, so that after a resume it can drop later events of the earlier session.
     """
 
     def __init__(self, config: TensorBoardConfig, context: HookContext) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases: one W&B run for a run folder; a resumed run continues it."""
+"""Weights & Biases: one W&B run per run folder, which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RUN_ID = "wandb-id"
 
 
 class WandbLogger:
-    """Opens its W&B run at the first update."""
+    """Logs to a W&B run that is opened at the first update."""
 
     def __init__(self, config: WandbConfig, context: HookContext) -> None:
         self._config = config
@@ -35,15 +35,15 @@ class WandbLogger:
     def _open(self) -> Any:
         folder = self._context.run_folder
         folder.mkdir(parents=True, exist_ok=True)
-        known = folder / _RUN_ID
+        id_file = folder / _RUN_ID
         run = import_module("wandb").init(
             project=self._config.project,
             name=self._config.run_name or folder.name,
             dir=str(folder),
             config=dict(self._context.run),
             mode=self._config.mode or os.environ.get("WANDB_MODE"),
-            id=known.read_text(encoding="utf-8").strip() if known.exists() else None,
+            id=id_file.read_text(encoding="utf-8").strip() if id_file.exists() else None,
             resume="allow",
         )
-        known.write_text(f"{run.id}\n", encoding="utf-8")
+        id_file.write_text(f"{run.id}\n", encoding="utf-8")
         return run

@@ -1,1 +1,1 @@
-"""Logs the numbers of runs of the rlhf framework to MLflow."""
+"""Logs the metrics of runs of the rlhf framework to MLflow."""

@@ -1,4 +1,4 @@
-"""MLflow: one MLflow run for a run folder; a resumed run continues it."""
+"""MLflow: one MLflow run per run folder, which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .plugin import MlflowConfig
 
 _RUN_ID = "mlflow-run-id"
 _MAX_PARAMETER_CHARACTERS = 6000
-_PARAMETERS_AT_ONCE = 100
+_PARAMETERS_PER_CALL = 100
 
 
 class MlflowLogger:
-    """Opens its MLflow run at the first update."""
+    """Logs to an MLflow run that is opened at the first update."""
 
     def __init__(self, config: MlflowConfig, context: HookContext) -> None:
         self._config = config
@@ -51,25 +51,30 @@ class MlflowLogger:
             or f"sqlite:///{(folder / 'mlflow.db').absolute()}"
         )
         self._client = MlflowClient(tracking_uri=store)
-        known = folder / _RUN_ID
-        if known.exists():
-            self._run_id = known.read_text(encoding="utf-8").strip()
+        id_file = folder / _RUN_ID
+        if id_file.exists():
+            self._run_id = id_file.read_text(encoding="utf-8").strip()
             self._client.update_run(self._run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             return
-        found = self._client.get_experiment_by_name(self._config.experiment)
-        experiment = self._client.create_experiment(self._config.experiment) if found is None else found.experiment_id
+        known = self._client.get_experiment_by_name(self._config.experiment)
+        experiment = self._client.create_experiment(self._config.experiment) if known is None else known.experiment_id
         run = self._client.create_run(experiment, run_name=self._config.run_name or folder.name)
         self._run_id = run.info.run_id
-        parameters = [Param(key, text[:_MAX_PARAMETER_CHARACTERS]) for key, text in _flat(self._context.run)]
-        for start in range(0, len(parameters), _PARAMETERS_AT_ONCE):
-            self._client.log_batch(self._run_id, params=parameters[start : start + _PARAMETERS_AT_ONCE])
-        known.write_text(f"{self._run_id}\n", encoding="utf-8")
+        parameters = [Param(key, text[:_MAX_PARAMETER_CHARACTERS]) for key, text in _flatten(self._context.run)]
+        for start in range(0, len(parameters), _PARAMETERS_PER_CALL):
+            self._client.log_batch(self._run_id, params=parameters[start : start + _PARAMETERS_PER_CALL])
+        id_file.write_text(f"{self._run_id}\n", encoding="utf-8")
 
 
-def _flat(run: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted key -> value as text, of a run file; lists stay whole."""
+def _flatten(run: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield dotted keys and values of a run file as text. Lists are not split.
+
+    Example:
+        >>> list(_flatten({"train": {"seed": 1}, "rewards": ["length"]}))
+        [('train.seed', '1'), ('rewards', '["length"]')]
+    """
     for key, value in run.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)

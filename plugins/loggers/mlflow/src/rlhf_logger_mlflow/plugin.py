@@ -1,4 +1,4 @@
-"""The component, and its options."""
+"""The component and its options."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class MlflowConfig(Section):
     tracking_uri: str | None = Field(
         None,
         min_length=1,
-        description="Server or store, such as http://localhost:5000 or sqlite:///mlflow.db; null takes "
+        description="Server or store, such as http://localhost:5000 or sqlite:///mlflow.db. null uses "
         "MLFLOW_TRACKING_URI, or mlflow.db in the run folder.",
     )
     experiment: str = Field("rlhf", min_length=1, description="Experiment that the run belongs to.")
-    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run. null uses the run folder's name.")
 
 
 mlflow = Component(

@@ -1,1 +1,1 @@
-"""Logs the numbers of runs of the rlhf framework to Trackio."""
+"""Logs the metrics of runs of the rlhf framework to Trackio."""

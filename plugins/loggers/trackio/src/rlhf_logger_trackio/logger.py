@@ -1,4 +1,4 @@
-"""Trackio: one Trackio run for a run folder; a resumed run continues it."""
+"""Trackio: one Trackio run per run folder, which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .plugin import TrackioConfig
 
 
 class TrackioLogger:
-    """Opens its Trackio run at the first update."""
+    """Logs to a Trackio run that is opened at the first update."""
 
     def __init__(self, config: TrackioConfig, context: HookContext) -> None:
         self._config = config
@@ -29,7 +29,7 @@ class TrackioLogger:
     def finish(self, failed: bool) -> None:
         if self._run is not None:
             self._run = None
-            with contextlib.redirect_stdout(io.StringIO()):  # it says where to look, amid a run's own lines
+            with contextlib.redirect_stdout(io.StringIO()):  # hides its hints among the run's own output
                 import_module("trackio").finish()
 
     def _open(self) -> Any:

@@ -1,4 +1,4 @@
-"""The component, and its options."""
+"""The component and its options."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class TrackioConfig(Section):
     """Options of `logging: {trackio: …}`."""
 
     project: str = Field("rlhf", min_length=1, description="Project that the run belongs to.")
-    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run. null uses the run folder's name.")
     space_id: str | None = Field(
-        None, min_length=1, description="Space on the Hugging Face hub to send the numbers to; null stays here."
+        None, min_length=1, description="Space on the Hugging Face hub to send the metrics to. null sends nothing."
     )
 
 

@@ -1,1 +1,1 @@
-"""Where prompts come from beyond one file of lines: datasets, mixtures, streams, curricula, problems made in code."""
+"""Prompt sources: datasets, mixtures, streams, curricula and generated problems."""

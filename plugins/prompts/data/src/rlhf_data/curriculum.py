@@ -1,8 +1,8 @@
-"""Which prompts are worth sampling next, from the success rates of those sampled so far.
+"""Select the prompts to sample next from the success rates of those sampled so far.
 
-A curriculum walks the order of the stream and admits or passes over one record after the other. What it learns and
-what it has drawn depend on the groups of finished waves alone, in the order of their positions, so a run with
-`max_staleness` 0 repeats exactly. The coordinator owns it; its state is in the checkpoint.
+A curriculum walks through the order of the stream and admits or skips each record. Its state depends only on the groups
+of finished waves, in the order of their positions, so a run with `max_staleness` 0 is reproducible. The coordinator
+owns it. Its state is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from rlhf_core.types import RolloutGroup
 if TYPE_CHECKING:
     from .curriculum_section import CurriculumConfig
 
-_LOOKED_AT = 4096
-"""Records passed over for one draw before the one nearest to the gates is taken."""
+_MAX_SKIPPED = 4096
+"""Maximum number of records skipped per draw before the record nearest to the range is drawn."""
 _POOL_VISITS = 16
-"""Visits after which a pool's rate is taken for its records that were never sampled."""
+"""Number of visits after which a pool's rate is used for its records that were never sampled."""
 
 
 @dataclass(slots=True)
 class _Estimate:
-    """The success estimate of a record, or of a pool."""
+    """Success estimate of a record or of a pool."""
 
     rate: float = 0.0
     visits: int = 0
     perfect: int = 0
-    """Visits in a row in which every answer succeeded."""
-    passed_over: int = 0
-    """Times in a row that it was not admitted."""
+    """Consecutive visits in which every answer succeeded."""
+    skipped: int = 0
+    """Number of consecutive times that it was not admitted."""
 
     def learn(self, success: float, share: float) -> None:
         self.rate = success if not self.visits else (1 - share) * self.rate + share * success
@@ -42,21 +42,27 @@ class _Estimate:
 
 
 class Curriculum:
-    """Draws records; a `Sampler` of the coordinator."""
+    """Draws records by success rate. A `Sampler` of the coordinator."""
 
     def __init__(self, options: CurriculumConfig, records: PromptStream, pools: Mapping[int, str]) -> None:
-        """pools: record -> the name of its pool, of all training records; empty if there are no pools."""
+        """Start at the beginning of the order, without estimates.
+
+        Args:
+            options: Options of `prompts.curriculum`.
+            records: Stream of the training records.
+            pools: Name of the pool of every training record, by index in the source. Empty without pools.
+        """
         self._options = options
         assert records.order is not None
-        self._order = records.order  # not the records: over Ray it is sent to the coordinator
+        self._order = records.order  # without the records, because Ray sends the curriculum to the coordinator
         self._pools = pools
         self._cursor = 0
         self._records: dict[int, _Estimate] = {}
         self._by_pool: dict[str, _Estimate] = {}
-        self._passed_over = 0
+        self._num_skipped = 0
 
     def judge(self, group: RolloutGroup) -> float | None:
-        """The share of a group's answers whose score is a success; None if it has no answers."""
+        """Share of a group's answers whose score is a success. None without answers."""
         samples = [item.rewards for item in group.items if item.branch == 0]
         if not samples:
             return None
@@ -64,24 +70,24 @@ class Curriculum:
         return sum(rewards[name] >= self._options.success_score for rewards in samples) / len(samples)
 
     def draw(self, count: int, episode: int) -> list[int]:
-        """The next records (indices in the source) for `episode`."""
+        """Draw the next records (indices in the source) for `episode`."""
         return [self._draw_one(episode) for _ in range(count)]
 
     def learn(self, record: int, success: float) -> None:
-        """Take in the share of a record's answers that succeeded."""
+        """Update the estimates with the share of a record's answers that succeeded."""
         self._records.setdefault(record, _Estimate()).learn(success, self._options.newest_share)
         if self._pools:
             pool = self._by_pool.setdefault(self._pools[record], _Estimate())
             pool.learn(success, 1 / _POOL_VISITS)
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of an episode; the counts are since the last call."""
+        """Metrics of an episode. Counts are since the last call."""
         known = [each for each in self._records.values() if each.visits]
-        passed, self._passed_over = self._passed_over, 0
+        num_skipped, self._num_skipped = self._num_skipped, 0
         metrics = {
             "curriculum/records_seen": float(len(known)),
             "curriculum/records_retired": float(sum(map(self._is_retired, known))),
-            "curriculum/passed_over": float(passed),
+            "curriculum/passed_over": float(num_skipped),
         }
         metrics |= {f"curriculum/success/{name}": pool.rate for name, pool in sorted(self._by_pool.items())}
         if known:
@@ -89,7 +95,7 @@ class Curriculum:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values: the cursor and what is known of records and pools."""
+        """Plain values: the cursor and the estimates of records and pools."""
         return {
             "cursor": self._cursor,
             "records": {str(index): list(astuple(each)) for index, each in self._records.items()},
@@ -100,38 +106,38 @@ class Curriculum:
         self._cursor = int(state["cursor"])
         self._records = {int(index): _Estimate(*values) for index, values in state["records"].items()}
         self._by_pool = {name: _Estimate(*values) for name, values in state["pools"].items()}
-        self._passed_over = 0
+        self._num_skipped = 0
 
     def _draw_one(self, episode: int) -> int:
         low, high, allowed = self._gates(episode)
         nearest: tuple[float, int] | None = None
-        for _ in range(_LOOKED_AT):
+        for _ in range(_MAX_SKIPPED):
             record = self._order.index(self._cursor)
             self._cursor += 1
             pool = self._pools.get(record)
-            own = self._records.get(record)
+            estimate = self._records.get(record)
             if allowed is not None and pool not in allowed:
                 distance = 3.0
-            elif own is not None and self._is_retired(own):
+            elif estimate is not None and self._is_retired(estimate):
                 distance = 2.0
             else:
-                # The rate of a record that was never sampled is its pool's, once that is known.
-                known = own if own is not None and own.visits else self._by_pool.get(pool or "")
-                if known is None or (known is not own and known.visits < _POOL_VISITS):
+                # A record that was never sampled uses the rate of its pool, if known.
+                known = estimate if estimate is not None and estimate.visits else self._by_pool.get(pool or "")
+                if known is None or (known is not estimate and known.visits < _POOL_VISITS):
                     return record
-                if low <= known.rate <= high or known.passed_over >= self._options.revisit_after:
-                    known.passed_over = 0
+                if low <= known.rate <= high or known.skipped >= self._options.revisit_after:
+                    known.skipped = 0
                     return record
-                known.passed_over += 1
+                known.skipped += 1
                 distance = low - known.rate if known.rate < low else known.rate - high
-            self._passed_over += 1
+            self._num_skipped += 1
             if nearest is None or distance < nearest[0]:
                 nearest = (distance, record)
         assert nearest is not None
         return nearest[1]
 
     def _gates(self, episode: int) -> tuple[float, float, frozenset[str] | None]:
-        """Lowest and highest success rate, and the pools, of the last stage that has begun."""
+        """Lowest and highest success rate, and the pools, of the latest stage that has started."""
         low, high = self._options.success
         allowed: Sequence[str] | None = None
         for stage in self._options.stages:
@@ -146,19 +152,19 @@ class Curriculum:
 
 
 def make_curriculum(options: CurriculumConfig, records: PromptStream) -> Curriculum:
-    """Make one over training records. Raises `ConfigError` if their number is unknown, or one has no pool."""
+    """Create a curriculum over training records. Raise `ConfigError` if their number is unknown or one lacks a pool."""
     if records.training is None:
-        raise ConfigError("needs a source whose number of records is known", where="prompts.curriculum")
+        raise ConfigError("requires a source with a known number of records", where="prompts.curriculum")
     pools: dict[int, str] = {}
     key = options.pool
     for index in () if key is None else records.training:
         assert key is not None
         record, name = records.at_index(index)
         if key not in record:
-            raise ConfigError(f"{name} has no `{key}`, by which prompts are pooled", where="prompts.curriculum.pool")
+            raise ConfigError(f"{name} lacks `{key}`, the key of its pool", where="prompts.curriculum.pool")
         pools[index] = str(record[key])
     named = {pool for stage in options.stages for pool in stage.pools or ()}
     if unknown := sorted(named - set(pools.values())):
-        told = ", ".join(sorted(set(pools.values()))[:20])
-        raise ConfigError(f'no record is of the pool "{unknown[0]}" (pools: {told})', where="prompts.curriculum.stages")
+        known = ", ".join(sorted(set(pools.values()))[:20])
+        raise ConfigError(f'the pool "{unknown[0]}" is empty (pools: {known})', where="prompts.curriculum.stages")
     return Curriculum(options, records, pools)

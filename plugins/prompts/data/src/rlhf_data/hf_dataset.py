@@ -1,4 +1,4 @@
-"""Hugging Face datasets: files and folders here, and the hub, read by the library `datasets`."""
+"""Hugging Face datasets: local files and folders, and the hub, read with the library `datasets`."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from .streamed import StreamedRecords
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 _BUILDERS = {".parquet": "parquet", ".json": "json", ".csv": "csv"}
-"""Ending of a file -> how `datasets` calls it."""
+"""Name of the loader in `datasets` by file suffix."""
 
 
 class _Renamed:
-    """Rows with columns renamed to what core reads."""
+    """Rows with columns renamed to core's keys."""
 
     def __init__(self, columns: Mapping[str, str], name: str) -> None:
-        """`columns` maps our key to theirs."""
+        """Create the renaming from `columns`, which maps our keys to the dataset's columns."""
         self._ours = {theirs: ours for ours, theirs in columns.items()}
         self._name = name
 
-    def _renamed(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row with our keys; a column is dropped if another was renamed to its name."""
-        changed = {self._ours[key]: value for key, value in row.items() if key in self._ours}
-        return {key: value for key, value in row.items() if key not in self._ours} | changed
+    def _rename(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Rename the keys of a row. A column is dropped if another was renamed to its name."""
+        renamed = {self._ours[key]: value for key, value in row.items() if key in self._ours}
+        return {key: value for key, value in row.items() if key not in self._ours} | renamed
 
     def describe(self, index: int) -> str:
         return f"{self._name}, row {index + 1}"
 
 
 class MappedRows(_Renamed):
-    """The rows of a dataset."""
+    """Rows of a dataset of known length."""
 
     def __init__(self, rows: PromptSource, columns: Mapping[str, str], name: str) -> None:
-        """Raises `DataError` for a missing column or an empty dataset."""
+        """Check the rows. Raise `DataError` if a column is missing or the dataset is empty."""
         super().__init__(columns, name)
         if len(rows) == 0:
-            raise DataError("the dataset has no rows", where=name)
+            raise DataError("the dataset is empty", where=name)
         present = list(rows[0])
         for ours, theirs in columns.items():
             if theirs not in present:
@@ -63,21 +63,21 @@ class MappedRows(_Renamed):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self._renamed(self._rows[index])
+        return self._rename(self._rows[index])
 
 
 class StreamedRows(_Renamed):
-    """The rows of a dataset of unknown length."""
+    """Rows of a dataset of unknown length."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], name: str) -> None:
         super().__init__(columns, name)
         self._rows = rows
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return map(self._renamed, self._rows)
+        return map(self._rename, self._rows)
 
     def make_stream(self, rules: RecordRules, *, seed: int, held_out: int) -> PromptStream:
-        """Return the rows in their own order. Raises `DataError` on wrong ones."""
+        """Return the rows in their own order. Raise `DataError` if one is wrong."""
         return StreamedRecords(self, rules, held_out=held_out)
 
 
@@ -86,7 +86,7 @@ def build(config: HfDatasetConfig, context: TaskContext) -> PromptSource | Strea
     if config.streaming:
         return StreamedRows(_load_hub(config), config.columns, config.path)
     path = context.base_folder / Path(config.path).expanduser()
-    if path.is_file() and path.suffix == ".jsonl":  # `datasets` would make dates of texts that look like some
+    if path.is_file() and path.suffix == ".jsonl":  # `datasets` would convert texts that look like dates
         jsonl = load("prompts", "jsonl")
         rows = jsonl.build(jsonl.component.config(path=str(path)), context)
     elif path.exists():
@@ -94,15 +94,15 @@ def build(config: HfDatasetConfig, context: TaskContext) -> PromptSource | Strea
     elif _HUB_NAME.match(config.path) and Path(config.path).suffix not in (".jsonl", *_BUILDERS):
         rows = _load_hub(config)
     else:
-        raise DataError("there is no such file or folder", where=str(path), hint="check prompts.path")
+        raise DataError("the file or folder does not exist", where=str(path), hint="check prompts.path")
     return MappedRows(rows, config.columns, config.path)
 
 
 def _load_local(path: Path, split: str) -> Any:
-    """A file, a folder of data files, or one that `save_to_disk` wrote."""
+    """Load a file, a folder of data files, or a folder written by `save_to_disk`."""
     datasets = _datasets(str(path))
     if path.is_file() and path.suffix not in _BUILDERS:
-        raise DataError(f'"{path.suffix}" is none of .jsonl, {", ".join(_BUILDERS)}', where=str(path))
+        raise DataError(f'"{path.suffix}" must be one of .jsonl, {", ".join(_BUILDERS)}', where=str(path))
     try:
         if path.is_file():
             options = _csv_options(datasets, path) if path.suffix == ".csv" else {}
@@ -115,28 +115,28 @@ def _load_local(path: Path, split: str) -> Any:
                 part[0]
     except DataError:
         raise
-    except Exception as error:  # the class depends on which library reads the broken file
+    except Exception as error:  # the class depends on the library that reads the broken file
         raise DataError(
             f"cannot be read as a dataset: {first_line(error.__cause__ or error)}",
             where=str(path),
-            hint="check prompts.path and prompts.split; a saved dataset is written again with save_to_disk(...)",
+            hint="check prompts.path and prompts.split, or write a saved dataset again with save_to_disk(...)",
         ) from error
     if not isinstance(loaded, datasets.DatasetDict):
         return loaded
     if split not in loaded:
         raise DataError(
-            f'no split "{split}" (there are: {", ".join(loaded)})', where=str(path), hint="set prompts.split"
+            f'split "{split}" does not exist (splits: {", ".join(loaded)})', where=str(path), hint="set prompts.split"
         )
     return loaded[split]
 
 
 def _csv_options(datasets: Any, path: Path) -> dict[str, Any]:
-    """Values stay text, so that an answer such as 007 is not changed."""
+    """Read all values as text, so that an answer such as 007 is not changed."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         names = next(rows, [])
-        if any(row and len(row) < len(names) for row in rows):  # `datasets` fills it, but refuses a longer one
-            raise DataError(f"the row has not the {len(names)} values of the header", where=f"{path}:{rows.line_num}")
+        if any(row and len(row) < len(names) for row in rows):  # `datasets` fills short rows, but rejects longer ones
+            raise DataError(f"the row has fewer values than the {len(names)} columns", where=f"{path}:{rows.line_num}")
     features = datasets.Features({name: datasets.Value("string") for name in names})
     return {"features": features, "keep_default_na": False}
 
@@ -152,7 +152,7 @@ def _load_hub(config: HfDatasetConfig) -> Any:
         return datasets.load_dataset(config.path, config.subset, **options)
     except (OSError, ValueError) as error:  # raised for names, splits and connections
         raise DataError(
-            f"neither a file or folder here nor to be had from the hub: {first_line(error)}",
+            f"neither a local file or folder nor available on the hub: {first_line(error)}",
             where=config.path,
             hint="check prompts.path, prompts.subset and prompts.split",
         ) from error
@@ -163,7 +163,7 @@ def _datasets(where: str) -> Any:
         import datasets
     except ImportError:
         raise PluginError(
-            "this needs the datasets library, not installed here", where=where, hint="pip install 'rlhf-data[hub]'"
+            "requires the datasets library, which is not installed", where=where, hint="pip install 'rlhf-data[hub]'"
         ) from None
     datasets.disable_progress_bars()
     return datasets

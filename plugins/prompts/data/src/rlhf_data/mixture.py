@@ -1,4 +1,4 @@
-"""Several sources as one, each with a share of the stream."""
+"""Combine several sources into one, each with a share of the stream."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .streamed import MixedRecords, StreamedRecords, origin
 
 
 class Mixture:
-    """The records of its sources one after the other; in the stream the sources take turns."""
+    """The records of its sources, concatenated. In the stream the sources take turns."""
 
     def __init__(self, sources: Sequence[tuple[str, float, PromptSource]]) -> None:
-        """sources: name, weight and records of each."""
+        """Concatenate `sources`: name, weight and records of each."""
         self._names, self._weights, self._sources = zip(*sources, strict=True)
         self._ends = list(accumulate(map(len, self._sources)))
 
@@ -39,23 +39,25 @@ class Mixture:
         return origin(self._sources[part], inner)
 
     def make_stream(self, rules: RecordRules, *, seed: int, held_out: int) -> PromptStream:
-        """Return the records of all sources in turn. Raises `DataError` on wrong ones."""
+        """Return the records of all sources in turn. Raise `DataError` if one is wrong."""
         records = PromptStream(self, rules, seed=seed, held_out=held_out)
         assert records.training is not None
         records.order = self.order(records.training, seed) or records.order
         return records
 
     def order(self, training: Sequence[int], seed: int) -> MixtureOrder | None:
-        """Return the order of the `training` records; None for one source. Raises `DataError` for one without any."""
+        """Order of the `training` records. None for a single source. Raise `DataError` if a source is left without
+        records.
+        """
         if len(self._sources) == 1:
             return None
         parts: list[tuple[float, Sequence[int]]] = []
         start = 0
         for name, weight, end in zip(self._names, self._weights, self._ends, strict=True):
-            own = array("q", (index for index in training if start <= index < end))
-            if not own:
-                raise DataError("none of its records is left to train on", where=f"prompts.sources: {name}")
-            parts.append((weight, own))
+            indices = array("q", (index for index in training if start <= index < end))
+            if not indices:
+                raise DataError("all of its records are held out or dropped", where=f"prompts.sources: {name}")
+            parts.append((weight, indices))
             start = end
         return MixtureOrder(seed, parts)
 
@@ -67,26 +69,26 @@ class Mixture:
 
 
 class StreamedMixture:
-    """Sources of which some have no known length; each is read on its own, as they take turns."""
+    """Sources that take turns, some of unknown length. Each is read separately."""
 
     def __init__(self, sources: Sequence[tuple[str, float, PromptSource | Iterable[Mapping[str, Any]]]]) -> None:
-        """sources: name, weight and records of each."""
+        """Combine `sources`: name, weight and records of each."""
         self.sources = [
-            (weight, Mixture([(name, 1.0, each)]) if isinstance(each, PromptSource) else _LabelledStream(name, each))
+            (weight, Mixture([(name, 1.0, each)]) if isinstance(each, PromptSource) else _LabeledStream(name, each))
             for name, weight, each in sources
         ]
 
     def make_stream(self, rules: RecordRules, *, seed: int, held_out: int) -> PromptStream:
-        """Return the records of all sources in turn, each of which holds out its share."""
-        each = shares([weight for weight, _ in self.sources], held_out)
+        """Return the records of all sources in turn. Each holds out its share."""
+        counts = shares([weight for weight, _ in self.sources], held_out)
         parts = [
-            (weight, source.make_stream(rules, seed=seed, held_out=own))
-            for own, (weight, source) in zip(each, self.sources, strict=True)
+            (weight, source.make_stream(rules, seed=seed, held_out=count))
+            for count, (weight, source) in zip(counts, self.sources, strict=True)
         ]
         return MixedRecords(parts, seed=seed)
 
 
-class _LabelledStream:
+class _LabeledStream:
     def __init__(self, name: str, source: Iterable[Mapping[str, Any]]) -> None:
         self._name = name
         self._source = source
@@ -104,20 +106,20 @@ class _LabelledStream:
 
 def build(config: MixtureConfig, context: TaskContext) -> PromptSource | StreamedMixture:
     """Build the prompt source `mixture`."""
-    sources = [(entry.known_as, entry.weight, _build(entry, context)) for entry in config.sources]
+    sources = [(entry.source_name, entry.weight, _build(entry, context)) for entry in config.sources]
     lists = [(name, weight, source) for name, weight, source in sources if isinstance(source, PromptSource)]
     return Mixture(lists) if len(lists) == len(sources) else StreamedMixture(sources)
 
 
 def _build(entry: MixtureEntry, context: TaskContext) -> PromptSource | Iterable[Mapping[str, Any]]:
     selected = load("prompts", entry.name)
-    model = selected.component.config  # its own options, without core's, which the mixture reads of none
-    own = {name: value for name, value in entry.options.items() if name in model.model_fields}
-    built: Any = selected.build(model.model_validate(own), context)
+    model = selected.component.config  # without core's options, which apply to the mixture
+    options = {name: value for name, value in entry.options.items() if name in model.model_fields}
+    built: Any = selected.build(model.model_validate(options), context)
     if isinstance(built, PromptSource | Iterable):
         return built
     raise ConfigError(
-        f"{selected.label} has an order of its own",
+        f"{selected.label} defines its own order and cannot be mixed",
         where="prompts.sources",
-        hint="list the sources of a mixture here, with the others",
+        hint="list the sources of a nested mixture here directly",
     )

@@ -1,4 +1,4 @@
-"""The prompt sources of this distribution, as its entry points declare them."""
+"""Prompt sources of this distribution, referenced by its entry points."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlhf_core import Component
 from .config import HfDatasetConfig, MixtureConfig, SortDigitsConfig
 
 hf_dataset = Component(
-    summary="A Hugging Face dataset: a saved folder, Parquet, JSONL or CSV files, or a hub name.",
+    summary="Hugging Face dataset: a saved folder, Parquet, JSONL or CSV files, or a hub name.",
     config=HfDatasetConfig,
     build="rlhf_data.hf_dataset:build",
 )
@@ -17,7 +17,7 @@ mixture = Component(
     build="rlhf_data.mixture:build",
 )
 sort_digits = Component(
-    summary="Made in code: sort the digits of a number (the quickstart's task).",
+    summary="Generated problems: sort the digits of a number (the quickstart's task).",
     config=SortDigitsConfig,
     build="rlhf_data.sort_digits:build",
 )

@@ -1,4 +1,4 @@
-"""Sorting digits: a task with one right answer, learnt in minutes on a CPU by any algorithm."""
+"""Sorting digits: a task with one right answer that any algorithm learns in minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from .config import SortDigitsConfig
 
 
 class SortDigits:
-    """Problem i is the number (a i + b) mod 10^num_digits with a coprime to 10: all problems differ."""
+    """Problem i is the number (a i + b) mod 10^num_digits with a coprime to 10, so all problems differ.
+
+    Example:
+        >>> record = SortDigits(num_digits=4, size=10, seed=0)[0]
+        >>> record["answer"] == "".join(sorted(record["prompt"].rstrip(">")))
+        True
+    """
 
     def __init__(self, *, num_digits: int, size: int, seed: int) -> None:
         self._num_digits = num_digits
         self._size = size
         self._modulus = 10**num_digits
         self._offset = derive_seed(seed, "sort-digits", "offset") % self._modulus
-        # From the middle half of the range, so that even few problems spread over all leading digits.
+        # Take a from the middle half of the range, so that even a few problems have different leading digits.
         factor = self._modulus // 4 + derive_seed(seed, "sort-digits", "factor") % max(self._modulus // 2, 1)
         while gcd(factor, 10) != 1:
             factor += 1
@@ -49,13 +55,13 @@ class SortDigits:
 
 
 def _near_miss(answer: str, draw: int) -> str:
-    """The answer with one digit wrong: mostly its neighbour's, so that it still looks sorted."""
+    """The answer with one wrong digit, mostly a copy of its neighbor, so that it still looks sorted."""
     position = draw % len(answer)
-    neighbour = answer[position - 1]  # position 0: the last
-    wrong = neighbour if neighbour != answer[position] else str((int(neighbour) + 1) % 10)
+    neighbor = answer[position - 1]  # the last digit for position 0
+    wrong = neighbor if neighbor != answer[position] else str((int(neighbor) + 1) % 10)
     return answer[:position] + wrong + answer[position + 1 :]
 
 
 def build(config: SortDigitsConfig, context: TaskContext) -> PromptSource:
-    """The source of a `prompts` section."""
+    """Build the prompt source `sort-digits`."""
     return SortDigits(num_digits=config.num_digits, size=config.size, seed=config.problem_seed)

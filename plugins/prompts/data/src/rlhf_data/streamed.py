@@ -1,4 +1,4 @@
-"""Records of sources whose length is unknown: of one that is read from its beginning, and of several in turn."""
+"""Records of sources of unknown length: one source read from its beginning, or several in turn."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from rlhf_core.prompts import PromptStream, RecordRules
 from .order import Turns
 
 Record = Mapping[str, Any]
-_LOOKED_AT = 1024
-"""Records checked before a run begins, and hashed for the digest."""
-_REMEMBERED = 4096
-"""Newest records kept: a prompt that has to be made again is not read again."""
+_NUM_CHECKED = 1024
+"""Number of records that are checked before a run starts, and hashed for the digest."""
+_NUM_CACHED = 4096
+"""Number of newest records cached, so that a repeated prompt is not read again."""
 
 
 def origin(source: object, index: int) -> str:
-    """Return what errors call a record of a source: its `describe(index)`, or its number."""
+    """Name of a record in error messages: the source's `describe(index)`, or the record's number."""
     describe = getattr(source, "describe", None)
     return str(describe(index)) if callable(describe) else f"record {index + 1}"
 
 
 class StreamedRecords(PromptStream):
-    """Records in the order of the source, which begins again where it ends; its first ones are held out.
+    """Records in the order of the source, which restarts at its end. Its first records are held out.
 
-    The cursor of a run is its position: a process that begins later, on a resume say, reads up to it, so a source must
-    give the same records each time.
+    The position of a run is its cursor. A process that starts later, such as after a resume, reads up to it, so a
+    source must yield the same records each time.
     """
 
     def __init__(self, source: Iterable[Record], rules: RecordRules, *, held_out: int) -> None:
-        """Read the held-out records and check the first ones. Raises `DataError` if one is wrong."""
+        """Read the held-out records and check the first ones. Raise `DataError` if one is wrong."""
         self.encoder = rules.encoder
         self._stream = source
         self._rules = rules
@@ -44,7 +44,7 @@ class StreamedRecords(PromptStream):
         digest = sha256()
         wrong: list[DataError] = []
         count = 0
-        for index, record in enumerate(islice(iter(source), held_out + _LOOKED_AT)):
+        for index, record in enumerate(islice(iter(source), held_out + _NUM_CHECKED)):
             count += 1
             digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
             try:
@@ -59,7 +59,7 @@ class StreamedRecords(PromptStream):
         self._restart()
         self._first_records = list(islice(self._epoch(), held_out))
         if len(self._first_records) < held_out:
-            raise DataError(f"{len(self._first_records)} usable records, {held_out} to be held out", where="prompts")
+            raise DataError(f"only {len(self._first_records)} of {held_out} held-out records exist", where="prompts")
         self.at(0)
 
     def at(self, position: int) -> tuple[Record, str]:
@@ -70,7 +70,7 @@ class StreamedRecords(PromptStream):
         while self._next <= position:
             self._recent[self._next] = next(self._training)
             self._next += 1
-            if len(self._recent) > _REMEMBERED:
+            if len(self._recent) > _NUM_CACHED:
                 self._recent.popitem(last=False)
         return self._recent[position]
 
@@ -85,14 +85,14 @@ class StreamedRecords(PromptStream):
     def _endless(self) -> Iterator[tuple[Record, str]]:
         while True:
             read = 0
-            for found in islice(self._epoch(), self._num_held_out, None):
+            for record in islice(self._epoch(), self._num_held_out, None):
                 read += 1
-                yield found
+                yield record
             if not read:
-                raise DataError("no record is left to train on", where="prompts", hint="give more data")
+                raise DataError("all records are held out or dropped", where="prompts", hint="provide more data")
 
     def _epoch(self) -> Iterator[tuple[Record, str]]:
-        """The usable records, once."""
+        """Yield the usable records once."""
         seen: set[bytes] = set()
         for index, record in enumerate(self._stream):
             if self._usable(index, record, seen):
@@ -105,13 +105,13 @@ class StreamedRecords(PromptStream):
 
 
 class MixedRecords(PromptStream):
-    """Parts that take turns by their weights, of which some have no known length.
+    """Parts that take turns by their weights, some of unknown length.
 
-    A position says whose turn it is and how many that part had before, which is its cursor.
+    A position determines the part whose turn it is, and the number of its earlier turns, which is the part's cursor.
     """
 
     def __init__(self, parts: Sequence[tuple[float, PromptStream]], *, seed: int) -> None:
-        """parts: weight and records of each."""
+        """Combine `parts`: weight and records of each."""
         self._parts = [records for _, records in parts]
         self.encoder = self._parts[0].encoder
         self._turns = Turns(seed, [weight for weight, _ in parts])
@@ -126,4 +126,4 @@ class MixedRecords(PromptStream):
         return self._parts[part].at(turn)
 
     def held_out(self) -> list[tuple[Record, str]]:
-        return [found for part in self._parts for found in part.held_out()]
+        return [record for part in self._parts for record in part.held_out()]

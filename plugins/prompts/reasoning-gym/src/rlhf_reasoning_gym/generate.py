@@ -1,6 +1,6 @@
-"""The process that makes problems: its first request is the order, each later one the index of a problem.
+"""Process that generates problems. Its first request is the order, each later one the index of a problem.
 
-It has one fixed hash seed and its own random state: some tasks depend on the order of sets, some set global state.
+It has a fixed hash seed and its own random state, because some tasks depend on the order of sets or set global state.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from rlhf_reasoning_gym.library import UnknownTask, make_dataset
 
 
 class Maker:
-    """Makes the problems of one order."""
+    """Generates the problems of one order."""
 
     def __init__(self) -> None:
         self._dataset: Any = None
 
     def answer(self, request: bytes) -> bytes:
-        """The problem of an index; to the order `{}`, or `{"error": …}` if the library refuses it."""
-        given = json.loads(request)
+        """Return the problem of an index. For the order, return `{}`, or `{"error": …}` if the library rejects it."""
+        message = json.loads(request)
         if self._dataset is not None:
-            return json.dumps(self._dataset[given], default=_plain).encode()
+            return json.dumps(self._dataset[message], default=_plain).encode()
         try:
-            self._dataset = make_dataset(given["task"], given["options"], seed=given["seed"], size=given["size"])
+            self._dataset = make_dataset(**message)
         except Exception as error:  # the library's errors about the options, reported to the caller
-            known = error.known if isinstance(error, UnknownTask) else []
+            known = error.known_tasks if isinstance(error, UnknownTask) else []
             return json.dumps({"error": f"{error}" or type(error).__name__, "known": known}).encode()
         return b"{}"
 
 
 def _plain(value: Any) -> Any:
-    """NumPy scalars as plain numbers; anything else as text."""
+    """Convert NumPy scalars to Python numbers, and anything else to text."""
     return value.item() if hasattr(value, "item") else str(value)
 
 

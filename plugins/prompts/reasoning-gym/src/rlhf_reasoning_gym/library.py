@@ -1,6 +1,6 @@
-"""Tasks of the library: makes and lists them, scores answers, and tells whose verifier executes answers.
+"""Create and list tasks of the library, score answers, and detect verifiers that execute answers.
 
-Imports nothing of this project: it also runs as a separate program, and inside the sandbox.
+This module imports nothing from this project, because it also runs as a separate program in the sandbox.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from collections.abc import Mapping
 from typing import Any
 
 _RUN_TEXT = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
-"""Calls that run text as Python, SymPy's parsers included."""
-_OF_TUPLES = frozenset({"arc_agi", "rearc"})
-"""Tasks whose verifier compares with tuples, which are lists in JSON."""
+"""Functions that run text as Python, including SymPy's parsers."""
+_TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
+"""Tasks whose verifier compares with tuples, which JSON turns into lists."""
 
 
 class UnknownTask(ValueError):
-    """No task has that name; `known` lists those that exist."""
+    """The task does not exist. `known_tasks` lists those that do."""
 
     def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__(f'there is no task "{name}"')
-        self.known = known
+        super().__init__(f'task "{name}" does not exist')
+        self.known_tasks = known
 
 
 def make_dataset(task: str, options: Mapping[str, Any], *, seed: int = 0, size: int = 1) -> Any:
-    """The library's dataset of a task. Raises `UnknownTask`, and the library's errors about wrong options."""
+    """Create the library's dataset of a task. Raise `UnknownTask`, or the library's errors about wrong options."""
     import reasoning_gym
     from reasoning_gym.composite import DatasetSpec
     from reasoning_gym.factory import DATASETS
 
     if task not in DATASETS:
         raise UnknownTask(task, sorted(DATASETS))
-    given = dict(options)
+    kwargs = dict(options)
     if task == "composite":
-        given["datasets"] = [DatasetSpec(**{"weight": 1, "config": {}, **each}) for each in given.get("datasets", [])]
-    return reasoning_gym.create_dataset(task, seed=seed, size=size, **given)
+        kwargs["datasets"] = [DatasetSpec(**{"weight": 1, "config": {}, **spec}) for spec in kwargs.get("datasets", [])]
+    return reasoning_gym.create_dataset(task, seed=seed, size=size, **kwargs)
 
 
 def score(dataset: Any, task: str, entry: Mapping[str, Any], answer: str) -> float:
-    """The verifier's score of an answer to a problem read from JSON; 0 where the verifier fails on the answer."""
-    if task in _OF_TUPLES:
+    """Score an answer to a problem read from JSON with the verifier. 0 if the verifier fails on the answer."""
+    if task in _TUPLE_TASKS:
         entry = {**entry, "metadata": _with_tuples(entry["metadata"])}
     try:
         return float(dataset.score_answer(answer, entry))
-    except Exception:  # verifiers are not written for hostile answers
+    except Exception:  # verifiers are not designed for hostile answers
         return 0.0
 
 
 def runs_answers(task: str, options: Mapping[str, Any]) -> bool:
-    """Whether the module that holds a task's verifier may run text as Python."""
+    """Whether the module with a task's verifier may run text as Python."""
     if task == "composite":
         return any(runs_answers(each["name"], {}) for each in options.get("datasets", []))
     from reasoning_gym.factory import DATASETS

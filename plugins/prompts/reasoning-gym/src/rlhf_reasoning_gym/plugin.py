@@ -1,4 +1,4 @@
-"""The components that this distribution's entry points name."""
+"""Components referenced by this distribution's entry points."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .config import ReasoningGymPrompts, ReasoningGymReward
 _INSTALL = "pip install 'rlhf-reasoning-gym[reasoning-gym]'"
 
 prompts = Component(
-    summary="Problems of a task of Reasoning Gym, made by a program; judged by the reward of that name.",
+    summary="Generated problems of a Reasoning Gym task, scored by the reward of the same name.",
     config=ReasoningGymPrompts,
     build="rlhf_reasoning_gym.prompts:build",
     requires=("reasoning_gym",),
     install=_INSTALL,
 )
 reward = Component(
-    summary="0 to 1: the verifier of the problem's task of Reasoning Gym.",
+    summary="Score of the problem's Reasoning Gym verifier, 0 to 1.",
     config=ReasoningGymReward,
     build="rlhf_reasoning_gym.reward:build",
     requires=("reasoning_gym",),

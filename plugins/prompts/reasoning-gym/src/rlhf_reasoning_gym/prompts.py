@@ -1,4 +1,4 @@
-"""The prompt source `reasoning-gym`: problems of one task, made when the run starts."""
+"""The prompt source `reasoning-gym`: problems of one task, generated when the run starts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .config import ReasoningGymPrompts
 KEY = "reasoning_gym"
 """Record key of the task, its options, and the problem in the verifier's form, all plain JSON."""
 _SECONDS_PER_PROBLEM = 600.0
-"""Deadline for the next problem; the slowest task of the library takes about ten seconds for one."""
+"""Deadline per problem. The slowest task of the library takes about ten seconds."""
 
 
 class ReasoningGymSource:
-    """All problems of one order, held in memory as JSON text, since making one may take seconds."""
+    """All problems of one order, stored in memory as JSON text, since generating one may take seconds."""
 
     def __init__(self, config: ReasoningGymPrompts, *, chat: bool) -> None:
-        """Make the problems. Raises `ConfigError` for an unknown task or wrong options."""
+        """Generate the problems. Raise `ConfigError` if the task is unknown or an option is wrong."""
         self._name = config.task
         self._options = dict(config.task_options)
         self._chat = chat
         order = {"task": config.task, "options": self._options, "seed": config.seed, "size": config.size}
-        self._problems = list(_make(order))
+        self._problems = list(_generate(order))
         if config.unique:
             first: dict[str, str] = {}
             for problem in self._problems:
@@ -52,35 +52,35 @@ class ReasoningGymSource:
         return f"reasoning-gym {self._name} problem {index}"
 
 
-def _make(order: Mapping[str, Any]) -> Iterator[str]:
+def _generate(order: Mapping[str, Any]) -> Iterator[str]:
     process = RequestProcess("rlhf_reasoning_gym.generate", environment={"PYTHONHASHSEED": "0"})
-    made = 0
+    count = 0
     try:
-        told = json.loads(process.start(json.dumps(order).encode()))
-        if "error" in told:
-            raise _refused(order["task"], told["error"], told["known"])
-        for made in range(order["size"]):
-            yield process.ask(json.dumps(made).encode(), _SECONDS_PER_PROBLEM).decode()
+        reply = json.loads(process.start(json.dumps(order).encode()))
+        if "error" in reply:
+            raise _order_error(order["task"], reply["error"], reply["known"])
+        for count in range(order["size"]):
+            yield process.ask(json.dumps(count).encode(), _SECONDS_PER_PROBLEM).decode()
     except ProcessTimeout as fault:
         raise PluginError(
-            f"a problem of {order['task']}: its process {fault}", hint="make it easier with prompts.task_options"
+            f"a problem of {order['task']}: its process {fault}", hint="make the task easier with prompts.task_options"
         ) from fault
     except ProcessFault as fault:
         raise PluginError(
-            f"making {order['task']} ended after {made} of {order['size']} problems (what it said is above)",
-            hint="another prompts.seed or prompts.task_options may do; or tell the authors of reasoning-gym",
+            f"the generator of {order['task']} ended after {count} of {order['size']} problems (its output is above)",
+            hint="try another prompts.seed or prompts.task_options, or report it to the authors of reasoning-gym",
         ) from fault
     finally:
         process.end()
 
 
-def _refused(task: str, error: str, known: list[str]) -> ConfigError:
+def _order_error(task: str, error: str, known: list[str]) -> ConfigError:
     if known:
-        return ConfigError(f"{error}{suggestion(task, known)}", where="prompts.task", hint=f"one of {', '.join(known)}")
-    return ConfigError(f"{task} refuses its options: {error}", where="prompts.task_options")
+        return ConfigError(f"{error}{suggestion(task, known)}", where="prompts.task", hint=f"tasks: {', '.join(known)}")
+    return ConfigError(f"{task} rejects its options: {error}", where="prompts.task_options")
 
 
 def build(config: ReasoningGymPrompts, context: TaskContext) -> PromptSource:
-    """The source of a `prompts` section."""
+    """Build the prompt source `reasoning-gym`."""
     chat = context.has_chat_template if config.chat is None else config.chat
     return ReasoningGymSource(config, chat=chat)

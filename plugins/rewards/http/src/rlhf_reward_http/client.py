@@ -1,4 +1,4 @@
-"""The reward `http`: samples to a server, scores back, through its restarts and busy times."""
+"""The reward `http`: sends samples to a server and receives scores, with retries while the server is unavailable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST_WAIT_SECONDS = 0.1
 
 
 def build(config: HttpRewardConfig, context: RewardContext) -> Reward:
-    """Raises `UserInputError` where the token's variable is not set."""
+    """Return the reward. Raises `UserInputError` if the token's variable is not set."""
     token = None
     if config.token_env is not None:
         hint = f"export {config.token_env}=…, in the shell that starts the run"
@@ -29,7 +29,7 @@ def build(config: HttpRewardConfig, context: RewardContext) -> Reward:
 
 
 class HttpReward:
-    """An async reward that keeps its connections between calls."""
+    """An async reward that reuses its connections."""
 
     def __init__(self, config: HttpRewardConfig, token: str | None) -> None:
         self._size = config.samples_per_request
@@ -43,13 +43,13 @@ class HttpReward:
         )
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Any]:
-        """The scores the server gives. Raises `RemoteError`, or `ProtocolError` on what cannot be sent."""
+        """Return the server's scores. Raises `RemoteError`, or `ProtocolError` if a sample cannot be sent."""
         parts = [rollouts[start : start + self._size] for start in range(0, len(rollouts), self._size)]
         tasks = [asyncio.ensure_future(self._score(part)) for part in parts]
         try:
             answers = await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # one that failed leaves the others asking for nobody
+            for task in tasks:  # after a failure, the results of the others are not needed
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return [score for answer in answers for score in answer]
@@ -63,4 +63,4 @@ class HttpReward:
         try:
             return decode_response(content, len(rollouts))
         except ProtocolError as error:
-            raise RemoteError(f"{self._client.shown}: its response is none: {error}") from None
+            raise RemoteError(f"{self._client.shown}: its response is not valid: {error}") from None

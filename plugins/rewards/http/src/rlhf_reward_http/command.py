@@ -1,4 +1,4 @@
-"""`rlhf serve-reward`: an installed reward behind the HTTP protocol."""
+"""`rlhf serve-reward`: serves an installed reward over HTTP."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _STOP_SECONDS = 30.0
     "options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Option of the reward, or of how it is run (batch_size, timeout_seconds, isolate, …). Repeatable.",
+    help="Option of the reward, or of its calls (batch_size, timeout_seconds, isolate, …). Repeatable.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need --token-env.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0 takes a free one.")
-@click.option("--token-env", metavar="VARIABLE", help="Environment variable with the token that requests must bring.")
-@click.option("--device", default="auto", show_default=True, help="Where the reward computes: auto, cpu, cuda, cuda:N.")
-@click.option("--max-in-flight", type=click.IntRange(min=1), default=8, show_default=True, help="Requests at once.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address. All but loopback need --token-env.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0 selects a free port.")
+@click.option("--token-env", metavar="VARIABLE", help="Environment variable with the token that requests must send.")
+@click.option("--device", default="auto", show_default=True, help="Device of the reward: auto, cpu, cuda, cuda:N.")
+@click.option("--max-in-flight", type=click.IntRange(min=1), default=8, show_default=True, help="Concurrent requests.")
 @click.option(
-    "--max-body-bytes", type=click.IntRange(min=1024), default=8 * 2**20, show_default=True, help="Largest request."
+    "--max-body-bytes", type=click.IntRange(min=1024), default=8 * 2**20, show_default=True, help="Request size limit."
 )
 def serve_reward(
     name: str,
@@ -62,22 +62,22 @@ def serve_reward(
     token = _token(token_env, host)
     limits = ServerLimits(max_in_flight=max_in_flight, max_body_bytes=max_body_bytes)
 
-    def tell(address: str) -> None:
+    def print_address(address: str) -> None:
         click.echo(f'serving reward "{name}" at {address}{SCORE_PATH}')
 
-    with closing(_scorer(name, options, device, max_in_flight)) as scorer:
+    with closing(_make_scorer(name, options, device, max_in_flight)) as scorer:
         app = make_app(_score_by(scorer), limits, token=token, host=None if token else host)
-        whole = serve_until_stopped(
+        all_finished = serve_until_stopped(
             app,
             limits,
             host=host,
             port=port,
             where="rlhf serve-reward",
-            ready=tell,
+            ready=print_address,
             grace_seconds=_STOP_SECONDS,
         )
     click.echo("stopped")
-    if not whole:
+    if not all_finished:
         click.echo(f"requests still running after {_STOP_SECONDS:g} s were cut off", err=True)
 
 
@@ -94,13 +94,13 @@ def _token(variable: str | None, host: str) -> str | None:
     return environment_key(variable, where="--token-env")
 
 
-def _scorer(name: str, given: Sequence[str], device: str, concurrency: int) -> RewardScorer:
+def _make_scorer(name: str, pairs: Sequence[str], device: str, concurrency: int) -> RewardScorer:
     from rlhf_core.components import RewardContext
     from rlhf_core.config import RewardCallOptions, resolve_reward
     from rlhf_core.place import resolve_device
     from rlhf_core.rewards import RewardScorer, make_reward_spec
 
-    entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, given)), "name": name}
+    entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, pairs)), "name": name}
     reward = resolve_reward(entry, "rlhf serve-reward")
     options = reward.typed(RewardCallOptions)
     context = RewardContext(str(resolve_device(device)), seed=0)

@@ -8,14 +8,14 @@ from rlhf_web import ClientOptions, address_parts
 
 
 class HttpRewardConfig(ClientOptions):
-    """Where the scorer is and how patiently it is asked."""
+    """Options of `http`: the server's address and the client's limits."""
 
-    url: str = Field(description="Address that samples are posted to, as `rlhf serve-reward` prints it.")
+    url: str = Field(description="Address that samples are posted to, as printed by `rlhf serve-reward`.")
     token_env: str | None = Field(
-        None, min_length=1, description="Environment variable that holds the token, sent as `Authorization: Bearer`."
+        None, min_length=1, description="Environment variable with the token, sent as `Authorization: Bearer`."
     )
-    samples_per_request: int = Field(16, ge=1, description="Answers sent in one request.")
-    max_response_bytes: int = Field(16 * 2**20, ge=1, description="Largest response that is read.")
+    samples_per_request: int = Field(16, ge=1, description="Number of answers per request.")
+    max_response_bytes: int = Field(16 * 2**20, ge=1, description="Maximum size of a response.")
 
     @field_validator("url")
     @classmethod

@@ -1,4 +1,4 @@
-"""Version 1 of the protocol between a run and a scorer: what stands in a request and in its response."""
+"""Version 1 of the protocol between a run and a scorer: the contents of requests and responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Sample(BaseModel):
-    """What a request says of a sample: a `Rollout`. What has no default is required, what is unknown is left out."""
+    """A sample in a request: a `Rollout`. Fields without a default are required, and unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -41,7 +41,7 @@ class Sample(BaseModel):
     turns: list[dict[str, Any]] = []
 
     def rollout(self) -> Rollout:
-        """Raises `TypeError`, `KeyError` or `ValueError` for turns that are none."""
+        """Convert to a `Rollout`. Raises `TypeError`, `KeyError` or `ValueError` if the turns are malformed."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) and name != "answer" else value for name, value in self
         }
@@ -49,65 +49,75 @@ class Sample(BaseModel):
 
 
 class Request(BaseModel):
-    """A request."""
+    """A request for scores."""
 
     protocol: Literal[1]
     samples: list[Sample]
 
 
 class Response(BaseModel):
-    """A response; whether each score is a number is for core to judge."""
+    """A response with scores. Core checks whether each score is a number."""
 
     protocol: Literal[1]
     scores: list[Any]
 
 
 class ProtocolError(ValueError):
-    """A request or response that is none; the text says why."""
+    """A request or response is malformed. The message gives the reason."""
 
 
 def encode_request(rollouts: Sequence[Rollout]) -> bytes:
-    """Raises `ProtocolError` naming a sample whose answer or metadata JSON cannot hold."""
+    """Encode a request. Raises `ProtocolError`, naming the sample, if its answer or metadata cannot be JSON."""
     return b'{"protocol":%d,"samples":[%s]}' % (VERSION, b",".join(map(_encode_sample, rollouts)))
 
 
 def _encode_sample(rollout: Rollout) -> bytes:
     sample = {name: getattr(rollout, name) for name in Sample.model_fields}
     try:
-        return json.dumps(sample, separators=(",", ":"), allow_nan=False, default=_plain).encode("ascii")
+        return json.dumps(sample, separators=(",", ":"), allow_nan=False, default=_to_json).encode("ascii")
     except (TypeError, ValueError) as error:
         raise ProtocolError(f"sample {rollout.sample_id} cannot be sent as JSON: {error}") from None
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Turn):
         return value.to_mapping()
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"a {type(value).__name__} has no place in it")
+    raise TypeError(f"it cannot contain a {type(value).__name__}")
 
 
 def decode_request(body: bytes) -> list[Rollout]:
-    """The samples of a request. Raises `ProtocolError`."""
+    """Return the samples of a request. Raises `ProtocolError`."""
     samples = _read(Request, body).samples
     try:
         return [sample.rollout() for sample in samples]
     except (TypeError, KeyError, ValueError) as error:
-        raise ProtocolError(f"samples: turns is no list of turns: {error!r}") from None
+        raise ProtocolError(f"samples: turns is not a list of turns: {error!r}") from None
 
 
 def encode_response(scores: Sequence[float | None]) -> bytes:
-    """None stands for a sample that has no score; the run that asked treats it as a failure of the reward."""
+    """Encode scores. None is a missing score, which the run treats as a failure of the reward.
+
+    Example:
+        >>> encode_response([0.5, None])
+        b'{"protocol": 1, "scores": [0.5, null]}'
+    """
     return json.dumps({"protocol": VERSION, "scores": list(scores)}, allow_nan=False).encode("ascii")
 
 
 def encode_error(message: str) -> bytes:
-    """The body of every response that is not 200."""
+    """Encode the body of a response whose status is not 200."""
     return json.dumps({"protocol": VERSION, "error": message}).encode("ascii")
 
 
 def decode_response(body: bytes, count: int) -> list[Any]:
-    """The scores, `count` of them. Raises `ProtocolError`."""
+    """Return the `count` scores of a response. Raises `ProtocolError`.
+
+    Example:
+        >>> decode_response(b'{"protocol": 1, "scores": [0.5, null]}', count=2)
+        [0.5, None]
+    """
     scores = _read(Response, body).scores
     if len(scores) != count:
         raise ProtocolError(f"{len(scores)} scores for {count} samples")

@@ -1,4 +1,4 @@
-"""A server of one reward: bounded in connections, requests in flight and body size, and stopped in good order."""
+"""A server of one reward, with limits on connections, requests in flight and body size, and a graceful stop."""
 
 from __future__ import annotations
 
@@ -32,10 +32,15 @@ Score = Callable[[Sequence[Rollout]], Awaitable[Sequence[float | None]]]
 
 
 def make_app(score: Score, limits: ServerLimits, *, token: str | None = None, host: str | None = None) -> Guard:
-    """Answers requests of the protocol by `score`.
+    """Return an ASGI application that answers requests of the protocol.
 
-    A body is parsed to Python objects, which take up to about 25 times its bytes, and held until it is scored.
-    host: the address it listens at, as the guard takes it; needed where no token is asked for.
+    A body is parsed into Python objects, which take up to about 25 times its size until they are scored.
+
+    Args:
+        score: scores samples. None is a missing score.
+        limits: limits on bodies.
+        token: key that requests must send. None disables the check.
+        host: address that the server listens at, as for `Guard`. Required if `token` is None.
     """
     bodies = Bodies(limits)
 
@@ -51,12 +56,12 @@ def make_app(score: Score, limits: ServerLimits, *, token: str | None = None, ho
         return Response(encode_response(scores), media_type=CONTENT_TYPE)
 
     async def health(request: Request) -> Response:
-        said = {"protocol": VERSION, "status": "ok", "in_flight": bodies.num_held}
-        return Response(json.dumps(said), media_type=CONTENT_TYPE)
+        status = {"protocol": VERSION, "status": "ok", "in_flight": bodies.num_held}
+        return Response(json.dumps(status), media_type=CONTENT_TYPE)
 
     return Guard(
         [Route(SCORE_PATH, answer, methods=["POST"]), Route(HEALTH_PATH, health)],
         refusal=lambda refused: Response(encode_error(str(refused)), refused.status, media_type=CONTENT_TYPE),
-        knows=None if token is None else lambda given: hmac.compare_digest(given.encode(), token.encode()),
+        knows=None if token is None else lambda key: hmac.compare_digest(key.encode(), token.encode()),
         host=host,
     )

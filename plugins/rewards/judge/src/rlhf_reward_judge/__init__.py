@@ -1,1 +1,1 @@
-"""A language model as judge, for the rlhf framework."""
+"""A language model as judge for the rlhf framework."""

@@ -1,4 +1,4 @@
-"""The reward `judge`: questions for each answer or pair of answers, verdicts back, within a budget."""
+"""The reward `judge`: sends a question for each answer or pair of answers and reads the verdicts, within a budget."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from rlhf_core.types import Rollout
 from .config import JudgeConfig
 from .ledger import BudgetSpent, Ledger
 from .pairs import Comparison, comparisons
-from .remote import JudgeError, RemoteJudge, Reply
+from .remote import JudgeError, JudgeReply, RemoteJudge
 from .verdicts import Messages, UnreadableVerdict, pairwise_messages, read_better, read_points, rubric_messages
 
 
 class Judge(Protocol):
-    """A model that replies to questions."""
+    """A model that replies to questions, one batch at a time."""
 
-    async def ask(self, questions: Sequence[Messages]) -> list[Reply | Exception]: ...
+    async def ask(self, questions: Sequence[Messages]) -> list[JudgeReply | Exception]:
+        """Return a reply to each question, or the error of a failed one."""
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Release connections or the model."""
 
 
 def build(config: JudgeConfig, context: RewardContext) -> Reward:
-    """Raises `UserInputError` where the key is not set or the local model cannot be loaded."""
-    who = json.dumps(config.model_dump(mode="json", include={"url", "model", "model_path", "temperature"}))
+    """Return the reward. Raises `UserInputError` if the key is not set or the local model cannot be loaded."""
+    identity = json.dumps(config.model_dump(mode="json", include={"url", "model", "model_path", "temperature"}))
     judge: Judge
     if config.url is not None:
         judge = RemoteJudge(config)
@@ -40,34 +42,41 @@ def build(config: JudgeConfig, context: RewardContext) -> Reward:
         from .local import LocalJudge
 
         judge = LocalJudge(config, context)
-    path = None if context.folder is None else context.folder / f"judge-{_digest(who)[:16]}.sqlite"
+    path = None if context.folder is None else context.folder / f"judge-{_digest(identity)[:16]}.sqlite"
     ledger = Ledger(path, max_calls=config.max_calls, max_tokens=config.max_tokens)
-    return JudgeReward(config, judge, ledger, who=who)
+    return JudgeReward(config, judge, ledger, identity=identity)
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
     messages: Messages
     read: Callable[[str], float]
-    """The verdict of a reply; raises `UnreadableVerdict`."""
+    """Reads the verdict in a reply. Raises `UnreadableVerdict`."""
     lowest: float
-    """The score where no reply can be read and that is allowed."""
+    """Score of an unreadable verdict if `unreadable: lowest`."""
 
 
 class JudgeReward:
-    """An async reward."""
+    """An async reward that scores by the verdicts of a judge."""
 
-    def __init__(self, config: JudgeConfig, judge: Judge, ledger: Ledger, *, who: str) -> None:
-        """who: the judge and how it is asked, part of what a reply is remembered by."""
+    def __init__(self, config: JudgeConfig, judge: Judge, ledger: Ledger, *, identity: str) -> None:
+        """Create the reward.
+
+        Args:
+            config: options of the reward.
+            judge: the judging model.
+            ledger: known replies and budget.
+            identity: description of the judge and its sampling, part of the key of a stored reply.
+        """
         self._config = config
         self._judge = judge
         self._ledger = ledger
-        self._who = who
+        self._identity = identity
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """A score from 0 to 1 for each. Raises `JudgeError`."""
+        """Score each sample from 0 to 1. Raises `JudgeError`."""
         if self._config.mode == "pairwise":
             return await self._pairwise(rollouts)
         config = self._config
@@ -90,70 +99,70 @@ class JudgeReward:
             self._ledger.close()
 
     def take_counts(self) -> dict[str, float]:
-        """Take the counts since the last call; logged as `reward_calls/<name>/…`."""
+        """Return and reset the counts, which are logged as `reward_calls/<name>/…`."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return {name: float(number) for name, number in taken.items()}
 
     async def _pairwise(self, rollouts: Sequence[Rollout]) -> list[float]:
-        compared = comparisons(rollouts, self._config.opponents)
-        verdicts = await self._verdicts([self._comparison(each) for each in compared])
+        pairs = comparisons(rollouts, self._config.opponents)
+        verdicts = await self._verdicts([self._pair_question(pair) for pair in pairs])
         won: list[list[float]] = [[] for _ in rollouts]
-        for each, share in zip(compared, verdicts, strict=True):
-            for index, own in each.shares(share):
-                won[index].append(own)
-        # An answer that there is nothing to compare with has neither won nor lost.
+        for pair, verdict in zip(pairs, verdicts, strict=True):
+            for index, share in pair.shares(verdict):
+                won[index].append(share)
+        # An answer without an opponent has neither won nor lost.
         return [sum(shares) / len(shares) if shares else 0.5 for shares in won]
 
-    def _comparison(self, each: Comparison) -> _Question:
-        messages = pairwise_messages(each.asked_about, each.first, each.second, self._config.rubric)
+    def _pair_question(self, pair: Comparison) -> _Question:
+        messages = pairwise_messages(pair.rollout, pair.first, pair.second, self._config.rubric)
         return _Question(messages, read_better, lowest=0.5)
 
     async def _verdicts(self, questions: Sequence[_Question]) -> list[float]:
-        """The verdict on each question: a known one, or the judge's, asked again where it cannot be read."""
-        keys = [_digest(self._who + json.dumps(each.messages)) for each in questions]
-        asked = dict(zip(keys, questions, strict=True))  # equal questions are asked once
-        found: dict[str, float] = {}
-        for key, each in asked.items():
+        """Return a verdict on each question, from the ledger or the judge. Unreadable ones are requested again."""
+        keys = [_digest(self._identity + json.dumps(each.messages)) for each in questions]
+        unique = dict(zip(keys, questions, strict=True))  # equal questions are sent once
+        verdicts: dict[str, float] = {}
+        for key, question in unique.items():
             known = self._ledger.reply(key)
             if known is None:
                 continue
-            with suppress(UnreadableVerdict):  # somebody may have written into the file
-                found[key] = each.read(known)
+            with suppress(UnreadableVerdict):  # the file may have been edited
+                verdicts[key] = question.read(known)
                 self._count("remembered", keys.count(key))
         problem: UnreadableVerdict | None = None
         for _ in range(self._config.asked_again + 1):
-            open_questions = {key: each for key, each in asked.items() if key not in found}
+            open_questions = {key: each for key, each in unique.items() if key not in verdicts}
             if not open_questions:
                 break
             replies = await self._ask([each.messages for each in open_questions.values()])
-            for (key, each), reply in zip(open_questions.items(), replies, strict=True):
+            for (key, question), reply in zip(open_questions.items(), replies, strict=True):
                 try:
-                    found[key] = each.read(reply.text)
+                    verdicts[key] = question.read(reply.text)
                 except UnreadableVerdict as error:
                     problem = error
                     self._count("unreadable")
                 else:
                     self._ledger.remember(key, reply.text)
-        if len(found) < len(asked) and self._config.unreadable == "fail":
+        if len(verdicts) < len(unique) and self._config.unreadable == "fail":
             raise JudgeError(f"its verdict cannot be read: {problem}")
-        return [found.get(key, each.lowest) for key, each in zip(keys, questions, strict=True)]
+        return [verdicts.get(key, each.lowest) for key, each in zip(keys, questions, strict=True)]
 
-    async def _ask(self, questions: Sequence[Messages]) -> list[Reply]:
-        """Replies within the budget. Raises `JudgeError` for the first that fails, once all are counted."""
+    async def _ask(self, questions: Sequence[Messages]) -> list[JudgeReply]:
+        """Send questions within the budget. Raises `JudgeError` for the first failed one, after counting all."""
         try:
             self._ledger.begin_calls(len(questions))
         except BudgetSpent as spent:
             raise JudgeError(f"the budget of the run is spent: {spent}") from None
         self._count("asked", len(questions))
         replies = await self._judge.ask(questions)
-        tokens = sum(reply.num_tokens for reply in replies if isinstance(reply, Reply))
+        tokens = sum(reply.num_tokens for reply in replies if isinstance(reply, JudgeReply))
         self._ledger.add_tokens(tokens)
         self._count("tokens", tokens)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        return [reply for reply in replies if isinstance(reply, Reply)]
+        return [reply for reply in replies if isinstance(reply, JudgeReply)]
 
     def _count(self, name: str, number: int = 1) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Replies of the judge that are known, and what was spent: in the run folder, shared by a machine's processes."""
+"""Known replies of the judge and the spent budget, in the run folder, shared by all processes of a machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ _SCHEMA = (
 
 
 class BudgetSpent(Exception):
-    """No further call may be made."""
+    """The calls would exceed the budget."""
 
 
 class Ledger:
-    """Thread-safe; counts go on over a resume, since they lie in the run folder."""
+    """Stores replies and counts calls and tokens. Thread-safe. In a run folder, the counts survive a resume."""
 
     def __init__(self, path: Path | None, *, max_calls: int | None, max_tokens: int | None) -> None:
-        """path: None keeps all in memory."""
+        """Open or create the database.
+
+        Args:
+            path: its file. None keeps everything in memory.
+            max_calls: maximum number of calls, None for unlimited.
+            max_tokens: maximum number of tokens, None for unlimited.
+        """
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._max_calls = max_calls
@@ -35,18 +41,18 @@ class Ledger:
             self._database.execute(statement)
 
     def reply(self, key: str) -> str | None:
-        """The text that was replied to this before."""
+        """Return the stored reply to a question, None if unknown."""
         with self._lock:
             row = self._database.execute("SELECT text FROM replies WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def remember(self, key: str, text: str) -> None:
-        """Keep a reply whose verdict could be read."""
+        """Store a reply whose verdict could be read."""
         with self._lock:
             self._database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
 
     def begin_calls(self, number: int) -> None:
-        """Count calls before they are made. Raises `BudgetSpent`, and counts none, where not all may be."""
+        """Count calls before they are made. Raises `BudgetSpent`, without counting, if they exceed the budget."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -60,7 +66,7 @@ class Ledger:
                 self._database.execute("COMMIT")
 
     def add_tokens(self, number: int) -> None:
-        """Count what a call has cost."""
+        """Count the tokens of finished calls."""
         with self._lock:
             self._database.execute("UPDATE spent SET tokens = tokens + ?", (number,))
 

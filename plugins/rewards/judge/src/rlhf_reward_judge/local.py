@@ -1,4 +1,4 @@
-"""A judge in this process, which answers by an engine as the policy does."""
+"""A judge in this process, which generates with an engine as the policy does."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_models import open_engine
 
 from .config import JudgeConfig
-from .remote import JudgeError, Reply
+from .remote import JudgeError, JudgeReply
 from .verdicts import Messages
 
 WHERE = 'reward "judge": model_path'
 
 
 class LocalJudge:
-    """Loads the model at once. Raises `UserInputError` where it cannot."""
+    """A judge that is a local model."""
 
     def __init__(self, config: JudgeConfig, context: RewardContext) -> None:
+        """Load the model. Raises `UserInputError` if that fails."""
         assert config.model_path is not None
         model = ModelConfig(path=config.model_path, device=context.device)
         try:
@@ -37,35 +38,35 @@ class LocalJudge:
             temperature=config.temperature or 1.0,
             greedy=config.temperature == 0,
         )
-        self._asked = 0
+        self._num_requests = 0
 
-    async def ask(self, questions: Sequence[Messages]) -> list[Reply | Exception]:
-        """A reply to each, or why there is none."""
+    async def ask(self, questions: Sequence[Messages]) -> list[JudgeReply | Exception]:
+        """Return a reply to each question, or the error of a failed one."""
         return await asyncio.to_thread(self._generate, questions)
 
     async def aclose(self) -> None:
         """Free the engine."""
         self._engine.close()
 
-    def _generate(self, questions: Sequence[Messages]) -> list[Reply | Exception]:
-        found: dict[int, Reply | Exception] = {}
-        asked: dict[int, tuple[int, GenerationRequest]] = {}
-        room = self._engine.context_tokens
+    def _generate(self, questions: Sequence[Messages]) -> list[JudgeReply | Exception]:
+        replies: dict[int, JudgeReply | Exception] = {}
+        sent: dict[int, tuple[int, GenerationRequest]] = {}
+        limit = self._engine.context_tokens
         for index, messages in enumerate(questions):
             prompt_ids = self._encoder.prompt({"prompt": self._prompt(messages)}, 0, WHERE).prompt_ids
-            if room is not None and len(prompt_ids) >= room:
-                found[index] = JudgeError(f"the question is {len(prompt_ids)} tokens long, the judge reads {room}")
+            if limit is not None and len(prompt_ids) >= limit:
+                replies[index] = JudgeError(f"the question is {len(prompt_ids)} tokens long, the judge reads {limit}")
                 continue
-            asked[self._asked] = index, GenerationRequest(sample_id=self._asked, prompt_ids=prompt_ids)
-            self._asked += 1
-        for completion in self._engine.generate([each for _, each in asked.values()], self._sampling) if asked else ():
-            index, request = asked[completion.sample_id]
+            sent[self._num_requests] = index, GenerationRequest(sample_id=self._num_requests, prompt_ids=prompt_ids)
+            self._num_requests += 1
+        for completion in self._engine.generate([each for _, each in sent.values()], self._sampling) if sent else ():
+            index, request = sent[completion.sample_id]
             text = self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
-            found[index] = Reply(str(text), len(request.prompt_ids) + len(completion.token_ids))
-        return [found[index] for index in range(len(questions))]
+            replies[index] = JudgeReply(str(text), len(request.prompt_ids) + len(completion.token_ids))
+        return [replies[index] for index in range(len(questions))]
 
     def _prompt(self, messages: Messages) -> str | Messages:
-        """Chat messages, or one text for a model without a chat template."""
+        """Return the chat messages, or one text if the model lacks a chat template."""
         if self._tokenizer.chat_template:
             return messages
         return "\n\n".join(message["content"] for message in messages) + "\n\n"

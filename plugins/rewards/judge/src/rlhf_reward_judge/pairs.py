@@ -1,4 +1,4 @@
-"""Which answers are compared with which: those to one prompt, in a ring, each pair once."""
+"""Pairs of answers to compare: those to the same prompt, in a ring, each pair once."""
 
 from __future__ import annotations
 
@@ -14,35 +14,40 @@ from rlhf_core.types import Rollout
 class Comparison:
     """Two answers in the order in which the judge sees them."""
 
-    asked_about: Rollout
-    """Whose prompt it is."""
+    rollout: Rollout
+    """Rollout that supplies the prompt."""
     first: str
     second: str
-    places: tuple[int, int | None]
-    """Places of both among the rollouts; None is the record's known answer. The first is the earlier rollout."""
+    indices: tuple[int, int | None]
+    """Indices of both among the rollouts, the earlier one first. None is the record's known answer."""
     is_swapped: bool
     """Whether the judge sees the later one first."""
 
     def shares(self, first_is_better: float) -> Iterator[tuple[int, float]]:
-        """Place and share of each rollout that took part."""
-        own = 1.0 - first_is_better if self.is_swapped else first_is_better
-        yield self.places[0], own
-        if self.places[1] is not None:
-            yield self.places[1], 1.0 - own
+        """Yield the index of each compared rollout and its share of the win: 1 won, 0.5 tied, 0 lost."""
+        share = 1.0 - first_is_better if self.is_swapped else first_is_better
+        yield self.indices[0], share
+        if self.indices[1] is not None:
+            yield self.indices[1], 1.0 - share
 
 
 def comparisons(rollouts: Sequence[Rollout], opponents: int | None) -> list[Comparison]:
-    """Each answer against the next `opponents` of its group, around; an answer alone against its known answer."""
+    """Pair each answer with the next `opponents` of its group (cyclically), or a lone one with its known answer.
+
+    Args:
+        rollouts: answers of any number of groups.
+        opponents: number of opponents per answer, None for all of its group.
+    """
     groups: dict[int, list[int]] = defaultdict(list)
-    for place, rollout in enumerate(rollouts):
-        groups[rollout.group_id].append(place)
-    found = []
-    for places in groups.values():
-        size = len(places)
+    for index, rollout in enumerate(rollouts):
+        groups[rollout.group_id].append(index)
+    compared = []
+    for indices in groups.values():
+        size = len(indices)
         if size == 1:
-            known = rollouts[places[0]].answer
+            known = rollouts[indices[0]].answer
             if isinstance(known, str):
-                found.append(_comparison(rollouts, places[0], None, known))
+                compared.append(_comparison(rollouts, indices[0], None, known))
             continue
         pairs = {
             (min(i, j), max(i, j))
@@ -51,13 +56,13 @@ def comparisons(rollouts: Sequence[Rollout], opponents: int | None) -> list[Comp
             for j in [(i + step) % size]
         }
         for i, j in sorted(pairs):
-            found.append(_comparison(rollouts, places[i], places[j], rollouts[places[j]].completion))
-    return found
+            compared.append(_comparison(rollouts, indices[i], indices[j], rollouts[indices[j]].completion))
+    return compared
 
 
 def _comparison(rollouts: Sequence[Rollout], one: int, other: int | None, text: str) -> Comparison:
-    """Which comes first is drawn from both texts, since judges favour a position."""
+    """Compare two answers in an order that is chosen by a hash of both texts, since judges favor a position."""
     own = rollouts[one].completion
-    drawn = sha256(f"{own}\0{text}".encode("utf-8", "surrogatepass")).digest()[0] % 2 == 1
-    first, second = (text, own) if drawn else (own, text)
-    return Comparison(rollouts[one], first, second, (one, other), drawn)
+    is_swapped = sha256(f"{own}\0{text}".encode("utf-8", "surrogatepass")).digest()[0] % 2 == 1
+    first, second = (text, own) if is_swapped else (own, text)
+    return Comparison(rollouts[one], first, second, (one, other), is_swapped)

@@ -7,7 +7,7 @@ from rlhf_core.components import Component
 from .config import JudgeConfig
 
 judge = Component(
-    summary="A language model judges: by a rubric, or answers to one prompt against each other.",
+    summary="A language model judges answers by a rubric, each alone or against others to the same prompt.",
     config=JudgeConfig,
     build="rlhf_reward_judge.judge:build",
 )

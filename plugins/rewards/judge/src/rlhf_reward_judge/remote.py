@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible server."""
+"""A judge on an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from .verdicts import Messages
 
 _AGAIN = (408, 429, 500, 502, 503, 504)
 _FIRST_WAIT_SECONDS = 0.5
-_MOST_BYTES = 1 << 20
+_MAX_RESPONSE_BYTES = 1 << 20
 _CHARS_PER_TOKEN = 3
-"""Where a server does not say what a call has cost: rather too much than too little."""
+"""Estimates the tokens of a call if the server does not report them, rather too high than too low."""
 
 
 class JudgeError(Exception):
-    """The judge gave no reply; holds no secret."""
+    """The judge did not return a usable reply. The message contains no secrets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class JudgeReply:
     """A judge's reply."""
 
     text: str
     num_tokens: int
-    """Tokens of its prompt and of the reply together."""
+    """Tokens of prompt and reply together."""
 
 
 class RemoteJudge:
-    """Asks over HTTP, keeping its connections."""
+    """A judge that is called over HTTP, with connection reuse."""
 
     def __init__(self, config: JudgeConfig) -> None:
-        """Raises `UserInputError` where the key's variable is not set."""
+        """Create the client. Raises `UserInputError` if the key's variable is not set."""
         self._config = config
         key = None
         if config.key_env is not None:
@@ -47,44 +47,44 @@ class RemoteJudge:
             f"{config.url}/chat/completions",
             config,
             key=key,
-            max_response_bytes=_MOST_BYTES,
+            max_response_bytes=_MAX_RESPONSE_BYTES,
             again=_AGAIN,
             first_wait_seconds=_FIRST_WAIT_SECONDS,
         )
 
-    async def ask(self, questions: Sequence[Messages]) -> list[Reply | Exception]:
-        """A reply to each, or why there is none."""
+    async def ask(self, questions: Sequence[Messages]) -> list[JudgeReply | Exception]:
+        """Return a reply to each question, or the error of a failed one."""
         return list(await asyncio.gather(*map(self._ask, questions)))
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _ask(self, messages: Messages) -> Reply | Exception:
+    async def _ask(self, messages: Messages) -> JudgeReply | Exception:
         config = self._config
-        asked = {
+        request = {
             "model": config.model,
             "messages": messages,
             "temperature": config.temperature,
             "max_tokens": config.max_reply_tokens,
         }
         try:
-            content = await self._client.post(lambda: json.dumps(asked).encode("ascii"))
-            return _reply(content, messages, self._client.shown)
+            content = await self._client.post(lambda: json.dumps(request).encode("ascii"))
+            return _read_reply(content, messages, self._client.shown)
         except (RemoteError, JudgeError) as error:
             return JudgeError(str(error))
 
 
-def _reply(content: bytes, messages: Messages, address: str) -> Reply:
+def _read_reply(content: bytes, messages: Messages, address: str) -> JudgeReply:
     try:
-        found, _ = read_first_json(content.decode("utf-8"))
-        text = found["choices"][0]["message"]["content"]
+        response, _ = read_first_json(content.decode("utf-8"))
+        text = response["choices"][0]["message"]["content"]
         if not isinstance(text, str):
             raise TypeError(f"the content is a {type(text).__name__}")
     except (UnreadableJson, UnicodeDecodeError, KeyError, IndexError, TypeError) as error:
-        raise JudgeError(f"{address}: its response is no chat completion: {printable(str(error))}") from None
-    usage = found.get("usage")
-    said = usage.get("total_tokens") if isinstance(usage, dict) else None
-    if isinstance(said, bool) or not isinstance(said, int) or said < 0:
-        said = (sum(len(each["content"]) for each in messages) + len(text)) // _CHARS_PER_TOKEN + 1
-    return Reply(text, said)
+        raise JudgeError(f"{address}: its response is not a chat completion: {printable(str(error))}") from None
+    usage = response.get("usage")
+    tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+        tokens = (sum(len(each["content"]) for each in messages) + len(text)) // _CHARS_PER_TOKEN + 1
+    return JudgeReply(text, tokens)

@@ -1,4 +1,4 @@
-"""Encodes rollouts for a reward model: the policy's tokens, or text in the model's own tokenizer and template."""
+"""Encodes rollouts for a reward model, as the policy's tokens or with the model's own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .config import ModelRewardConfig
 
 
 class Sample(NamedTuple):
-    """Token ids, and the places at which the score is read."""
+    """Token ids, and the positions at which scores are read."""
 
     ids: list[int]
-    places: list[int]
+    positions: list[int]
 
 
 @dataclass
 class RolloutEncoder:
-    """Token ids of whole samples: prompt and answer, read at the last token."""
+    """Encodes prompt and answer of samples, with the score read at the last token."""
 
     tokenizer: PreTrainedTokenizerBase
     config: ModelRewardConfig
     _: KW_ONLY
     same_tokenizer: bool
-    """As the policy."""
+    """Whether the policy has the same tokenizer."""
     limit_tokens: int
-    """Of a sample."""
+    """Maximum length of a sample."""
     pools_itself: bool = False
-    """Whether the model does not read the last token (BERT and its kin): a text is then tokenized as a whole, with the
-    special tokens its tokenizer puts around it.
+    """Whether the model has its own pooling instead of reading the last token (BERT and similar). A text is then
+    tokenized as a whole, with the special tokens that its tokenizer adds.
     """
 
     def __post_init__(self) -> None:
@@ -42,17 +42,17 @@ class RolloutEncoder:
         self._prompts = PromptEncoder(self.tokenizer)
 
     def encode(self, rollout: Rollout) -> Sample:
-        """Raises `ValueError` naming a sample that cannot be encoded."""
+        """Encode a sample. Raises `ValueError`, which names the sample, if that is not possible."""
         ids = self._encode(rollout)
         if not ids:
-            raise ValueError(f"sample {rollout.sample_id} has no token to read")
+            raise ValueError(f"sample {rollout.sample_id} is empty: it does not have any tokens")
         if self._cut:
             ids = ids[: self.limit_tokens] if self.pools_itself else ids[-self.limit_tokens :]
-        self.check_length(ids, rollout, ", or say too_long: cut")
+        self.check_length(ids, rollout, ", or set too_long: cut")
         return Sample(ids, [len(ids) - 1])
 
     def check_length(self, ids: list[int], rollout: Rollout, advice: str = "") -> None:
-        """Raise `ValueError` for more tokens than the model reads."""
+        """Raise `ValueError` if there are more tokens than the model reads."""
         if len(ids) > self.limit_tokens:
             raise ValueError(
                 f"sample {rollout.sample_id} is {len(ids)} tokens long, the reward model reads {self.limit_tokens}: "
@@ -60,7 +60,7 @@ class RolloutEncoder:
             )
 
     def prompt_ids(self, rollout: Rollout) -> list[int]:
-        """The prompt in the model's own tokenizer, a chat in its own template."""
+        """Encode the prompt with the model's own tokenizer, and a chat with its own template."""
         record = {"prompt": rollout.prompt if rollout.messages is None else list(rollout.messages)}
         return list(self._prompts.prompt(record, rollout.sample_id, f"sample {rollout.sample_id}").prompt_ids)
 
@@ -71,7 +71,7 @@ class RolloutEncoder:
             encoding = "tokens" if self.same_tokenizer else "conversation" if is_chat else "continuation"
         if encoding == "tokens":
             ids = [*rollout.prompt_ids, *rollout.completion_ids]
-            return ids + self._end() if self.config.append_eos and rollout.finish_reason == "length" else ids
+            return ids + self._eos_ids() if self.config.append_eos and rollout.finish_reason == "length" else ids
         return self._conversation(rollout) if encoding == "conversation" else self._continuation(rollout)
 
     def _continuation(self, rollout: Rollout) -> list[int]:
@@ -80,22 +80,22 @@ class RolloutEncoder:
             ids = self.tokenizer(text, truncation=self._cut, max_length=self.limit_tokens if self._cut else None)
             return list(ids["input_ids"])
         answer = self.tokenizer(rollout.completion, add_special_tokens=False)["input_ids"]
-        ended = self.config.append_eos or rollout.finish_reason != "length"
-        return [*self.prompt_ids(rollout), *answer, *(self._end() if ended else [])]
+        has_eos = self.config.append_eos or rollout.finish_reason != "length"
+        return [*self.prompt_ids(rollout), *answer, *(self._eos_ids() if has_eos else [])]
 
-    def _end(self) -> list[int]:
+    def _eos_ids(self) -> list[int]:
         eos = self.tokenizer.eos_token_id
         return [] if eos is None else [int(eos)]
 
     def _conversation(self, rollout: Rollout) -> list[int]:
         if rollout.messages is None:
             raise ValueError(
-                f"sample {rollout.sample_id} is no chat, so there is no conversation: say encoding: continuation"
+                f"sample {rollout.sample_id} is not a chat, so it cannot be a conversation: set encoding: continuation"
             )
         if not self.tokenizer.chat_template:
             raise ValueError(
-                f"sample {rollout.sample_id} is a chat, but the reward model's tokenizer has no chat template: "
-                "put a chat_template.jinja into its folder, or say encoding: tokens if it shares the policy's tokenizer"
+                f"sample {rollout.sample_id} is a chat, but the reward model's tokenizer lacks a chat template: "
+                "put a chat_template.jinja into its folder, or set encoding: tokens if it shares the policy's tokenizer"
             )
         messages = [*map(dict, rollout.messages), {"role": "assistant", "content": rollout.completion}]
         try:
@@ -104,12 +104,12 @@ class RolloutEncoder:
             raise ValueError(
                 f"sample {rollout.sample_id}: the reward model's chat template refuses it: {error}"
             ) from None
-        # A chat template writes its special tokens itself.
+        # The chat template has already added the special tokens.
         return list(self.tokenizer(str(text), add_special_tokens=False)["input_ids"])
 
 
 def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether both make the same tokens of every text and render every chat alike."""
+    """Whether both tokenize every text and render every chat identically."""
     if one.chat_template != other.chat_template or one.eos_token_id != other.eos_token_id:
         return False
     return bool(_tokenization(one) == _tokenization(other))
@@ -119,5 +119,5 @@ def _tokenization(tokenizer: PreTrainedTokenizerBase) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return type(tokenizer).__name__, tokenizer.get_vocab()
-    described = json.loads(backend.to_str())
-    return {key: value for key, value in described.items() if key not in ("padding", "truncation", "version")}
+    settings = json.loads(backend.to_str())
+    return {key: value for key, value in settings.items() if key not in ("padding", "truncation", "version")}

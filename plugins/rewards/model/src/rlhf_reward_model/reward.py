@@ -1,4 +1,4 @@
-"""The reward `model`: forward passes of a sequence classifier over prompts and answers."""
+"""The reward `model`: scores prompts and answers by forward passes of a sequence classifier."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rlhf_models import load_tokenizer
 from .config import ModelRewardConfig
 from .encoding import RolloutEncoder, Sample, same_tokenizer
 from .loading import load, place
-from .steps import StepEncoder, by_turn, combined, has_turns
+from .steps import StepEncoder, by_turn, combine, has_turns
 
 
 def build(config: ModelRewardConfig, context: RewardContext) -> Reward:
-    """Load the model. Raises `UserInputError` where it cannot score."""
+    """Load the model and return the reward. Raises `UserInputError` if the model cannot score."""
     device, dtype = place(context.device if config.device == "auto" else config.device, config.dtype)
     tokenizer, model, label = load(config.path, dtype, config.label_index)
     shared = context.model_path is not None and same_tokenizer(
@@ -40,7 +40,7 @@ def build(config: ModelRewardConfig, context: RewardContext) -> Reward:
         )
     elif pools_itself:
         raise UserInputError(
-            f"{config.path!r} does not read single tokens, as a process reward model does",
+            f"{config.path!r} does not read single tokens, as a process reward model must",
             where='reward "model": steps',
             hint="train one: rlhf train --algorithm process-reward-model",
         )
@@ -49,19 +49,19 @@ def build(config: ModelRewardConfig, context: RewardContext) -> Reward:
     return ModelReward(model, config, encoder, label=label, device=device)
 
 
-def _limit_tokens(model: PreTrainedModel, tokenizer_limit: int, asked: int | None) -> int:
+def _limit_tokens(model: PreTrainedModel, tokenizer_limit: int, max_tokens: int | None) -> int:
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    limits = [limit for limit in (asked, positions, tokenizer_limit) if isinstance(limit, int) and limit > 0]
+    limits = [limit for limit in (max_tokens, positions, tokenizer_limit) if isinstance(limit, int) and limit > 0]
     return min(limits)
 
 
 def reads_last_token(model: nn.Module) -> bool:
-    """True for the decoder family, whose linear head `score` is meant for the last token's hidden state."""
+    """Whether this is a decoder, whose linear head `score` is applied to the last token's hidden state."""
     return isinstance(getattr(model, "score", None), nn.Linear)
 
 
 class ModelReward:
-    """Scores samples by one model; calls from several threads take turns."""
+    """Scores samples by one model. A lock serializes calls from several threads."""
 
     def __init__(
         self,
@@ -82,31 +82,32 @@ class ModelReward:
             model.to(device)  # type: ignore[arg-type]
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[float | Mapping[int, float]]:
-        """Each sample's logit, or with `steps` the combined chance that they are right, 0 to 1.
+        """Score samples: each one's logit, or with `steps` the combined probability in [0, 1] that its steps are right.
 
-        Raises `ValueError` naming a bad sample.
+        With `steps: turns`, an episode of several turns gets a score per turn. Raises `ValueError`, which names the
+        sample, if one cannot be encoded.
         """
-        found, how = self.logits(rollouts), self._config.steps
-        if how is None:
-            return [logit for (logit,) in found]
+        all_logits, method = self.logits(rollouts), self._config.steps
+        if method is None:
+            return [logit for (logit,) in all_logits]
         return [
-            by_turn(steps) if how == "turns" and has_turns(rollout) else combined(steps, how)
-            for steps, rollout in zip(found, rollouts, strict=True)
+            by_turn(logits) if method == "turns" and has_turns(rollout) else combine(logits, method)
+            for logits, rollout in zip(all_logits, rollouts, strict=True)
         ]
 
     def logits(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
-        """The logit of the label at each place that is read of each sample."""
+        """Logits of the label at the positions of each sample."""
         samples = [self._encoder.encode(rollout) for rollout in rollouts]
-        found: list[list[float]] = [[] for _ in samples]
-        read = [index for index, sample in enumerate(samples) if sample.places]
+        all_logits: list[list[float]] = [[] for _ in samples]
+        read = [index for index, sample in enumerate(samples) if sample.positions]
         batches = plan_micro_batches([len(samples[index].ids) for index in read], self._config.max_batch_tokens)
         with self._lock, self._on_device(), torch.inference_mode():
             for batch in batches:
                 rows = [samples[read[index]] for index in batch]
                 logits = classify(self._model, rows, self._device)[:, self._label]
-                for index, own in zip(batch, logits.split([len(row.places) for row in rows]), strict=True):
-                    found[read[index]] = own.tolist()
-        return found
+                for index, part in zip(batch, logits.split([len(row.positions) for row in rows]), strict=True):
+                    all_logits[read[index]] = part.tolist()
+        return all_logits
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -123,10 +124,10 @@ class ModelReward:
 
 
 def classify(model: PreTrainedModel, samples: Sequence[Sample], device: torch.device) -> Tensor:
-    """[N, labels] float32: the logits at the N places, row by row; models that pool have one a row, their own."""
+    """Logits at the N positions of all samples, row by row: [N, labels] float32. Models that pool have one per row."""
     rows = [torch.tensor(sample.ids) for sample in samples]
     if reads_last_token(model):
-        return scores_at(model, rows, [sample.places for sample in samples], device)
+        return scores_at(model, rows, [sample.positions for sample in samples], device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
     with own_lengths(model, lengths[:, None]):

@@ -16,20 +16,21 @@ Combine = Literal["min", "mean", "product", "last", "turns"]
 class StepEncoder(RolloutEncoder):
     """Finds the steps of samples, each read at its last token.
 
-    Where an episode has several turns of the policy, a step is a turn; that needs the policy's tokens. One answer is
-    cut behind each separator, as the model was trained. A sample without a step has no places.
+    In an episode with several turns of the policy, each turn is a step, which requires the policy's tokens. A single
+    answer is split after each separator, as in the model's training. A sample without steps has an empty list of
+    positions.
     """
 
     def encode(self, rollout: Rollout) -> Sample:
-        found = self._of_turns(rollout) if has_turns(rollout) else self._of_text(rollout)
-        self.check_length(found.ids, rollout)
-        return found
+        sample = self._encode_turns(rollout) if has_turns(rollout) else self._encode_text(rollout)
+        self.check_length(sample.ids, rollout)
+        return sample
 
-    def _of_turns(self, rollout: Rollout) -> Sample:
+    def _encode_turns(self, rollout: Rollout) -> Sample:
         if not self.same_tokenizer:
             raise ValueError(
-                f"sample {rollout.sample_id} has several turns, and the reward model another tokenizer than the "
-                "policy: train it from a model with the policy's tokens"
+                f"sample {rollout.sample_id} has several turns, but the reward model has another tokenizer than the "
+                "policy: train it from a model with the policy's tokenizer"
             )
         ids, ends = list(rollout.prompt_ids), []
         for turn in rollout.turns:
@@ -38,42 +39,57 @@ class StepEncoder(RolloutEncoder):
                 ends.append(len(ids) - 1)
         return Sample(ids, ends)
 
-    def _of_text(self, rollout: Rollout) -> Sample:
+    def _encode_text(self, rollout: Rollout) -> Sample:
         ids, ends, separator = self.prompt_ids(rollout), [], self.config.step_separator
         for step in split_steps(rollout.completion, separator):
-            own = self.tokenizer(step + separator, add_special_tokens=False)["input_ids"]
-            ids += own
-            if own:
+            step_ids = self.tokenizer(step + separator, add_special_tokens=False)["input_ids"]
+            ids += step_ids
+            if step_ids:
                 ends.append(len(ids) - 1)
         return Sample(ids, ends)
 
 
 def has_turns(rollout: Rollout) -> bool:
-    """Whether it is an episode with several turns of the policy."""
+    """Whether the sample is an episode with several turns of the policy."""
     return sum(turn.role == "policy" for turn in rollout.turns) > 1
 
 
 def split_steps(text: str, separator: str) -> list[str]:
-    """The parts between separators, blank ones left out; without a separator each character is a step."""
+    """Split a text into steps at the separators and drop blank steps. An empty separator makes each character a step.
+
+    Example:
+        >>> split_steps("1 + 2 = 3. So 3. ", ". ")
+        ['1 + 2 = 3', 'So 3']
+    """
     if not separator:
         return list(text)
     return [part for part in text.split(separator) if part.strip()]
 
 
-def by_turn(scores: Sequence[float]) -> dict[int, float]:
-    """Each turn's part in the mean of the chances that the turns are right, of their logits."""
-    return {turn: chance / len(scores) for turn, chance in enumerate(_chances(scores))}
+def by_turn(logits: Sequence[float]) -> dict[int, float]:
+    """Each turn's contribution to the mean probability that the turns are right.
+
+    Example:
+        >>> by_turn([0.0, 0.0])
+        {0: 0.25, 1: 0.25}
+    """
+    return {turn: probability / len(logits) for turn, probability in enumerate(_probabilities(logits))}
 
 
-def _chances(scores: Sequence[float]) -> list[float]:
-    return [1.0 / (1.0 + math.exp(-max(min(score, 80.0), -80.0))) for score in scores]
+def _probabilities(logits: Sequence[float]) -> list[float]:
+    return [1.0 / (1.0 + math.exp(-max(min(logit, 80.0), -80.0))) for logit in logits]
 
 
-def combined(scores: Sequence[float], how: Combine) -> float:
-    """The chance that all is right, of the steps' logits; 0 where there is no step."""
-    chances = _chances(scores)
-    if not chances:
+def combine(logits: Sequence[float], method: Combine) -> float:
+    """Combine the logits of steps into one score in [0, 1], their combined probability. 0 without steps.
+
+    Example:
+        >>> combine([0.0, 0.0], "product")
+        0.25
+    """
+    probabilities = _probabilities(logits)
+    if not probabilities:
         return 0.0
-    if how in ("mean", "turns"):
-        return math.fsum(chances) / len(chances)
-    return {"min": min(chances), "product": math.prod(chances), "last": chances[-1]}[how]
+    if method in ("mean", "turns"):
+        return math.fsum(probabilities) / len(probabilities)
+    return {"min": min(probabilities), "product": math.prod(probabilities), "last": probabilities[-1]}[method]

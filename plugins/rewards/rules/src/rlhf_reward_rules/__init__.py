@@ -1,1 +1,1 @@
-"""Verifiable rewards: each is a plain function in its own file and can be called directly."""
+"""Verifiable rewards. Each is a plain function in its own file and can be called directly."""

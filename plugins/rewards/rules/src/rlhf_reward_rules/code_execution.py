@@ -1,4 +1,4 @@
-"""`code-execution`: the program in the answer passes the sample's tests."""
+"""`code-execution`: whether the program in the answer passes the sample's tests."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _run(source):
     say(token, flush=True)
 _run({source!r})
 """
-"""Prints a token before the answer runs and again when all assertions have held.
+"""Prints a token before the answer runs and again after all assertions passed.
 
-The token is made in the process, so that it is in no file that the answer can read.
+The token is created in the process, so no file that the answer can read contains it.
 """
 _log = logging.getLogger("rlhf.rewards")
 
@@ -44,17 +44,28 @@ def code_execution(
     partial_credit: bool = False,
     tests_key: str = "tests",
 ) -> list[float]:
-    """1 where the Python program in the completion (its last fenced block, or all of it) passes its tests, else 0.
+    """1 if the Python program in the completion (its last fenced block, or all of it) passes its tests, else 0.
 
-    The tests are in the sample's metadata under `tests_key`: a list of `{"input": …, "output": …}`, each a run
-    that must print that output, or Python source with assertions (or a list of such), run after the program in
-    its process. Without tests the sample's `answer` is the output to print. A program can detect that assertions
-    test it, and cheat (the plugin's page lists how); input and output are the safer form. `rlhf_containment.sandbox`
-    describes what the sandbox keeps out, and what not.
+    The tests are in the sample's metadata under `tests_key`: a list of `{"input": …, "output": …}`, each a run that
+    must print that output, or Python source with assertions (or a list of such), run after the program in its process.
+    Without tests, the program must print the sample's `answer`. A program can detect assertions and cheat, in ways that
+    the plugin's page lists, so input and output are safer. `rlhf_containment.sandbox` documents the sandbox.
+
+    Args:
+        rollouts: samples to score.
+        allow_execution: must be true.
+        limits: limits of one program run.
+        sandbox: isolation of the program.
+        partial_credit: score the share of passed tests, in [0, 1].
+        tests_key: metadata key of a sample's tests.
+
+    Raises:
+        PermissionError: if `allow_execution` is false.
+        ValueError: if a sample lacks tests or one of them is malformed.
     """
     if not allow_execution:
         raise PermissionError(
-            "code-execution runs programs that a model wrote: say allow_execution: true if you mean it"
+            "code-execution runs programs that a model wrote: set allow_execution: true to confirm this"
         )
     limits = limits or Limits()
     scores = []
@@ -66,7 +77,12 @@ def code_execution(
 
 
 def program_in(completion: str) -> str:
-    """The last fenced code block, or the whole text where there is none."""
+    r"""Return the last fenced code block, or the whole text if it contains none.
+
+    Example:
+        >>> program_in("The sum:\n```python\nprint(1 + 2)\n```")
+        'print(1 + 2)\n'
+    """
     blocks = _FENCED.findall(completion)
     return str(blocks[-1]) if blocks else completion
 
@@ -75,13 +91,13 @@ def _tests(rollout: Any, tests_key: str) -> list[Mapping[str, str] | str]:
     tests = rollout.metadata.get(tests_key)
     if tests is None and rollout.answer is not None:
         return [{"input": "", "output": str(rollout.answer)}]
-    listed = [tests] if isinstance(tests, str | Mapping) else tests
-    if not isinstance(listed, Sequence) or not listed:
-        raise ValueError(f"sample {rollout.sample_id} has no tests: metadata `{tests_key}`, or an answer to print")
-    for test in listed:
+    tests = [tests] if isinstance(tests, str | Mapping) else tests
+    if not isinstance(tests, Sequence) or not tests:
+        raise ValueError(f"sample {rollout.sample_id} needs tests: metadata `{tests_key}`, or an answer to print")
+    for test in tests:
         if not isinstance(test, str) and not (isinstance(test, Mapping) and "output" in test):
             raise ValueError(f"sample {rollout.sample_id}: a test is Python source or has `output`, got {test!r:.80}")
-    return list(listed)
+    return list(tests)
 
 
 def _passes(program: str, test: Mapping[str, str] | str, limits: Limits, sandbox: Mode) -> bool:
@@ -89,25 +105,25 @@ def _passes(program: str, test: Mapping[str, str] | str, limits: Limits, sandbox
         source = _WITH_ASSERTIONS.format(half=_TOKEN_LENGTH // 2, source=f"{program}\n\n{test}\n")
         result = run_program(source, "", limits, mode=sandbox)
         token, _, printed = result.output.partition("\n")
-        # A program that just exits with 0 does not print the token again.
+        # A program that only exits with 0 does not print the token again.
         return result.succeeded and len(token) == _TOKEN_LENGTH and printed.rstrip().endswith(token)
     result = run_program(program, str(test.get("input", "")), limits, mode=sandbox)
     return result.succeeded and _lines(result.output) == _lines(str(test["output"]))
 
 
 def _lines(text: str) -> list[str]:
-    """Lines without trailing white space, and no empty lines at the end."""
+    """Lines without trailing white space or trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def build(config: CodeExecutionConfig, context: object) -> Reward:
-    """The reward with its options. Raises `ConfigError` where this machine does not support the chosen sandbox."""
-    if lacking := missing(config.sandbox):
-        raise ConfigError(lacking, where="code-execution", hint=_what_else(config.sandbox))
+    """Return the reward with its options. Raises `ConfigError` if this machine does not support the sandbox."""
+    if problem := missing(config.sandbox):
+        raise ConfigError(problem, where="code-execution", hint=_sandbox_hint(config.sandbox))
     if config.sandbox == "landlock":
         _log.warning(
-            "code-execution: the weaker sandbox `landlock`: the folder of a program is on the disk and not limited as "
-            "a whole, memory and processor time are limited in each process only"
+            "code-execution: the weaker sandbox `landlock`: a program's folder is on disk without a limit on its total "
+            "size, and memory and processor time are limited per process only"
         )
     same_name = {limit.name for limit in fields(Limits)}
     return partial(
@@ -120,7 +136,7 @@ def build(config: CodeExecutionConfig, context: object) -> Reward:
     )
 
 
-def _what_else(sandbox: Mode) -> str:
+def _sandbox_hint(sandbox: Mode) -> str:
     if sandbox == "namespaces" and missing("landlock") is None:
-        return "allow user namespaces here, or say sandbox: landlock for the weaker mode"
-    return "run it on Linux as an ordinary user who may make user namespaces"
+        return "allow user namespaces on this machine, or set sandbox: landlock for the weaker mode"
+    return "run it on Linux as an ordinary user who may create user namespaces"

@@ -1,4 +1,4 @@
-"""Options of the rules that validate them further than by type, or need an optional library."""
+"""Options of rules that need validation beyond types, or an optional library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_core.config import Section
 class RegexConfig(Section):
     """Options of `regex`."""
 
-    pattern: str = Field(min_length=1, description="Python regular expression; flags as in (?is).")
+    pattern: str = Field(min_length=1, description="Python regular expression, with flags as in (?is).")
     mode: Literal["search", "fullmatch"] = Field("search", description="Match anywhere, or the whole completion.")
 
     @field_validator("pattern")
@@ -39,15 +39,15 @@ class JsonSchemaConfig(Section):
     """Options of `json-schema`."""
 
     inline_schema: dict[str, Any] | None = Field(None, description="The JSON schema itself.")
-    schema_file: str | None = Field(None, description="A file that holds the schema.")
-    metadata_key: str | None = Field(None, description="Metadata key under which a sample may bring its own schema.")
-    allow_fence: bool = Field(False, description="Take the JSON from a fenced code block, where there is one.")
-    valid_json_score: float = Field(0.0, ge=0, le=1, description="Score of JSON that does not fit the schema.")
+    schema_file: str | None = Field(None, description="A file that contains the schema.")
+    metadata_key: str | None = Field(None, description="Metadata key of a sample's own schema.")
+    allow_fence: bool = Field(False, description="Read the JSON from a fenced code block if there is one.")
+    valid_json_score: float = Field(0.0, ge=0, le=1, description="Score of JSON that does not match the schema.")
 
     @model_validator(mode="after")
     def _one_schema(self) -> JsonSchemaConfig:
         if self.inline_schema is not None and self.schema_file is not None:
-            raise ValueError("give inline_schema or schema_file, not both")
+            raise ValueError("set inline_schema or schema_file, not both")
         if self.schema_file is not None and not Path(self.schema_file).expanduser().is_file():
             raise ValueError(f"no such file: {self.schema_file}")
         try:
@@ -60,7 +60,7 @@ class JsonSchemaConfig(Section):
         return self
 
     def read_schema(self) -> Any:
-        """The schema itself or the content of its file; None if neither is set. Raises `ValueError` if not JSON."""
+        """Return the schema or the content of its file, None if neither is set. Raises `ValueError` if not JSON."""
         if self.schema_file is None:
             return self.inline_schema
         try:
@@ -74,25 +74,25 @@ class CodeExecutionConfig(Section):
 
     allow_execution: bool = Field(False, description="Must be true: this runs programs that a model wrote.")
     timeout_seconds_per_test: float = Field(5.0, gt=0, description="Wall-clock limit of one program run.")
-    cpu_seconds: int = Field(5, ge=1, description="Processor time of one program run, over all its processes.")
+    cpu_seconds: int = Field(5, ge=1, description="Limit on processor time of one program run, over all its processes.")
     memory_bytes: int = Field(
-        512 * 2**20, ge=2**26, description="Address space of each process, and memory of all of them."
+        512 * 2**20, ge=2**26, description="Limit on address space per process, and on memory of all its processes."
     )
-    max_processes: int = Field(16, ge=1, description="Processes and threads of the program.")
-    max_output_bytes: int = Field(2**20, ge=1, description="Longest output; a program that writes more is ended.")
-    max_file_bytes: int = Field(2**24, ge=0, description="Largest file the program may write.")
-    max_folder_bytes: int = Field(2**26, ge=4096, description="What its folder, which is in memory, may hold.")
-    max_files: int = Field(1024, ge=1, description="Files and folders in its folder.")
+    max_processes: int = Field(16, ge=1, description="Maximum number of processes and threads.")
+    max_output_bytes: int = Field(2**20, ge=1, description="Maximum output. A program that writes more is killed.")
+    max_file_bytes: int = Field(2**24, ge=0, description="Maximum size of a file that the program writes.")
+    max_folder_bytes: int = Field(2**26, ge=4096, description="Maximum size of its in-memory folder.")
+    max_files: int = Field(1024, ge=1, description="Maximum number of files and folders in its folder.")
     sandbox: Literal["namespaces", "landlock"] = Field(
-        "namespaces", description="How it is shut in; landlock is the weaker mode, where namespaces are forbidden."
+        "namespaces", description="Isolation of programs. landlock is weaker, for machines that forbid namespaces."
     )
-    partial_credit: bool = Field(False, description="Score the share of passed tests rather than all or nothing.")
+    partial_credit: bool = Field(False, description="Score the share of passed tests instead of all or nothing.")
     tests_key: str = Field("tests", min_length=1, description="Metadata key of a sample's tests.")
 
     @model_validator(mode="after")
     def _allowed(self) -> CodeExecutionConfig:
         if not self.allow_execution:
             raise ValueError(
-                "code-execution runs programs that a model wrote: say allow_execution: true if you mean it"
+                "code-execution runs programs that a model wrote: set allow_execution: true to confirm this"
             )
         return self

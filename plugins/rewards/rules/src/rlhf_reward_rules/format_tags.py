@@ -1,4 +1,4 @@
-"""`format-tags`: the answer is laid out in tags, such as <think>…</think><answer>…</answer>."""
+"""`format-tags`: whether the answer consists of tags, such as <think>…</think><answer>…</answer>."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from typing import Any
 def format_tags(
     rollouts: Sequence[Any], *, tags: Sequence[str] = ("think", "answer"), allow_outside: bool = False
 ) -> list[float]:
-    """1 where each tag opens and closes exactly once, in order and not nested, with something inside, else 0.
+    """1 if each tag opens and closes exactly once, in order, not nested and not empty, else 0.
 
-    Between, before and after them only white space may stand, unless `allow_outside`.
+    Args:
+        rollouts: samples to score.
+        tags: names of the tags.
+        allow_outside: allow text between, before and after the tags, not only white space.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> format_tags([SimpleNamespace(completion="<think>1 + 1</think> <answer>2</answer>")])
+        [1.0]
     """
     if isinstance(tags, str) or not tags:
         raise ValueError(f"tags must be a list of names, got {tags!r}")
@@ -24,9 +32,9 @@ def _well_formed(text: str, tags: Sequence[str], allow_outside: bool) -> bool:
         opening, closing = f"<{tag}>", f"</{tag}>"
         if text.count(opening) != 1 or text.count(closing) != 1:
             return False
-        before, found, rest = rest.partition(opening)
+        before, opened, rest = rest.partition(opening)
         inside, closed, rest = rest.partition(closing)
-        if not (found and closed and inside.strip()) or _has_other_tag(inside, tag, tags):
+        if not (opened and closed and inside.strip()) or _has_other_tag(inside, tag, tags):
             return False
         if before.strip() and not allow_outside:
             return False

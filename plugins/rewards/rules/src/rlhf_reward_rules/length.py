@@ -1,4 +1,4 @@
-"""`length`: how long the answer is, in tokens."""
+"""`length`: the length of the answer in tokens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ def length(
     target_tokens: int = 128,
     shape: Literal["peak", "at-most", "at-least", "shorter"] = "at-most",
 ) -> list[float]:
-    """A score in [0, 1] from n, the number of response tokens (EOS included).
+    """Score in [0, 1] of the number n of response tokens (EOS included).
 
-    `peak`: 1 at the target, falling linearly to 0 at none and at twice the target. `at-most`: 1 up to the
-    target, falling linearly to 0 at twice it. `at-least`: n / target, 1 from the target on. `shorter`: 1 for no
-    token, falling linearly to 0 at the target.
+    Args:
+        rollouts: samples to score.
+        target_tokens: the target, in tokens.
+        shape: `peak`: 1 at the target, decreasing linearly to 0 at n = 0 and n = 2 * target. `at-most`: 1 up to the
+            target, decreasing linearly to 0 at twice the target. `at-least`: min(1, n / target). `shorter`: 1 at n = 0,
+            decreasing linearly to 0 at the target.
+
+    Raises:
+        ValueError: if `target_tokens` is below 1.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> answers = [SimpleNamespace(sampled_ids=range(n)) for n in (64, 160, 300)]
+        >>> length(answers, target_tokens=128, shape="at-most")
+        [1.0, 0.75, 0.0]
     """
     if target_tokens < 1:
         raise ValueError(f"target_tokens must be at least 1, got {target_tokens}")

@@ -1,7 +1,7 @@
-"""Matches patterns against model output with a time limit: some take exponential time on some texts.
+"""Matches patterns against model output with a time limit, since some take exponential time on some texts.
 
-The engine is the `regex` library, which reads patterns as Python's `re` does, lets other threads run while it matches,
-and can be stopped.
+The `regex` library is used, which accepts the patterns of Python's `re`, releases the GIL while it matches, and can be
+stopped.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import logging
 from typing import Any, Literal
 
 SECONDS_PER_ANSWER = 1.0
-"""Processor time of one match. Those of sound patterns take microseconds."""
+"""Time limit of one match. Normal matches take microseconds."""
 _log = logging.getLogger("rlhf.rewards")
 
 
 class Matcher:
-    """A pattern, for use on answers."""
+    """A compiled pattern that is matched against answers."""
 
     def __init__(self, pattern: str) -> None:
-        """Raises `ValueError` where `pattern` is not a regular expression."""
+        """Compile the pattern. Raises `ValueError` if it is not a regular expression."""
         import regex
 
         try:
@@ -30,7 +30,7 @@ class Matcher:
         self._warned = False
 
     def matches(self, rollout: Any, mode: Literal["search", "fullmatch"]) -> bool:
-        """Whether it matches somewhere in the completion, or all of it; on a time-out warns and returns False."""
+        """Whether the pattern matches in the completion, or all of it. On a timeout, warns once and returns False."""
         match = self._compiled.search if mode == "search" else self._compiled.fullmatch
         try:
             return match(rollout.completion, timeout=SECONDS_PER_ANSWER, concurrent=True) is not None
@@ -39,7 +39,7 @@ class Matcher:
             return False
 
     def last(self, rollout: Any) -> str | None:
-        """Text of the last match in the completion: its first group, or all of it. None without a match."""
+        """Return the last match in the completion: its first group, or all of it. None without a match."""
         try:
             matches = list(self._compiled.finditer(rollout.completion, timeout=SECONDS_PER_ANSWER, concurrent=True))
         except TimeoutError:
@@ -47,14 +47,14 @@ class Matcher:
             return None
         if not matches:
             return None
-        held = matches[-1][1] if self._compiled.groups else matches[-1][0]
-        return None if held is None else str(held)
+        text = matches[-1][1] if self._compiled.groups else matches[-1][0]
+        return None if text is None else str(text)
 
     def _warn(self, rollout: Any) -> None:
         if not self._warned:
             _log.warning(
                 "the pattern %r takes more than %g s on the answer of sample %d, which counts as no match: rewrite it "
-                "so that it backtracks less; later ones are not mentioned",
+                "so that it backtracks less (further timeouts are not logged)",
                 self._compiled.pattern,
                 SECONDS_PER_ANSWER,
                 rollout.sample_id,

@@ -1,6 +1,6 @@
-"""The rules that are more than a function: options checked beforehand, or libraries that may be missing.
+"""The rules with validated options or optional libraries.
 
-The others (`exact-match`, `length`, …) are plain functions that their entry points name.
+The entry points of the others (`exact-match`, `length`, …) name their functions directly.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from rlhf_core.components import Component
 from .config import CodeExecutionConfig, JsonSchemaConfig, MathEquivalenceConfig, RegexConfig
 
 regex = Component(
-    summary="1 where a regular expression matches the completion, else 0.",
+    summary="1 if a regular expression matches the completion, else 0.",
     config=RegexConfig,
     build="rlhf_reward_rules.regex:build",
 )
 math_equivalence = Component(
-    summary="1 where the result equals the answer mathematically, else 0 (math-verify).",
+    summary="1 if the result equals the answer mathematically, else 0 (math-verify).",
     config=MathEquivalenceConfig,
     build="rlhf_reward_rules.math_equivalence:build",
     requires=("math_verify",),
@@ -23,7 +23,7 @@ math_equivalence = Component(
     isolate=True,
 )
 json_schema = Component(
-    summary="1 where the completion is JSON that fits a schema, else 0.",
+    summary="1 if the completion is JSON that matches a schema, else 0.",
     config=JsonSchemaConfig,
     build="rlhf_reward_rules.json_schema:build",
     requires=("jsonschema",),
@@ -31,7 +31,7 @@ json_schema = Component(
     isolate=True,
 )
 code_execution = Component(
-    summary="1 where the program in the completion passes the sample's tests, run in a sandbox; off unless allowed.",
+    summary="1 if the program in the completion passes the sample's tests in a sandbox, else 0. Disabled by default.",
     config=CodeExecutionConfig,
     build="rlhf_reward_rules.code_execution:build",
 )

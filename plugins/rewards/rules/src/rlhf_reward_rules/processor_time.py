@@ -1,4 +1,4 @@
-"""Limits the processor time of a call in the main thread, as of a reward in its own process."""
+"""Limits the processor time of a call in the main thread, such as that of an isolated reward's process."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _AGAIN_SECONDS = 0.1
 
 
 class TimeUp(Exception):
-    """A call took more processor time than it may."""
+    """A call exceeded its processor time."""
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of `call`. Raises `TimeUp` if it takes more than so many seconds of the processor.
+def run_within(seconds: float, call: Callable[[], T]) -> T:
+    """Return the result of `call`. Raises `TimeUp` if it takes more than `seconds` of processor time.
 
-    A signal ends the call, which Python code and the regular expressions of `re` notice. It comes again and again
-    until the call has ended, because Python drops an exception that is raised in a finalizer or in a callback of the
-    garbage collector. There is no limit outside the main thread, where no signals arrive.
+    A signal interrupts the call, in Python code as well as in the regular expressions of `re`. It is repeated until the
+    call has ended, because Python drops an exception that is raised in a finalizer or in a callback of the garbage
+    collector. Outside the main thread, which alone receives signals, the time is not limited.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return call()
@@ -35,21 +35,21 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
     before = signal.signal(signal.SIGVTALRM, time_up)
     try:
-        with _dropped_quietly():
+        with _no_report_of_dropped():
             signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _AGAIN_SECONDS)
             try:
                 return call()
             finally:
                 is_over = True
     finally:
-        is_over = True  # the signal may have come just before this was said above
+        is_over = True  # the signal may have arrived just before the line above
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
 
 
 @contextmanager
-def _dropped_quietly() -> Iterator[None]:
-    """Prints nothing about a `TimeUp` that Python drops. The next signal raises another one."""
+def _no_report_of_dropped() -> Iterator[None]:
+    """Context in which Python does not report a dropped `TimeUp`. The next signal raises another one."""
     report = sys.unraisablehook
 
     def report_others(unraisable: Any) -> None:

@@ -1,4 +1,4 @@
-"""Finds the errors of a JSON schema that would otherwise appear only when an answer meets them."""
+"""Finds errors of a JSON schema that would otherwise appear only when certain answers are checked."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from referencing.jsonschema import specification_with
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
-"""Keywords whose schemas are applied to the value that their own schema is applied to."""
+"""Keywords whose schemas are applied to the same value as the schema that contains them."""
 _DEFINITIONS = ("$defs", "definitions")
-"""Keywords whose schemas are applied only where a reference leads to them."""
+"""Keywords whose schemas are applied only through references."""
 
 
 def make_validator(schema: object) -> Any:
-    """The jsonschema validator of a schema; remote references are not fetched.
+    """Return the jsonschema validator of a schema. Remote references are not fetched.
 
     Raises:
-        ValueError: it is not a schema, or its references cannot be resolved or lead back to where they began, so that
-            no value could ever be checked.
+        ValueError: if it is not a schema, or its references cannot be resolved or form an endless cycle, so that values
+            cannot be checked.
     """
     if not isinstance(schema, Mapping | bool):
-        raise ValueError(f"the schema is no JSON schema: it is of type {type(schema).__name__}")
+        raise ValueError(f"the schema is not a JSON schema: it is of type {type(schema).__name__}")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema)
         _follow_references(schema, specification_with(kind.ID_OF(kind.META_SCHEMA)))
     except jsonschema.SchemaError as error:
-        raise ValueError(f"the schema is no JSON schema: {error.message}") from error
+        raise ValueError(f"the schema is not a JSON schema: {error.message}") from error
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
-    return kind(schema, registry=Registry())  # an empty registry: nothing is fetched from outside
+    return kind(schema, registry=Registry())  # an empty registry, so that nothing is fetched
 
 
 def _follow_references(root: object, specification: Specification[Any]) -> None:
-    """Visit each schema once, those that are applied to one value before the schemas of its parts.
+    """Visit each schema once: those applied to a value before those applied to parts of the value.
 
-    Raises `ValueError` for a reference that leads nowhere, or back to a schema that is being applied to the same value.
+    Raises `ValueError` for a reference that cannot be resolved or leads back to a schema applied to the same value.
     """
     resource = specification.create_resource
     visited: set[int] = set()
@@ -51,7 +51,7 @@ def _follow_references(root: object, specification: Specification[Any]) -> None:
     while waiting:
         schema, resolver, reference, applied = waiting.pop()
         if id(schema) in applied:
-            raise ValueError(f"the schema's reference {reference!r} leads back to itself without end")
+            raise ValueError(f"the schema's reference {reference!r} leads back to itself")
         if not isinstance(schema, Mapping) or id(schema) in visited:
             continue
         visited.add(id(schema))
@@ -65,5 +65,5 @@ def _follow_references(root: object, specification: Specification[Any]) -> None:
             try:
                 target = resolver.lookup(name)
             except Unresolvable:
-                raise ValueError(f"the schema's reference {name!r} leads nowhere; none is fetched") from None
+                raise ValueError(f"the schema's reference {name!r} cannot be resolved (none is fetched)") from None
             waiting.append((target.contents, target.resolver, name, applied))

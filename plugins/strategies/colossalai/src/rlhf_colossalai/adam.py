@@ -1,6 +1,6 @@
-"""HybridAdam, which Gemini and LowLevelZero require, as torch's AdamW.
+"""torch's AdamW with the interface of HybridAdam, which Gemini and LowLevelZero require.
 
-ColossalAI compiles kernels of its own at first use, with nvcc; torch brings kernels that do the same.
+ColossalAI compiles its own kernels with nvcc at first use. torch ships kernels that do the same.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import nn
 
 
 class RunHybridAdam(torch.optim.AdamW):
-    """torch's AdamW with what ColossalAI's optimizers ask of HybridAdam."""
+    """torch's AdamW with the attributes that ColossalAI's optimizers expect from HybridAdam."""
 
     num_fp32_shards_per_param = HybridAdam.num_fp32_shards_per_param
 
     def __init__(
         self, params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
-        # With a GPU one kernel, also for what is kept in host memory.
+        # With a GPU use the fused kernel, also for state in host memory.
         fused = torch.cuda.is_available()
         trainable = [param for param in params if param.requires_grad]
         super().__init__(trainable, lr, betas, eps, weight_decay, foreach=False, fused=fused)
@@ -31,7 +31,7 @@ class RunHybridAdam(torch.optim.AdamW):
         """Step (Loshchilov 2019). Gradients of any float type are freed, after division by a positive `div_scale`."""
         groups = self.param_groups
         try:
-            # One by one, so that one gradient at a time is held in full precision.
+            # One by one, so that only one gradient at a time is held in full precision.
             for group, parameter in ((each, parameter) for each in groups for parameter in each["params"]):
                 if parameter.grad is not None:
                     grad = parameter.grad.to(parameter.dtype)

@@ -1,9 +1,9 @@
-"""Reads and writes Gemini's chunks one whole tensor at a time, without rounding.
+"""Reads and writes Gemini's chunks one full tensor at a time, without rounding.
 
-ColossalAI's own `state_dict` gathers whole chunks and rounds fp32 weights to the type of the arithmetic.
+ColossalAI's own `state_dict` gathers full chunks and rounds fp32 weights to the type of the arithmetic.
 
-A chunk is a flat buffer that many parameters share; each process holds [shard_begin, shard_end) of it, so its
-part of a parameter is where that interval meets the parameter's own, and may be empty.
+A chunk is a flat buffer shared by many parameters. Each process holds [shard_begin, shard_end) of it, so its part of a
+parameter is the overlap of that interval with the parameter's, and may be empty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ChunkWeights:
         self._manager = model.chunk_manager
 
     def whole(self, parameter: nn.Parameter) -> Tensor:
-        """The full parameter (collective): fp32 where master weights are kept; frozen ones are whole on every rank."""
+        """The full parameter (collective), fp32 if master weights are kept. Frozen ones are whole on every rank."""
         if is_ddp_ignored(parameter):
             return parameter.detach()
         chunk = self._manager.get_chunk(parameter)
@@ -44,7 +44,7 @@ class ChunkWeights:
         return self._assemble(part, begin - info.offset, parameter, source)
 
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Write the full `value` into the fp32 master weights and the half-precision ones."""
+        """Write the full `value` to the fp32 master weights and the half-precision weights."""
         if is_ddp_ignored(parameter):
             parameter.data.copy_(value)
             return
@@ -63,7 +63,7 @@ class ChunkWeights:
                 target.payload[info.offset : info.end].copy_(flat)
 
     def state_keys(self, index: int) -> dict[str, int | None]:
-        """Names of the optimizer's state for parameter `index`, with the value of `step`; empty if not on this rank."""
+        """State keys of parameter `index`, with the value of `step`. Empty if the state is not on this rank."""
         fake = self._optimizer.id_to_fake_params.get(index)
         state = {} if fake is None else self._optimizer.optim.state.get(fake, {})
         return {key: int(value) if key == "step" else None for key, value in state.items()}
@@ -94,7 +94,7 @@ class ChunkWeights:
         }
 
     def _assemble(self, part: Tensor, offset: int, parameter: nn.Parameter, chunk: Chunk) -> Tensor:
-        """Sum all ranks' parts in a buffer of zeros; exact, since the parts do not overlap."""
+        """Sum all ranks' parts in a buffer of zeros. This is exact, since the parts do not overlap."""
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=self._model.chunk_manager.device)
         whole[offset : offset + part.numel()].copy_(part)
         dist.all_reduce(whole, group=chunk.torch_pg)
@@ -102,6 +102,6 @@ class ChunkWeights:
 
 
 def _own_interval(chunk: Chunk, begin: int, end: int) -> tuple[int, int]:
-    """Overlap of this process's shard with [begin, end) of the chunk; an empty interval is (x, x)."""
+    """Overlap of this process's shard with [begin, end) of the chunk. An empty interval is (x, x)."""
     first = min(max(begin, chunk.shard_begin), end)
     return first, max(first, min(end, chunk.shard_end))

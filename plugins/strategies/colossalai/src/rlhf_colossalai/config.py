@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from rlhf_core.config import StrategyConfig
 
 _PRECISION_HELP = "Type of the arithmetic. auto: fp32 on a CPU, bf16 on a GPU, never fp16."
-_FIXED = "it has one value now, which suits all runs; remove it"
-_MASTERS = "fp32 weights are always kept beside bf16 and fp16 ones, for small steps; remove it"
+_FIXED = "it has a fixed value now that suits all runs: remove it"
+_MASTERS = "fp32 weights are always kept in addition to bf16 and fp16 ones, for small steps: remove it"
 
 
 class _Processes(StrategyConfig):
@@ -19,7 +19,7 @@ class _Processes(StrategyConfig):
         default=600.0,
         gt=0,
         le=86400,
-        description="Longest wait for another process before the run ends with an error that names it.",
+        description="Maximum wait for another process before the run ends with an error that names it.",
     )
 
 
@@ -34,7 +34,7 @@ class DdpConfig(_Processes):
         default="auto", description=_PRECISION_HELP + " Weights stay fp32."
     )
     find_unused_parameters: bool = Field(
-        default=False, description="Look for parameters that got no gradient; slower, needed by few models."
+        default=False, description="Detect parameters that did not receive a gradient. Slower, needed by few models."
     )
 
 
@@ -50,7 +50,7 @@ class LowLevelZeroConfig(_Processes):
 
     stage: Literal[1, 2] = Field(
         default=1,
-        description="What is sharded: 1 optimizer state, 2 also gradients (reduced at every micro-batch).",
+        description="State to shard. 1: optimizer state. 2: also gradients (reduced at every micro-batch).",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto", description=_PRECISION_HELP)
     cpu_offload: bool = Field(
@@ -60,7 +60,7 @@ class LowLevelZeroConfig(_Processes):
 
 def _no_fp32(value: object) -> object:
     if value == "fp32":
-        raise ValueError("gemini has no fp32; use bf16, or fp32 with `--strategy low-level-zero` or `ddp`")
+        raise ValueError("gemini does not support fp32: use bf16, or fp32 with `--strategy low-level-zero` or `ddp`")
     return value
 
 
@@ -69,7 +69,7 @@ class GeminiConfig(_Processes):
 
     removed: ClassVar[Mapping[str, str]] = {
         "master_weights": _MASTERS,
-        "placement_policy": "chunks lie where the fractions say; use offload_optim_frac and offload_param_frac",
+        "placement_policy": "chunks are placed by fractions now: use offload_optim_frac and offload_param_frac",
         **dict.fromkeys(
             (
                 "initial_scale",
@@ -86,7 +86,7 @@ class GeminiConfig(_Processes):
     }
 
     precision: Annotated[Literal["auto", "bf16", "fp16"], BeforeValidator(_no_fp32)] = Field(
-        default="auto", description="Type of weights and arithmetic. auto: bf16 everywhere; gemini has no fp32."
+        default="auto", description="Type of weights and arithmetic. auto: bf16. fp32 is not supported."
     )
     shard_param_frac: float = Field(
         default=1.0, ge=0, le=1, description="Fraction of the weights that is sharded (1 = ZeRO-3)."
@@ -98,7 +98,7 @@ class GeminiConfig(_Processes):
         default=0.0,
         ge=0,
         le=1,
-        description="Fraction of weights kept in host memory; needs a GPU, and the other two fractions at 1.",
+        description="Fraction of weights kept in host memory. Needs a GPU, and the other two fractions at 1.",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""`ddp`: the whole model in every process, gradients averaged by torch's `DistributedDataParallel`."""
+"""`ddp`: the full model in every process, with gradients averaged by torch's `DistributedDataParallel`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .config import DdpConfig
 
 
 class DdpStrategy(StrategyBase):
-    """Data-parallel training; mixed precision by autocast over fp32 weights."""
+    """Data-parallel training, with mixed precision by autocast over fp32 weights."""
 
     _config: DdpConfig
 
@@ -32,7 +32,7 @@ class DdpStrategy(StrategyBase):
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> TrainedModel:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # `broadcast_buffers` has another name since torch 2.13
+            warnings.simplefilter("ignore", FutureWarning)  # `broadcast_buffers` was renamed in torch 2.13
             wrapped = DistributedDataParallel(
                 model.to(self.device),
                 broadcast_buffers=False,

@@ -1,7 +1,7 @@
 """`gemini`: weights, gradients and optimizer state in sharded chunks (ColossalAI's `GeminiPlugin`, ZeRO-3).
 
-A process computes in bf16 (or fp16) with weights gathered chunk by chunk; training keeps sharded fp32 ("master")
-weights. `chunks.py` reads and writes them one tensor at a time.
+A process computes in bf16 (or fp16) with weights gathered chunk by chunk. Training keeps sharded fp32 ("master")
+weights, which `chunks.py` reads and writes one tensor at a time.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 _CHUNK_M = 32
-"""Least size of a chunk, and the range in which it is searched, in million elements (2^20)."""
+"""Minimum size of a chunk, and the range of its search, in units of 2^20 elements."""
 _CHUNKS_OF_SMALL_MODELS = 4
 
 
 class GeminiStrategy(ZeroStrategy):
-    """Everything sharded; bf16 unless fp16 is configured."""
+    """Shards weights, gradients and optimizer state. bf16 unless fp16 is configured."""
 
     shards_parameters = True
     precision_on_cpu = "bf16"
@@ -44,7 +44,7 @@ class GeminiStrategy(ZeroStrategy):
     _config: GeminiConfig
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
-        """Sharded, except for the weights that `shard_param_frac` leaves whole; offloaded parts count too."""
+        """Bytes per parameter: sharded, except for the fraction of weights that is not. Includes offloaded parts."""
         size = torch_dtype(self.precision).itemsize
         sharded = self._config.shard_param_frac
         return StateBytes(
@@ -58,13 +58,13 @@ class GeminiStrategy(ZeroStrategy):
         if self.device.type == "cpu":
             keep_chunks_in_place(trained.model.chunk_manager)
 
-    def _put_finer(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
+    def _put_fp32(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
         ChunkWeights(trained.model, trained.optimizer).put(parameter, value)
 
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> GeminiPlugin:
         config, on_gpu = self._config, self.device.type == "cuda"
-        # A model smaller than one chunk would be kept whole, and ColossalAI 0.5.0 counts the gradients of all
-        # micro-batches but the last once per process there. With several chunks it is sharded, and counts right.
+        # A model smaller than one chunk would not be sharded, and then ColossalAI 0.5.0 counts the gradients of all
+        # micro-batches except the last once per process. With several chunks it is sharded and counted correctly.
         trainable_m = sum(p.numel() for p in model.parameters() if p.requires_grad) / 2**20
         return GeminiPlugin(
             precision=self.precision,
@@ -72,24 +72,24 @@ class GeminiStrategy(ZeroStrategy):
             offload_optim_frac=config.offload_optim_frac,
             offload_param_frac=config.offload_param_frac,
             pin_memory=on_gpu,
-            enable_async_reduce=on_gpu,  # it always pins memory
+            enable_async_reduce=on_gpu,  # always pins memory
             search_range_m=min(_CHUNK_M, math.ceil(trainable_m)),
             min_chunk_size_m=min(_CHUNK_M, trainable_m / _CHUNKS_OF_SMALL_MODELS),
             enable_gradient_accumulation=True,  # an update may have several micro-batches
-            max_norm=math.inf if max_grad_norm is None else max_grad_norm,  # without `max_norm` it measures no norm
+            max_norm=math.inf if max_grad_norm is None else max_grad_norm,  # else the norm is not computed
         )
 
     @contextlib.contextmanager
-    def _norm_noted(self, optimizer: GeminiOptimizer, note: Callable[[float], None]) -> Iterator[None]:
+    def _recording_norm(self, optimizer: GeminiOptimizer, record: Callable[[float], None]) -> Iterator[None]:
         combined_scale = optimizer._get_combined_scale
-        loss_scale = getattr(optimizer.mix_precision_mixin, "loss_scale", 1.0)  # of fp16
+        loss_scale = getattr(optimizer.mix_precision_mixin, "loss_scale", 1.0)  # 1 unless fp16
 
-        def note_then_scale() -> float:
+        def record_then_scale() -> float:
             scale: float = combined_scale()
-            note(optimizer._current_grad_norm / loss_scale)
+            record(optimizer._current_grad_norm / loss_scale)
             return scale
 
-        optimizer._get_combined_scale = note_then_scale
+        optimizer._get_combined_scale = record_then_scale
         try:
             yield
         finally:
@@ -101,7 +101,7 @@ class GeminiStrategy(ZeroStrategy):
 
     def _drop(self, optimizer: Any) -> None:
         optimizer.zero_grad()
-        optimizer.chunk_manager.accumulating_grads = False  # the next backward overwrites what the chunks hold
+        optimizer.chunk_manager.accumulating_grads = False  # the next backward pass overwrites the chunks
 
     def _weights(self, prepared: Prepared) -> ChunkWeights:
         return ChunkWeights(prepared.trained.model, prepared.trained.optimizer)
@@ -138,5 +138,5 @@ class GeminiStrategy(ZeroStrategy):
                     )
 
     def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
-        names = [own for group in prepared.names for own in group]
+        names = [each for group in prepared.names for each in group]
         self._weights(prepared).put_state(names.index(name), values)

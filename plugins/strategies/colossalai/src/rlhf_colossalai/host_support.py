@@ -1,9 +1,8 @@
 """ColossalAI without a GPU: an accelerator whose compute device is the host.
 
-ColossalAI's `CpuAccelerator` raises wherever a stream is asked for, and its ZeRO code
-compares the accelerator's name with "cuda" to tell that a chunk is on the device that computes. Neither means anything
-on a host with one memory and one queue, so here these calls do nothing.
-Nothing of this is used when there is a GPU.
+ColossalAI's `CpuAccelerator` raises an error if a stream is requested, and its ZeRO code compares the accelerator's
+name with "cuda" to check whether a chunk is on the compute device. Neither is meaningful on a host with one memory and
+one queue, so these calls do nothing here. With a GPU this module is not used.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class _HostStream:
-    """A stream of a device that runs everything in order."""
+    """Stream of a device that runs everything in order."""
 
     def wait_stream(self, other: _HostStream) -> None:
-        """Do nothing: the work of `other` is done."""
+        """Do nothing, since the work of `other` is done."""
 
 
-class HostAccelerator(CpuAccelerator):  # type: ignore[misc]  # ColossalAI has no types
-    """The host as the device that computes. Its name is what ColossalAI's ZeRO code asks a compute device for."""
+class HostAccelerator(CpuAccelerator):  # type: ignore[misc]  # ColossalAI is untyped
+    """The host as compute device. ColossalAI's ZeRO code requires its name to be `cuda`."""
 
     @property
     def name(self) -> str:
@@ -38,7 +37,7 @@ class HostAccelerator(CpuAccelerator):  # type: ignore[misc]  # ColossalAI has n
         return 1
 
     def synchronize(self, device: torch.device | int | None = None) -> None:
-        """Do nothing: no work is pending."""
+        """Do nothing, since all work is done."""
 
     def Stream(self, device: torch.device | None = None, priority: int = 0) -> _HostStream:  # the name is ColossalAI's
         return _HostStream()
@@ -51,7 +50,7 @@ class HostAccelerator(CpuAccelerator):  # type: ignore[misc]  # ColossalAI has n
 
 
 def use_host(device: torch.device) -> None:
-    """Let ColossalAI compute on the host, if that is the device of this run."""
+    """Make ColossalAI compute on the host if the run's device is the CPU."""
     if device.type == "cpu" and not isinstance(get_accelerator(), HostAccelerator):
         set_accelerator(HostAccelerator())
 
@@ -59,8 +58,8 @@ def use_host(device: torch.device) -> None:
 def keep_chunks_in_place(manager: ChunkManager) -> None:
     """Keep a Gemini model's shards on the compute device.
 
-    Gemini keeps a shard in one of two slots, `cuda_shard` or `cpu_shard`, and tells them apart by device type. With
-    the host as compute device that test always says "offloaded", and a shard put there would not be found again.
+    Gemini keeps a shard in one of two slots, `cuda_shard` or `cpu_shard`, and distinguishes them by device type. With
+    the host as compute device that test always reports "offloaded", and Gemini would not find a shard in that slot.
     """
     for group in manager.chunk_groups.values():
         for chunk in group:
@@ -72,4 +71,4 @@ def keep_chunks_in_place(manager: ChunkManager) -> None:
 
 
 def _stay(chunk: Chunk, device: torch.device, force_copy: bool = False, async_move: bool = False) -> None:
-    """Do nothing: there is no other device."""
+    """Do nothing, since the host is the only device."""

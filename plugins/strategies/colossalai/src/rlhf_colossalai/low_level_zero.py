@@ -1,7 +1,7 @@
 """`low-level-zero`: ZeRO stages 1 and 2 (ColossalAI's `LowLevelZeroPlugin`).
 
-The weights a process computes with are whole; the optimizer state, the fp32 ("master") weights beside half-precision
-ones and, in stage 2, the gradients are flat 1/N shards per parameter.
+Each process computes with full weights. Optimizer state, fp32 ("master") copies of half-precision weights and, in
+stage 2, gradients are flat 1/N shards per parameter.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _FIRST_LOSS_SCALE = 2.0**16
-"""Of fp16."""
+"""Initial loss scale for fp16."""
 
 
 class LowLevelZeroStrategy(ZeroStrategy):
-    """Optimizer state divided by the number of processes; gradients too in stage 2."""
+    """Shards optimizer state over processes, and gradients too in stage 2."""
 
     offload_options = ("cpu_offload",)
     _config: LowLevelZeroConfig
 
     @property
     def _keeps_masters(self) -> bool:
-        """In fp32, master weights would duplicate the weights; with offload, they are the copy in host memory."""
-        return self._keeps_finer or self._config.cpu_offload
+        """Whether ColossalAI keeps master weights. In fp32 they duplicate the weights, so only for offload."""
+        return self._has_fp32_masters or self._config.cpu_offload
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
         size = torch_dtype(self.precision).itemsize
@@ -64,22 +64,22 @@ class LowLevelZeroStrategy(ZeroStrategy):
         )
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Stage 2 reduces every micro-batch, since it never holds a full gradient."""
+        """Skip the reduction until the last micro-batch. Stage 2 cannot, since it never holds a full gradient."""
         if is_last or self._config.stage == 2:
             return nullcontext()
         context: AbstractContextManager[Any] = self._optimizer_of(model).no_sync()
         return context
 
     @contextlib.contextmanager
-    def _norm_noted(self, optimizer: LowLevelZeroOptimizer, note: Callable[[float], None]) -> Iterator[None]:
+    def _recording_norm(self, optimizer: LowLevelZeroOptimizer, record: Callable[[float], None]) -> Iterator[None]:
         clip = optimizer._unscale_and_clip_grads
-        loss_scale = getattr(optimizer.mixed_precision_mixin, "loss_scale", 1.0)  # of fp16
+        loss_scale = getattr(optimizer.mixed_precision_mixin, "loss_scale", 1.0)  # 1 unless fp16
 
-        def note_then_clip(grads: list[Tensor], scaled_norm: float) -> None:
-            note(scaled_norm / loss_scale)
+        def record_then_clip(grads: list[Tensor], scaled_norm: float) -> None:
+            record(scaled_norm / loss_scale)
             clip(grads, scaled_norm)
 
-        optimizer._unscale_and_clip_grads = note_then_clip
+        optimizer._unscale_and_clip_grads = record_then_clip
         try:
             yield
         finally:
@@ -90,7 +90,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
                     master.grad = None
             optimizer.zero_grad()
 
-    def _put_finer(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
+    def _put_fp32(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
         optimizer: LowLevelZeroOptimizer = trained.optimizer
         optimizer.working_to_master_param[id(parameter)].copy_(self._own_shard(value))
 
@@ -98,7 +98,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
         return next(each.trained.optimizer for each in self._prepared if each.trained.model is model)
 
     def _master(self, prepared: Prepared | None, name: str) -> tuple[LowLevelZeroOptimizer, Tensor] | None:
-        """The optimizer and this rank's flat fp32 shard of a parameter, where it differs from the parameter."""
+        """The optimizer and this rank's flat fp32 shard of a parameter, None if it duplicates the parameter."""
         if prepared is None or name not in prepared.parameters:
             return None
         optimizer: LowLevelZeroOptimizer = prepared.trained.optimizer
@@ -108,17 +108,17 @@ class LowLevelZeroStrategy(ZeroStrategy):
         return optimizer, master
 
     def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
-        found = self._master(prepared, name)
-        if found is None or not self._keeps_finer:
-            return tensor  # there are no finer weights than those every process holds whole
-        return self._gathered(found[1], tensor)
+        master = self._master(prepared, name)
+        if master is None or not self._has_fp32_masters:
+            return tensor  # every process holds the full weights in full precision
+        return self._gathered(master[1], tensor)
 
     def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
         target.copy_(value)
-        found = self._master(prepared, name)
-        if found is not None:
+        master = self._master(prepared, name)
+        if master is not None:
             with torch.no_grad():
-                found[1].copy_(self._own_shard(value))
+                master[1].copy_(self._own_shard(value))
 
     def _gathered(self, shard: Tensor, like: Tensor) -> Tensor:
         """Gather a tensor of the shape of `like` from its flat, padded shards."""

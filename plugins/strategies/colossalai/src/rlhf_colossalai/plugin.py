@@ -1,4 +1,4 @@
-"""The strategies this distribution brings. Imports pydantic and core only: ColossalAI when a run starts."""
+"""Strategy components of this distribution. Imports only pydantic and core, and ColossalAI when a run starts."""
 
 from rlhf_core.components import Component
 
@@ -9,7 +9,7 @@ _REQUIRES = ("colossalai", "galore_torch", "bitsandbytes", "einops")
 _INSTALL = "pip install --no-deps colossalai==0.5.0 galore_torch bitsandbytes && pip install einops"
 
 ddp = Component(
-    summary="Every process holds the whole model; gradients are averaged (PyTorch DistributedDataParallel)",
+    summary="Full model in every process, gradients are averaged (PyTorch DistributedDataParallel)",
     config=DdpConfig,
     build="rlhf_colossalai.ddp:DdpStrategy",
 )
@@ -20,14 +20,14 @@ low_level_zero = Component(
     build="rlhf_colossalai.low_level_zero:LowLevelZeroStrategy",
     requires=_REQUIRES,
     install=_INSTALL,
-    optimizers=("adamw",),  # as HybridAdam
+    optimizers=("adamw",),  # with the interface of HybridAdam
 )
 
 gemini = Component(
-    summary="Weights, gradients and optimizer state sharded in chunks, with offload (GeminiPlugin); bf16 or fp16",
+    summary="Weights, gradients and optimizer state sharded in chunks, with offload (GeminiPlugin), in bf16 or fp16",
     config=GeminiConfig,
     build="rlhf_colossalai.gemini:GeminiStrategy",
     requires=_REQUIRES,
     install=_INSTALL,
-    optimizers=("adamw",),  # as HybridAdam
+    optimizers=("adamw",),  # with the interface of HybridAdam
 )

@@ -1,4 +1,4 @@
-"""Silences ColossalAI's warnings about apex and tensornvme at import, and about calls that torch has renamed."""
+"""Silences ColossalAI's warnings at import (apex, tensornvme), and its deprecation warnings about torch calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Context for an import that drops the module's warnings and log lines, but not its errors."""
+    """Context for an import that drops the module's warnings and log lines, but not errors."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -22,7 +22,7 @@ def quietly() -> Iterator[None]:
 
 
 def ignore_deprecations() -> None:
-    """Drop deprecation warnings on calls that ColossalAI 0.5.0, written for torch 2.5, makes at every step."""
+    """Ignore deprecation warnings about calls that ColossalAI 0.5.0, written for torch 2.5, makes at every step."""
     for message in (
         r".*torch\.distributed\.\w+` is deprecated",
         r".*TypedStorage is deprecated",

@@ -1,7 +1,7 @@
 """Base of `low-level-zero` and `gemini`: one ColossalAI `Booster` per trained model.
 
-A process computes with weights in the compute type. Training keeps finer (fp32, "master") weights, sharded like the
-state of HybridAdam; ColossalAI unscales and clips the gradients within its step.
+A process computes with weights in the compute type. Training keeps fp32 ("master") weights, sharded like the state of
+HybridAdam. ColossalAI unscales and clips the gradients within its step.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 class ZeroStrategy(StrategyBase):
-    """Subclasses bring the Booster's plugin, and locate the finer weights and where in its step the norm is known."""
+    """Base class. Subclasses create the Booster's plugin, write master weights, and hook its step to get the norm."""
 
     _adamw = RunHybridAdam
 
     @property
-    def _keeps_finer(self) -> bool:
+    def _has_fp32_masters(self) -> bool:
         return self.precision != "fp32"
 
     def setup(self) -> None:
@@ -56,16 +56,18 @@ class ZeroStrategy(StrategyBase):
 
     @property
     def _optimizer_bytes(self) -> int:
-        """Bytes per parameter of Adam's moments, and of the finer weights where they are kept."""
-        return 12 if self._keeps_finer else 8
+        """Bytes per parameter of Adam's moments, and of master weights if they are kept."""
+        return 12 if self._has_fp32_masters else 8
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """No autocast: the weights themselves have the compute type."""
+        """Return an empty context, since the weights themselves have the compute type."""
         return nullcontext()
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
-        """Place a frozen model whole, parameters cast to the policy's type: otherwise the reference would differ from
-        it before the first update. Computed buffers keep their precision.
+        """Place a frozen model in full, with parameters cast to the policy's type.
+
+        Otherwise the reference would differ from the policy before the first update. Computed buffers keep their
+        precision.
         """
         model.requires_grad_(False).eval().to(self.device)
         self._cast_parameters(model)
@@ -79,26 +81,26 @@ class ZeroStrategy(StrategyBase):
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> TrainedModel:
-        finer = {id(p): p.detach().clone() for p in model.parameters() if self._keeps_finer and p.requires_grad}
+        precise = {id(p): p.detach().clone() for p in model.parameters() if self._has_fp32_masters and p.requires_grad}
         if self.precision == "fp32":
             self._cast_parameters(model)  # ColossalAI does not cast weights that were loaded in 16 bits
         stored = model.state_dict()
         computed = {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name not in stored}
         with warnings.catch_warnings():
-            # ColossalAI 0.5.0 is written for older versions of torch than ours, but still works.
+            # ColossalAI 0.5.0 was written for older versions of torch, but still works.
             warnings.simplefilter("ignore")
             booster = Booster(plugin=self._plugin(model, max_grad_norm))
             wrapped, wrapped_optimizer, *_ = booster.boost(model, optimizer, lr_scheduler=scheduler)
         trained = TrainedModel(wrapped, wrapped_optimizer, scheduler)
-        # It casts computed buffers too: positions past a few hundred blur into one another in a bf16 rotary table.
+        # It also casts computed buffers, but a bf16 rotary table cannot distinguish positions past a few hundred.
         for name, buffer in self.unwrap(wrapped).named_buffers():
             if name in computed:
                 buffer.data = computed[name].to(self.device)
         self._after_wrap(trained)
-        # ColossalAI makes the fp32 weights from rounded ones; restore their original precision.
+        # ColossalAI creates the fp32 weights from rounded ones. Restore their original precision.
         for parameter in self.unwrap(trained.model).parameters():
-            if id(parameter) in finer:
-                self._put_finer(trained, parameter, finer.pop(id(parameter)))
+            if id(parameter) in precise:
+                self._put_fp32(trained, parameter, precise.pop(id(parameter)))
         return trained
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
@@ -114,33 +116,33 @@ class ZeroStrategy(StrategyBase):
         optimizer: Any = trained.optimizer
         norms: list[float] = []
 
-        def note(norm: float) -> None:
+        def record(norm: float) -> None:
             norms.append(norm)
             if not math.isfinite(norm):
                 raise diverged(norm)
 
-        with self._norm_noted(optimizer, note), self.group.guard("the optimizer step of the other processes"):
+        with self._recording_norm(optimizer, record), self.group.guard("the optimizer step of the other processes"):
             optimizer.step()
         if not norms:
-            return math.inf  # fp16 found an overflow: ColossalAI skipped the step and lowered its loss scale
+            return math.inf  # fp16 overflow: ColossalAI skipped the step and lowered its loss scale
         if trained.scheduler is not None:
             trained.scheduler.step()
         return norms[0]
 
     @abstractmethod
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> Plugin:
-        """The Booster plugin of one trained model. It clips through its constructor only."""
+        """Create the Booster plugin of one trained model. It takes the clipping norm through its constructor only."""
 
     def _after_wrap(self, trained: TrainedModel) -> None:
-        """Hook for fixes needed before the finer weights are written."""
+        """Hook for fixes needed before the master weights are written."""
 
     @abstractmethod
-    def _put_finer(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
-        """Write the full fp32 `value` of a parameter where this rank holds its part."""
+    def _put_fp32(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
+        """Write this rank's part of the full fp32 `value` of a parameter to its master weights."""
 
     @abstractmethod
-    def _norm_noted(self, optimizer: Any, note: Callable[[float], None]) -> AbstractContextManager[None]:
-        """Context of the optimizer's step; calls `note` with the unscaled global norm before anything changes.
+    def _recording_norm(self, optimizer: Any, record: Callable[[float], None]) -> AbstractContextManager[None]:
+        """Context of the optimizer's step, which calls `record` with the unscaled global norm before any change.
 
-        On exit the gradients are released, and anything a refused step has moved is restored.
+        On exit the gradients are released, and everything that a rejected step has moved is restored.
         """

@@ -6,9 +6,14 @@ from torch import nn
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: the elements of its module lists that hold parameters.
+    """Find the repeated blocks of a model: the elements of its module lists that hold parameters.
 
-    Deeper lists (experts of a block) belong to their block.
+    Nested lists (experts of a block) belong to their block.
+
+    Example:
+        >>> layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        >>> transformer_blocks(nn.ModuleDict({"layers": layers}))
+        [Linear(in_features=2, out_features=2, bias=True), Linear(in_features=2, out_features=2, bias=True)]
     """
     blocks: list[nn.Module] = []
     covered: set[int] = set()

@@ -17,7 +17,7 @@ class SingleConfig(StrategyConfig):
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
-        description="Type of the arithmetic; weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU, never fp16.",
+        description="Type of the arithmetic. Weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU, never fp16.",
     )
 
 
@@ -26,19 +26,19 @@ class FsdpConfig(StrategyConfig):
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
-        description="Type of the arithmetic; sharded weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU.",
+        description="Type of the arithmetic. Sharded weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU.",
     )
     tensor_parallel: int = Field(
         default=1,
         ge=1,
         le=64,
-        description="Processes that hold each block's matrices in parts and compute every row together; the others are "
-        "groups of as many, which share the rows. Divides the number of processes and of key-value heads.",
+        description="Number of processes per group. A group splits each block's matrices and computes every row "
+        "together, and groups share the rows. Must divide the numbers of processes and key-value heads.",
     )
     sequence_parallel: bool = Field(
         default=False,
-        description="With tensor_parallel, split what lies between the matrices over positions too: less memory for "
-        "activations, as much communication.",
+        description="With tensor_parallel, also split the operations between the matrices over positions: less memory "
+        "for activations, the same amount of communication.",
     )
     reshard_after_forward: bool = Field(
         default=True,
@@ -53,14 +53,14 @@ class FsdpConfig(StrategyConfig):
         default=600.0,
         gt=0,
         le=86400,
-        description="Longest wait for another process before the run ends with an error that names it.",
+        description="Maximum wait for another process before the run ends with an error that names it.",
     )
 
     def processes_per_rank(self) -> int:
         return self.tensor_parallel
 
     def layouts(self, num_processes: int) -> Iterator[dict[str, Any]]:
-        """Groups of as few processes as will do, and of no more than one machine has."""
+        """Options to try in `rlhf plan`: smallest groups first, up to the processes of one machine."""
         for size in range(1, min(num_processes, _PROCESSES_OF_A_MACHINE) + 1):
             if num_processes % size == 0:
                 yield {"tensor_parallel": size, "sequence_parallel": False}
@@ -70,5 +70,5 @@ class FsdpConfig(StrategyConfig):
     @model_validator(mode="after")
     def _sequence_needs_tensor_parallel(self) -> FsdpConfig:
         if self.sequence_parallel and self.tensor_parallel == 1:
-            raise ValueError("sequence_parallel splits what tensor_parallel leaves whole: set tensor_parallel above 1")
+            raise ValueError("sequence_parallel needs tensor parallelism: set tensor_parallel above 1")
         return self

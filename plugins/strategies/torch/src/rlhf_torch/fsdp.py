@@ -1,7 +1,7 @@
 """`fsdp`: weights, gradients and optimizer state sharded over processes by PyTorch's `fully_shard` (FSDP2).
 
-With `tensor_parallel: N` the processes form a mesh of two dimensions: groups of N that compute the same rows together
-(`tensor_parallel.py`), and over these groups, which share the rows, `fully_shard`.
+With `tensor_parallel: N` the processes form a two-dimensional mesh: groups of N compute the same rows together
+(`tensor_parallel.py`), and `fully_shard` shards over the groups, which have different rows.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ ValueT = TypeVar("ValueT")
 
 
 class FsdpStrategy(StrategyBase):
-    """Each process keeps 1/N of every tensor; a block is gathered only while it computes.
+    """Each process keeps 1/N of every tensor. A block is gathered only while it computes.
 
-    `rank` and `world_size` are those of a tensor-parallel group: all its processes are given the same rows.
+    `rank` and `world_size` count tensor-parallel groups, since all processes of a group receive the same rows.
     """
 
     shards_parameters = True
@@ -56,11 +56,11 @@ class FsdpStrategy(StrategyBase):
     def setup(self) -> None:
         super().setup()
         if (size := self._config.tensor_parallel) > 1:
-            if self.num_processes % size:  # of a script: a run file's are checked before anything starts
+            if self.num_processes % size:  # only in scripts: run files are checked before anything starts
                 raise UserInputError(
                     f"{self.num_processes} processes do not form groups of {size}",
                     where=WHERE,
-                    hint=f"start a multiple of {size}, or set tensor_parallel to a divisor of their number",
+                    hint=f"start a multiple of {size} processes, or set tensor_parallel to a divisor of their number",
                 )
             self._mesh = make_mesh(self.group, size)
 
@@ -85,17 +85,17 @@ class FsdpStrategy(StrategyBase):
         return self.group.world_size
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Over all processes where the same value counts once: the largest and the smallest."""
+        """Reduce over groups for `sum`, so that each group counts once, and over all processes for `min` and `max`."""
         among = None if self._mesh is None or op != "sum" else self._mesh.get_group("data")
         return self.group.all_reduce(tensor.to(self.device), op, among).to(tensor.device)
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """Of each tensor-parallel group its first process's value, so that all of it go on with the same."""
+        """Gather one value per tensor-parallel group, that of its first process, so all its processes agree."""
         return super().all_gather_objects(value)[:: self._config.tensor_parallel]
 
     def agreed(self, value: ValueT) -> ValueT:
-        own: ValueT = self.all_gather_objects(value)[self.rank] if self._mesh is not None else value
-        return own
+        common: ValueT = self.all_gather_objects(value)[self.rank] if self._mesh is not None else value
+        return common
 
     def autocast(self) -> AbstractContextManager[Any]:
         """No autocast: `MixedPrecisionPolicy` casts the weights as they are gathered."""
@@ -109,29 +109,30 @@ class FsdpStrategy(StrategyBase):
             gradients=whole.gradients / num_processes,
             optimizer=whole.optimizer / num_processes,
             reference=whole.reference / num_processes,
-            # Korthikanti 2022, tables 2 and 3: 10 of 34 parts lie between the split matrices.
+            # Korthikanti 2022, tables 2 and 3: 10 of 34 parts are between the split matrices.
             activations=1 / size if is_split else (10 + 24 / size) / 34,
         )
 
     def gathered_bytes(self, model: nn.Module) -> int:
-        """Blocks are gathered one after the other, the next one while one computes; what is outside of them, at once.
+        """Estimate the bytes of gathered weights and gradients at their peak.
 
-        A gradient is there twice, as it is and laid out to be reduced. A tensor-parallel process computes with its
-        part of a block, and of the vocabulary where that is split.
+        Two blocks are gathered at a time, one that computes and the next one, plus all parameters outside of blocks. A
+        gradient exists twice, once in the layout for its reduction. A tensor-parallel process computes with its part
+        of a block, and of the vocabulary if that is split.
         """
         size = self._config.tensor_parallel
         blocks = [list(block.parameters()) for block in transformer_blocks(model)]
         inside = {id(parameter) for block in blocks for parameter in block}
         split = inside | {id(module.weight) for module in vocabulary_modules(model, size)}
 
-        def held(parameters: Iterable[nn.Parameter]) -> float:
+        def num_held(parameters: Iterable[nn.Parameter]) -> float:
             return sum(each.numel() / (size if id(each) in split else 1) for each in parameters)
 
         outside = [parameter for parameter in model.parameters() if id(parameter) not in inside]
-        weights = 2 * max(map(held, blocks), default=0.0) + held(outside)
+        weights = 2 * max(map(num_held, blocks), default=0.0) + num_held(outside)
         trained = [[each for each in part if each.requires_grad] for part in (*blocks, outside)]
         width = 4 if self.compute_dtype is None else self.compute_dtype.itemsize
-        return round(weights * width + 2 * 4 * max(map(held, trained)))
+        return round(weights * width + 2 * 4 * max(map(num_held, trained)))
 
     def check_model(self, model: nn.Module) -> None:
         if self._config.tensor_parallel > 1:
@@ -142,14 +143,14 @@ class FsdpStrategy(StrategyBase):
     ) -> TrainedModel:
         groups = grouped_names(model, optimizer)
         self._shard(model)
-        # Sharding replaced every parameter by a DTensor of the same name; the optimizer is still without state.
+        # Sharding replaced every parameter by a DTensor of the same name. The optimizer does not have state yet.
         sharded = dict(model.named_parameters())
-        for group, own_names in zip(optimizer.param_groups, groups, strict=True):
-            group["params"] = [sharded[name] for name in own_names]
+        for group, names in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = [sharded[name] for name in names]
         return TrainedModel(model, optimizer, scheduler)
 
     def model_init_context(self) -> AbstractContextManager[Any]:
-        """Weights stay in their files: each process reads its part once the model is sharded."""
+        """Leave weights in their files. Each process reads its part once the model is sharded."""
         return weights_left_in_files()
 
     def _shard(self, model: nn.Module) -> None:
@@ -181,26 +182,26 @@ class FsdpStrategy(StrategyBase):
 
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module, is_last: bool) -> Iterator[None]:
-        """Gradients are reduced at each micro-batch, so that they stay sharded: no unsharded copy is held."""
+        """Reduce gradients at each micro-batch, so that an unsharded copy is never held."""
         sharded: FSDPModule = model  # type: ignore[assignment]  # fully_shard made it one
         sharded.set_is_last_backward(is_last)
         yield
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
-        """Shard a frozen model too: it is as large as the trained one."""
+        """Shard a frozen model too, since it is as large as the trained one."""
         self._shard(model.requires_grad_(False).eval())
         return model
 
 
 def make_mesh(group: ProcessGroup, tensor_parallel: int) -> DeviceMesh:
-    """[groups, processes of a group]: processes of a group are neighbours, on one machine where it has as many."""
-    # It tells at each gather of both dimensions that one collective call would be faster than two.
+    """Create the mesh [groups, processes per group]. Ranks of a group are adjacent, so usually on one machine."""
+    # torch logs, at each gather over both dimensions, that one collective call would be faster than two.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     ranks = torch.arange(group.world_size).view(-1, tensor_parallel)
     timeout = timedelta(seconds=group.timeout_seconds)
     own: list[dist.ProcessGroup] = []
     with group.guard("the groups of the device mesh"):
         for parts in (ranks.T.tolist(), ranks.tolist()):
-            made = [dist.new_group(part, timeout=timeout) for part in parts]  # every process makes all of them
-            own.append(next(each for each, part in zip(made, parts, strict=True) if group.rank in part))
+            groups = [dist.new_group(part, timeout=timeout) for part in parts]  # every process creates all groups
+            own.append(next(each for each, part in zip(groups, parts, strict=True) if group.rank in part))
     return DeviceMesh.from_group(own, group.device.type, mesh=ranks, mesh_dim_names=("data", "tensor"))

@@ -1,4 +1,4 @@
-"""The strategies this distribution brings. Imports pydantic and core only."""
+"""Strategy components of this distribution. Imports only pydantic and core."""
 
 from rlhf_core.components import Component
 
@@ -12,7 +12,7 @@ single = Component(
 )
 
 fsdp = Component(
-    summary="PyTorch's own fully_shard (FSDP2): weights, gradients and optimizer state sharded over processes",
+    summary="PyTorch's fully_shard (FSDP2): weights, gradients and optimizer state sharded over processes",
     config=FsdpConfig,
     build="rlhf_torch.fsdp:FsdpStrategy",
 )

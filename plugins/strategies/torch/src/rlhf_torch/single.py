@@ -1,4 +1,4 @@
-"""`single`: one process, one device, no process group."""
+"""`single`: one process and one device, without a process group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SingleStrategy(StrategyBase):
-    """Trains the model as it is, in this process. Raises `UserInputError` when that is one of several."""
+    """Trains the unmodified model in this process. Raises `UserInputError` if it is one of several processes."""
 
     def __init__(self, config: SingleConfig, context: StrategyContext) -> None:
         env = read_launch_env()
@@ -30,10 +30,10 @@ class SingleStrategy(StrategyBase):
         super().__init__(config, context)
 
     def setup(self) -> None:
-        """Do nothing: there is no process group."""
+        """Do nothing, since there is no process group."""
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """No gradient leaves this process, so that the largest may be summed where they arise."""
+        """Accumulate vocabulary gradients in place, which is possible since gradients stay in this process."""
         from rlhf_passes import direct_gradients
 
         return direct_gradients(model)

@@ -1,9 +1,9 @@
-"""The vocabulary split over the processes of a tensor-parallel group: each holds some rows of embedding and head.
+"""Vocabulary parallelism: each process of a tensor-parallel group holds some rows of embedding and head.
 
-A token's embedding comes from the process that holds its row; the others add zeros. The head gives each process its
-part of the logits. Log-probs and entropy need three numbers a token of the other processes (`VocabularyPart`), so they
-are computed without gathering logits (Shoeybi 2019, arXiv:1909.08053, section 3); what asks for all logits gets them
-gathered.
+A token's embedding comes from the process that holds its row, and the others add zeros. The head computes each
+process's part of the logits. Log-probs and entropy need only three numbers per token from the other processes
+(`VocabularyPart`), so they are computed without gathering logits (Shoeybi 2019, arXiv:1909.08053, section 3). Callers
+that need all logits get them gathered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def split_vocabulary(model: nn.Module, mesh: DeviceMesh) -> set[int]:
-    """Have embedding and head of `model` compute with this process's rows. Returns the ids of these modules."""
+    """Make embedding and head of `model` compute with this process's rows. Returns the `id`s of these modules."""
     modules = vocabulary_modules(model, mesh.size())
     for module in modules:
         if isinstance(module, nn.Embedding):
@@ -34,28 +34,28 @@ def split_vocabulary(model: nn.Module, mesh: DeviceMesh) -> set[int]:
 
 
 def vocabulary_modules(model: nn.Module, size: int) -> list[nn.Embedding | nn.Linear]:
-    """Embedding and head, where `size` processes can share their rows equally.
+    """Embedding and head whose rows `size` processes can share equally.
 
-    Modules of another class (an adapter around the head, a scaled embedding) are none of them.
+    Modules of other classes (an adapter around the head, a scaled embedding) are excluded.
     """
-    found: list[nn.Embedding | nn.Linear] = []
+    modules: list[nn.Embedding | nn.Linear] = []
     for name in ("get_input_embeddings", "get_output_embeddings"):
         get = getattr(model, name, None)
         module = get() if callable(get) else None
         if not isinstance(module, (nn.Embedding, nn.Linear)) or type(module) not in (nn.Embedding, nn.Linear):
             continue
         if module.weight.shape[0] % size == 0:
-            found.append(module)
-    return found
+            modules.append(module)
+    return modules
 
 
 def _start(num_rows: int, mesh: DeviceMesh) -> int:
-    """The first row that this process holds."""
+    """Index of the first row that this process holds."""
     return num_rows // mesh.size() * mesh.get_local_rank()
 
 
 class _Embedding:
-    """Token ids [B, S] -> [B, S, H], whole in each process."""
+    """Token ids [B, S] -> hidden states [B, S, H], complete in each process."""
 
     def __init__(self, embedding: nn.Embedding, mesh: DeviceMesh) -> None:
         self._embedding, self._mesh = embedding, mesh
@@ -71,7 +71,7 @@ class _Embedding:
             padding = padding if 0 <= padding < self._num_rows else None
         rows = functional.embedding(own.masked_fill(~is_here, 0), self._embedding.weight, padding)
         rows = rows * is_here.unsqueeze(-1)
-        return _moved(rows, self._mesh, Partial(), Replicate(), Replicate())
+        return _redistribute(rows, self._mesh, Partial(), Replicate(), Replicate())
 
 
 class _Head:
@@ -81,14 +81,14 @@ class _Head:
         self._head, self._mesh = head, mesh
 
     def forward(self, hidden: Tensor) -> Tensor:
-        given = _moved(hidden, self._mesh, Replicate(), Replicate(), Partial())
-        part = functional.linear(given, self._head.weight, self._head.bias)
+        inputs = _redistribute(hidden, self._mesh, Replicate(), Replicate(), Partial())
+        part = functional.linear(inputs, self._head.weight, self._head.bias)
         across = Shard(part.ndim - 1)
-        # Not a view, of which `fully_shard` warns.
-        return _moved(part, self._mesh, across, Replicate(), Replicate()).clone()
+        # The clone avoids a view, about which `fully_shard` warns.
+        return _redistribute(part, self._mesh, across, Replicate(), Replicate()).clone()
 
 
-def _moved(local: Tensor, mesh: DeviceMesh, source: Placement, target: Placement, gradient: Placement) -> Tensor:
-    given: Any = DTensor.from_local(local, mesh, [source], run_check=False)
-    moved: Tensor = given.redistribute(placements=[target]).to_local(grad_placements=[gradient])
-    return moved
+def _redistribute(local: Tensor, mesh: DeviceMesh, source: Placement, target: Placement, gradient: Placement) -> Tensor:
+    sharded: Any = DTensor.from_local(local, mesh, [source], run_check=False)
+    result: Tensor = sharded.redistribute(placements=[target]).to_local(grad_placements=[gradient])
+    return result

@@ -1,7 +1,7 @@
 """Detached RLHF on Ray: the transport `ray`, and the seed's classes for direct use.
 
 `DetachedTrainer`, `ExperienceMakerHolder`, `DetachedReplayBuffer`, and `local_ray`, which starts a Ray for a script
-that uses them, are imported when they are first asked for, so that listing plugins loads neither torch nor Ray.
+that uses them, are imported on first access, so that listing plugins loads neither torch nor Ray.
 """
 
 import lazy_loader

@@ -23,40 +23,40 @@ from .event_relay import ActorHooks, ActorLogHandler, EventSender
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 HEARTBEAT_SECONDS = 60.0
-"""Silence after which a maker is held for dead, where it is used by hand; `transport.heartbeat_seconds` of a run."""
+"""Silence after which a maker used directly is presumed dead. A run uses `transport.heartbeat_seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSpec:
-    """The specification an actor starts from; sent to other machines, so it holds plain values only."""
+    """Specification from which an actor starts. It may be sent to other machines, so it holds plain values only."""
 
     run: Mapping[str, Any]
     """The resolved run file."""
     folder: str
-    """The run folder; trainer rank 0 writes into it."""
+    """Run folder, which trainer rank 0 writes."""
     host: str
     """Host name of the driver's machine."""
     working_folder: str
     """Base folder of relative paths in the run file."""
     coordinator: Any
     """Handle of the coordinator."""
-    listened: frozenset[str]
+    driver_events: frozenset[str]
     """Hook events that the driver's hooks subscribe to."""
     index: int = 0
     """Index of this actor among those of its kind."""
     num_threads: int | None
-    """torch threads, where actors share cores without reserving them; None leaves it to torch."""
+    """torch threads if actors share cores without reserving them. None keeps torch's default."""
 
 
 class ActorContext:
-    """This process as an actor: its place, log, threads and hooks."""
+    """Process-wide setup of an actor: working folder, log forwarding, resolved run and hooks."""
 
     def __init__(self, name: str, spec: ActorSpec) -> None:
         self.name = name
         self.spec = spec
         self.sender = EventSender(name, spec.coordinator)
         for key in _LAUNCHER:
-            # Variables of the driver's launcher; this process has another rank.
+            # Variables of the driver's launcher. This process has another rank.
             os.environ.pop(key, None)
         if Path(spec.working_folder).is_dir():
             os.chdir(spec.working_folder)
@@ -70,15 +70,15 @@ class ActorContext:
     def cache_folder(self) -> Path:
         """Folder of the reward cache: on the driver's machine as in a local run, elsewhere one per machine.
 
-        SQLite is safe between the processes of one machine, not between machines over a network file system.
+        SQLite is safe between the processes of one machine, but not between machines over a network file system.
         """
         folder = Path(self.spec.folder) / "reward-cache"
         host = socket.gethostname()
         return folder if host == self.spec.host else folder / host
 
     def hooks(self) -> HookRelay:
-        """The run's hook plugins; events that the driver subscribes to are also sent to it."""
-        relay = ActorHooks(self.sender, self.spec.listened)
+        """Build the run's hook plugins. Events that the driver subscribes to are also sent to it."""
+        relay = ActorHooks(self.sender, self.spec.driver_events)
         register_hooks(relay, self.resolved, Path(self.spec.folder))
         return relay
 
@@ -90,10 +90,15 @@ class ActorContext:
 
 
 class Heartbeat:
-    """Context that calls `beat` periodically while this process runs; a stopped process sends none."""
+    """Context that calls `beat` periodically while this process runs. A suspended process sends no heartbeat."""
 
     def __init__(self, beat: Callable[[], object], *, every_seconds: float) -> None:
-        """`beat`: its result is ignored; the loss of who is told is detected elsewhere, by those who wait for it."""
+        """Create a heartbeat, which starts when the context is entered.
+
+        Args:
+            beat: Sends one heartbeat. Its result is ignored: callers that wait for the receiver detect its loss.
+            every_seconds: Interval between heartbeats.
+        """
         self._beat = beat
         self._every_seconds = every_seconds
         self._stop = threading.Event()
@@ -103,7 +108,7 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, *of_an_error: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -114,15 +119,16 @@ class Heartbeat:
                 return
 
 
-def settle(env_info: Mapping[str, str] | None, *, num_threads: int | None = None) -> None:
+def set_up_process(env_info: Mapping[str, str] | None, *, num_threads: int | None = None) -> None:
     """Prepare an actor's process before its first tensor. Imports torch.
 
-    env_info: its place in a process group (`rank`, `world_size`, `local_rank`, `master_addr`, `master_port`).
-    num_threads: torch threads; None keeps the default.
+    Args:
+        env_info: Environment of a process group: `rank`, `world_size`, `local_rank`, `master_addr`, `master_port`.
+        num_threads: torch threads. None keeps the default.
     """
     for name, value in (env_info or {}).items():
         os.environ[name.upper()] = str(value)
-    # Arrays from the object store are read-only; they are copied from, never into.
+    # Arrays from the object store are read-only. They are only copied from, never written.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
     set_up_host_memory()
     import torch
@@ -132,7 +138,7 @@ def settle(env_info: Mapping[str, str] | None, *, num_threads: int | None = None
 
 
 def show_debug_messages() -> None:
-    """Write this project's DEBUG log messages to this actor's output."""
+    """Print this project's DEBUG log messages to this actor's output."""
     name = own_name() or "driver"
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter(f"[{name}] %(levelname)s %(name)s: %(message)s"))

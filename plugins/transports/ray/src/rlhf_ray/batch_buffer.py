@@ -1,4 +1,4 @@
-"""Whole batches of samples in the order of their arrival; `replay_buffer.py` makes it an actor."""
+"""Whole batches of samples in arrival order. `replay_buffer.py` runs this buffer as an actor."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ T = TypeVar("T")
 
 
 class BatchBuffer(Generic[T]):
-    """Forms whole batches of `batch_size` entries in arrival order; thread-safe.
+    """Forms whole batches of `batch_size` entries in arrival order. Thread-safe.
 
     Nothing is ever dropped: with `limit` > 0, a producer blocks while `limit` whole batches wait (back-pressure).
-    Entries that do not fill a batch yet wait for the next ones.
+    Entries of an incomplete batch wait for more entries.
+
+    Example:
+        >>> buffer = BatchBuffer(batch_size=2)
+        >>> buffer.put(["a", "b", "c"], timeout_seconds=1.0)
+        >>> buffer.get(timeout_seconds=1.0), buffer.num_batches()
+        (['a', 'b'], 0)
     """
 
     def __init__(self, batch_size: int, limit: int = 0) -> None:
-        """`limit` of 0 or less means no limit."""
+        """Create an empty buffer. A `limit` of 0 or less means no limit."""
         self._batch_size = batch_size
         self._limit = limit
         self._entries: deque[T] = deque()
         self._changed = threading.Condition()
 
     def num_batches(self) -> int:
-        """Whole batches waiting."""
+        """Number of whole batches in the buffer."""
         return len(self._entries) // self._batch_size
 
     def put(self, entries: Iterable[T], *, timeout_seconds: float) -> None:
-        """Append all entries. Raises `DeadlineError` when the buffer stays full; the rest is then not taken."""
+        """Append all entries. Raises `DeadlineError`, without adding the remaining ones, if the buffer stays full."""
         deadline = time.monotonic() + timeout_seconds
         for entry in entries:
             with self._changed:
@@ -42,17 +48,17 @@ class BatchBuffer(Generic[T]):
                 self._changed.notify_all()
 
     def get(self, *, timeout_seconds: float) -> list[T]:
-        """Remove and return one whole batch. Raises `DeadlineError`."""
+        """Remove and return one whole batch. Raises `DeadlineError` if none is complete in time."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while not self.num_batches():
-                self._wait(deadline, f"a batch ({len(self._entries)} of {self._batch_size} entries are there)")
+                self._wait(deadline, f"a batch ({len(self._entries)} of {self._batch_size} entries have arrived)")
             batch = [self._entries.popleft() for _ in range(self._batch_size)]
             self._changed.notify_all()
             return batch
 
     def give_back(self, entries: Sequence[T]) -> None:
-        """Put a batch that `get` returned in front again, also beyond `limit`: its taker could not use it."""
+        """Put a batch returned by `get` back at the front, even beyond `limit`, if its receiver could not use it."""
         with self._changed:
             self._entries.extendleft(reversed(entries))
             self._changed.notify_all()
@@ -62,7 +68,7 @@ class BatchBuffer(Generic[T]):
             self._entries.clear()
             self._changed.notify_all()
 
-    def _wait(self, deadline: float, what: str) -> None:
+    def _wait(self, deadline: float, awaited: str) -> None:
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not self._changed.wait(remaining):
-            raise DeadlineError(f"waited for {what}", where="replay buffer")
+            raise DeadlineError(f"waited for {awaited}", where="replay buffer")

@@ -1,4 +1,4 @@
-"""`DetachedTrainer`: the seed's base class of trainers that receive samples from other actors."""
+"""`DetachedTrainer`: base class of the seed's trainers, which receive samples from other actors."""
 
 from __future__ import annotations
 
@@ -33,17 +33,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
-"""How often a wait for a batch checks whether a maker may still send."""
+_POLL_SECONDS = 1.0
+"""Interval at which a wait for a batch checks whether a maker may still send."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
-    """How long a fit is. Steps count batches taken from the buffer."""
+    """Length of a fit. Steps count batches taken from the buffer.
+
+    Example:
+        >>> plan = FitPlan(total_steps=5, update_steps=2, train_epochs=1)
+        >>> [plan.episode_steps(index) for index in range(plan.num_episodes)]
+        [2, 2, 1]
+    """
 
     total_steps: int
     update_steps: int
-    """Batches of an episode: weights are sent after each."""
+    """Batches of an episode. Weights are sent after each episode."""
     train_epochs: int
     """Passes over the batches of an episode."""
 
@@ -54,23 +60,31 @@ class FitPlan:
 
     @property
     def num_episodes(self) -> int:
-        """The last one is shorter where `update_steps` does not divide `total_steps`."""
+        """Number of episodes. The last is shorter if `update_steps` does not divide `total_steps`."""
         return math.ceil(self.total_steps / self.update_steps)
 
     def episode_steps(self, index: int) -> int:
+        """Number of batches of episode `index`, from 0."""
         return min(self.update_steps, self.total_steps - index * self.update_steps)
 
 
 class DetachedTrainer(Trainer[Experience]):
-    """Trains on what `ExperienceMakerHolder` actors send into its buffer. Subclass, and decorate the subclass:
+    """Trains on experience that `ExperienceMakerHolder` actors send to its buffer.
 
-        @ray.remote(concurrency_groups={
-            "buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1
-        })
-        class MyTrainer(DetachedTrainer): ...
+    Subclass it and start the subclass under the name that the makers use to find it. Makers are looked up on first use,
+    since makers and trainers refer to each other by name. `rlhf_core.training.loop.Trainer` is the loop.
 
-    Start it under a name, by which the makers find it. The loop is `rlhf_core.training.loop.Trainer`; makers are
-    looked up when they are first needed, since makers and trainers name each other.
+    Makers call `maker_started`, `maker_alive`, `submit` and `maker_done`. The trainer calls `training_step` on every
+    rank for each batch, and `_update_remote_makers` on every rank after each episode.
+
+    Example:
+        @ray.remote(concurrency_groups={"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1})
+        class MyTrainer(DetachedTrainer):
+            def training_step(self, experience): ...
+            def _update_remote_makers(self, fully_update=False, **kwargs): ...
+
+        trainer = MyTrainer.options(name="trainer").remote(["maker"])
+        ray.get(trainer.fit.remote(total_steps=8, update_steps=2))
     """
 
     def __init__(
@@ -79,19 +93,25 @@ class DetachedTrainer(Trainer[Experience]):
         train_batch_size: int = 8,
         buffer_limit: int = 0,
         dataloader_pin_memory: bool = True,
-        callbacks: list[Any] = [],  # noqa: B006 - the seed's default; never changed
+        callbacks: list[Any] = [],  # noqa: B006 - the seed's default, never changed
         debug: bool = False,
         *,
         batch_timeout_seconds: float = 1800.0,
         actor_timeout_seconds: float = 60.0,
         seed: int = 0,
     ) -> None:
-        """experience_maker_holder_name_list: actors that get the new weights.
-        train_batch_size: samples in a batch of this trainer. buffer_limit: batches that may wait; 0 or less = any.
-        dataloader_pin_memory: keep batches in page-locked memory, where there is a GPU.
-        callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
-        batch_timeout_seconds: longest wait for a batch, or of a maker for room in the buffer.
-        actor_timeout_seconds: longest wait for a maker that is named but not there yet. seed: seed of the shuffling.
+        """Create the trainer and its buffer.
+
+        Args:
+            experience_maker_holder_name_list: Names of the makers that receive the new weights.
+            train_batch_size: Samples per batch of this trainer.
+            buffer_limit: Maximum number of batches in the buffer. 0 or less: unlimited.
+            dataloader_pin_memory: Keep batches in page-locked memory if there is a GPU.
+            callbacks: Hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
+            debug: Print debug messages.
+            batch_timeout_seconds: Maximum wait for a batch, or of a maker for space in the buffer.
+            actor_timeout_seconds: Maximum wait for a named maker that has not started yet.
+            seed: Seed of the shuffling.
         """
         super().__init__(HookRelay())
         self.train_batch_size = train_batch_size
@@ -110,12 +130,12 @@ class DetachedTrainer(Trainer[Experience]):
         self._batch_timeout_seconds = batch_timeout_seconds
         self._seed = seed
         self._plan = FitPlan(1, 1, 1)
-        self._num_drawn = 0
+        self._num_taken = 0
         """Batches taken in this fit."""
         self._timer = PhaseTimer()
-        """The rest of an episode's time was spent waiting for batches."""
+        """Times the phases of an episode. The remaining time was spent waiting for batches."""
         self._num_tokens = 0
-        """Real tokens trained on in the episode, prompts included."""
+        """Unpadded tokens trained on in the episode, including prompts."""
         if debug:
             show_debug_messages()
 
@@ -125,92 +145,97 @@ class DetachedTrainer(Trainer[Experience]):
 
     @abstractmethod
     def training_step(self, experience: Experience) -> dict[str, Any]:
-        """Train on one batch; returns its metrics."""
+        """Train on one batch and return its metrics."""
 
     def fit(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
-        """Take `total_steps` batches from the buffer, and send the weights after every `update_steps` of them.
+        """Train on `total_steps` batches from the buffer, and send the weights after every `update_steps` of them.
 
-        Each `update_steps` batches are an episode, trained on `train_epochs` times. When all makers are done or gone
-        and no whole batch is left, raises `RlhfError` with their reports; the training so far is kept.
+        Args:
+            total_steps: Number of batches taken from the buffer.
+            update_steps: Batches per episode.
+            train_epochs: Passes over the batches of an episode.
+
+        Raises:
+            RlhfError: All makers have finished or were lost, and no whole batch is left. Training so far is kept.
         """
         self._plan = FitPlan(total_steps, update_steps, train_epochs)
-        self._num_drawn = 0
-        self._presence.fit_begins()
-        self.makers.look_up_again()
+        self._num_taken = 0
+        self._presence.start_fit()
+        self.makers.forget_handles()
         self.run(self._fit_info(self._plan))
 
     def sync_models_to_remote_makers(self, **kwargs: Any) -> None:
-        """Send the full weights now. Keywords go to `_update_remote_makers`."""
-        self.makers.look_up_again()
+        """Send the full weights now. Keyword arguments are passed to `_update_remote_makers`."""
+        self.makers.forget_handles()
         self._sync(fully_update=True, **kwargs)
 
     @ray.method(concurrency_group="buffer_length")
     def buffer_get_length(self) -> int:
-        """Number of whole batches in the buffer."""
+        """Return the number of whole batches in the buffer."""
         return self.detached_replay_buffer.get_length()
 
     @ray.method(concurrency_group="buffer_append")
     def buffer_append(self, experience: Experience) -> None:
-        """Add a batch's samples; waits while the buffer is full."""
-        logger.debug("takes %d samples", len(experience))
+        """Add a batch's samples. Waits while the buffer is full."""
+        logger.debug("received %d samples", len(experience))
         self.detached_replay_buffer.append(experience)
 
     @ray.method(concurrency_group="buffer_append")
     def buffer_extend(self, items: Sequence[BufferItem]) -> None:
-        """Add samples; waits while the buffer is full."""
-        logger.debug("takes %d samples", len(items))
+        """Add samples. Waits while the buffer is full."""
+        logger.debug("received %d samples", len(items))
         self.detached_replay_buffer.extend(items)
 
     @ray.method(concurrency_group="buffer_append")
     def submit(self, maker: str, era: int, groups: Sequence[StoredGroup], times: PhaseTimes) -> int:
-        """Called by makers, as a run's coordinator is: add the samples of finished groups. Returns how many groups."""
-        found, lost = fetch_groups(groups, timeout_seconds=self._batch_timeout_seconds)
+        """Add the samples of finished groups, and return the number of groups. Called by makers."""
+        fetched, lost = fetch_groups(groups, timeout_seconds=self._batch_timeout_seconds)
         if lost:
-            logger.warning("%d groups of %s were lost with it", len(lost), maker)
-        self.buffer_extend([item for group in found for item in group.items])  # type: ignore[operator]
-        return len(found)
+            logger.warning("%d groups were lost with %s", len(lost), maker)
+        self.buffer_extend([item for group in fetched for item in group.items])  # type: ignore[operator]
+        return len(fetched)
 
-    # In the group buffer_length, since a full buffer may block buffer_append.
+    # Uses the concurrency group buffer_length, since a full buffer may block buffer_append.
     @ray.method(concurrency_group="buffer_length")
     def maker_started(self, name: str) -> None:
-        """Called by a maker that starts a loop."""
-        self._presence.started(name)
+        """Record that a maker starts a loop."""
+        self._presence.record_start(name)
 
     @ray.method(concurrency_group="buffer_length")
     def maker_alive(self, name: str) -> None:
-        """Heartbeat of a maker, while its loop runs."""
-        self._presence.seen(name)
+        """Record a heartbeat of a maker, sent while its loop runs."""
+        self._presence.record_heartbeat(name)
 
     @ray.method(concurrency_group="buffer_length")
     def maker_done(self, name: str, error: str | None = None) -> None:
-        """Called by a maker whose loop is over and whose samples are all sent; `error` is its failure, if any."""
-        self._presence.done(name, error)
+        """Record that a maker's loop is over and all its samples are sent. `error` is its failure, if any."""
+        self._presence.record_end(name, error)
 
     @ray.method(concurrency_group="buffer_sample")
     def _buffer_sample(self, timeout_seconds: float | None = None) -> Experience:
         return self.detached_replay_buffer.sample(timeout_seconds=timeout_seconds)
 
     def _step_device(self) -> torch.device:
-        """Device of the batches given to `training_step`."""
+        """Device of the batches passed to `training_step`."""
         import torch
 
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def _agree(self, outcome: Experience | str) -> Experience | str:
-        """Agree among trainers of one group: a reason to stop on any rank stops all."""
+        """Agree with the other trainers of the process group, in which a reason to stop on any rank stops all."""
         return outcome
 
     def _draw(self) -> Experience | str:
-        """The next batch, or why none will come; checks periodically whether a maker may still send."""
+        """Return the next batch, or the reason that none will come. Checks regularly whether a maker may still send."""
         deadline = time.monotonic() + self._batch_timeout_seconds
         outcome: Experience | str | None = None
         while outcome is None:
             try:
-                outcome = self._buffer_sample(_LOOK_SECONDS)  # type: ignore[operator]
+                outcome = self._buffer_sample(_POLL_SECONDS)  # type: ignore[operator]
             except DeadlineError as error:
-                outcome = self._presence.reason_for_none()
+                outcome = self._presence.reason_all_ended()
                 if outcome is None and time.monotonic() > deadline:
-                    outcome = f"no batch came in {self._batch_timeout_seconds:g} s; {error.message}"
+                    outcome = f"no batch came in {self._batch_timeout_seconds:g} s ({error.message})"
         agreed = self._agree(outcome)
         use_pinned = self.dataloader_pin_memory and self._step_device().type == "cuda"
         return pin_memory(agreed) if use_pinned and not isinstance(agreed, str) else agreed
@@ -231,7 +256,7 @@ class DetachedTrainer(Trainer[Experience]):
     # Called by the loop.
 
     def batches(self, episode: int) -> EpisodeBatches[Experience]:
-        """The first pass trains on a batch as soon as it arrives; later passes shuffle those batches."""
+        """Batches of an episode: the first pass yields each on arrival, and later passes shuffle them."""
         return EpisodeBatches(self._epochs(episode))
 
     def _epochs(self, episode: int) -> Iterator[Iterator[Experience]]:
@@ -247,11 +272,11 @@ class DetachedTrainer(Trainer[Experience]):
             batch = self._draw()
             if isinstance(batch, str):
                 raise RlhfError(
-                    f"fit ended after {self._num_drawn} of {self._plan.total_steps} batches: {batch}",
+                    f"fit ended after {self._num_taken} of {self._plan.total_steps} batches: {batch}",
                     where="detached trainer",
                     hint="give the makers more prompts or epochs, or lower total_steps",
                 )
-            self._num_drawn += 1
+            self._num_taken += 1
             taken.append(batch)
             yield batch
 

@@ -1,12 +1,12 @@
-"""A direct link: a process group of one trainer and one maker, over which the bytes of weights go.
+"""A direct link: a process group of one trainer and one maker that transfers the bytes of weights.
 
-Pairs rather than one group of all, so that a maker that dies breaks its own link only, and one that comes later needs
-nobody else's. torch's default group, which a trainer may need for its strategy, is left alone. Ray's own direct
-transport is not used: its gloo and NCCL groups are made and called without deadlines, an actor may be in one group
-only, and a failed transfer cannot be aborted.
+Groups are pairs instead of one group of all, so that a maker that dies breaks only its own link, and one that starts
+later does not affect the others. torch's default group, which a trainer may need for its strategy, is not used. Ray's
+direct transport is not used either: its gloo and NCCL groups are created and called without deadlines, an actor may be
+in only one group, and a failed transfer cannot be aborted.
 
-Nothing that arrives is unpickled: a link carries bytes, of which Ray's authenticated call has told dtype and shape.
-The group's store and gloo's sockets listen on the address that Ray uses for the node; keys in the store have a random
+Received data is never unpickled: a link carries bytes, whose dtype and shape come with Ray's authenticated call. The
+group's store and gloo's sockets listen on the address that Ray uses for the node. Keys in the store have a random
 prefix.
 """
 
@@ -30,58 +30,58 @@ if TYPE_CHECKING:
 WHERE = "direct weight sync"
 SENDER, RECEIVER = 0, 1
 """Ranks of a link."""
-_CHUNKS_UNDER_WAY = 4
+_MAX_PENDING_CHUNKS = 4
 _POLL_SECONDS = 0.001
 
 
 class LinkError(RlhfError):
-    """A link could not be formed, or broke."""
+    """A link could not be formed or broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOffer:
-    """Where a maker finds its end of a new link."""
+    """Address and key that a maker needs to form its end of a new link."""
 
     host: str
     port: int
     key: str
-    """Prefix of the link's keys in the store; nobody else knows it."""
+    """Secret prefix of the link's keys in the store."""
     device: str
-    """Device type of the weights, of both ends."""
+    """Device type of the weights, the same on both ends."""
     timeout_seconds: float
-    """Longest wait for the other end, when the link is formed and for each chunk."""
+    """Maximum wait for the other end, when the link is formed and for each chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectChunk:
-    """Tensors that come over the link, one after the other."""
+    """Description of tensors that arrive over the link, one after the other."""
 
     first: int
-    """Number of the first among all tensors of this link, from 0."""
+    """Index of the first tensor among all tensors of this link, from 0."""
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Name, torch's name of the dtype, shape."""
+    """Name, torch's name of the dtype, and shape of each tensor."""
 
     @classmethod
     def of(cls, shard: Mapping[str, Tensor], first: int) -> DirectChunk:
-        """What is told of a shard."""
-        told = ((name, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in shard.items())
-        return cls(first, tuple(told))
+        """Describe a shard whose first tensor has index `first`."""
+        rows = ((name, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in shard.items())
+        return cls(first, tuple(rows))
 
     def empty(self, device: torch.device) -> dict[str, Tensor]:
-        """Tensors to receive it in. Raises `LinkError` where there can be none such."""
+        """Allocate the tensors to receive. Raises `LinkError` if a dtype or shape is invalid."""
         import torch
 
-        found = {}
+        tensors = {}
         for name, dtype, shape in self.tensors:
             kind = getattr(torch, dtype, None)
             if not isinstance(kind, torch.dtype) or any(size < 0 for size in shape):
                 raise LinkError(f"no tensor has dtype {dtype!r} and shape {shape}", where=WHERE)
-            found[name] = torch.empty(shape, dtype=kind, device=device)
-        return found
+            tensors[name] = torch.empty(shape, dtype=kind, device=device)
+        return tensors
 
 
-def copied(shard: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """A copy of the shard on `device`, to be sent over any number of links."""
+def copy_to(shard: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copy the shard to `device`, for any number of links."""
     import torch
 
     plain = torch.contiguous_format
@@ -89,14 +89,14 @@ def copied(shard: Mapping[str, Tensor], device: torch.device) -> dict[str, Tenso
 
 
 def _bits(tensor: Tensor) -> list[Tensor]:
-    """The memory of a contiguous tensor, as a process group takes it."""
+    """The memory of a contiguous tensor as uint8, in the list that a process group expects."""
     import torch
 
     return [tensor.reshape(-1).view(torch.uint8)]
 
 
 class Link:
-    """One end of a link. Not safe between threads."""
+    """One end of a link. Not thread-safe."""
 
     def __init__(self, group: Any, backend: str, device: torch.device, timeout_seconds: float) -> None:
         self.device = device
@@ -107,12 +107,19 @@ class Link:
         self._sending: deque[list[tuple[Any, Tensor]]] = deque()
 
     def send(self, shard: Mapping[str, Tensor]) -> DirectChunk:
-        """Begin to send a shard, see `copied`, once few are under way. Raises `LinkError`.
+        """Start to send a shard, a copy from `copy_to`, once few other chunks are pending.
 
-        The other end is to call `receive` with the result.
+        Args:
+            shard: Tensors by name, on the device of the link. They must not change until they are sent.
+
+        Returns:
+            The argument that the other end must pass to `receive`.
+
+        Raises:
+            LinkError: The link broke, or a previous chunk was not sent in time.
         """
-        while len(self._sending) >= _CHUNKS_UNDER_WAY:
-            self._settle_one()
+        while len(self._sending) >= _MAX_PENDING_CHUNKS:
+            self._wait_for_oldest()
         chunk = DirectChunk.of(shard, self._num_sent)
         self._num_sent += len(shard)
         try:
@@ -126,33 +133,33 @@ class Link:
             raise self._broken(error) from None
         return chunk
 
-    def settle(self) -> None:
-        """Wait until every chunk has gone. Raises `LinkError`, also when that takes too long."""
+    def wait_until_sent(self) -> None:
+        """Wait until every chunk has been sent. Raises `LinkError` if the link broke or the wait timed out."""
         while self._sending:
-            self._settle_one()
+            self._wait_for_oldest()
 
     def receive(self, chunk: DirectChunk) -> dict[str, Tensor]:
-        """The tensors of a chunk. Raises `LinkError`, also when one does not come in time."""
-        found = chunk.empty(self.device)
+        """Receive the tensors of a chunk. Raises `LinkError` if the link broke or a tensor did not arrive in time."""
+        tensors = chunk.empty(self.device)
         try:
             works = [
                 self._group.recv(_bits(tensor), SENDER, number)
-                for number, tensor in enumerate(found.values(), chunk.first)
+                for number, tensor in enumerate(tensors.values(), chunk.first)
             ]
         except RuntimeError as error:
             raise self._broken(error) from None
         for work in works:
             self._finish(work)
-        return found
+        return tensors
 
     def close(self) -> None:
-        """Close the connection; what the other end waits for fails."""
+        """Close the connection. Pending operations of the other end fail."""
         group, self._group = self._group, None
         self._sending.clear()
         if group is not None and self._backend == "nccl":
             group.abort()
 
-    def _settle_one(self) -> None:
+    def _wait_for_oldest(self) -> None:
         for work, _ in self._sending.popleft():
             self._finish(work)
 
@@ -166,7 +173,7 @@ class Link:
                 if time.monotonic() > deadline:
                     raise LinkError(f"waited {self._timeout_seconds:g} s for a chunk to cross", where=WHERE)
                 time.sleep(_POLL_SECONDS)
-            work.wait()  # raises what went wrong
+            work.wait()  # raises the error of the operation
         except RuntimeError as error:
             raise self._broken(error) from None
 
@@ -175,30 +182,46 @@ class Link:
 
 
 class MakerEnd:
-    """A maker's end of the link to its trainer; a new one replaces it."""
+    """A maker's end of the link to its trainer."""
 
     def __init__(self) -> None:
         self._link: Link | None = None
 
     def join(self, offer: LinkOffer, address: str, device: torch.device) -> None:
-        """Form the link. address: of this node. device: of the maker's model. Raises `LinkError`."""
+        """Form a link, which replaces the previous one. Raises `LinkError` if that fails.
+
+        Args:
+            offer: Offer of the trainer.
+            address: Address of this node.
+            device: Device of the maker's model.
+        """
         self._link = None
         self._link = join_link(offer, address, device)
 
     def receive(self, chunk: DirectChunk) -> dict[str, Tensor]:
-        """The tensors of a chunk. After a `LinkError` there is no link."""
+        """Receive the tensors of a chunk. A `LinkError` also removes the link."""
         link, self._link = self._link, None
         if link is None:
-            raise LinkError("this maker has no link", where=WHERE)
-        found = link.receive(chunk)
+            raise LinkError("this maker is not linked to a trainer", where=WHERE)
+        tensors = link.receive(chunk)
         self._link = link
-        return found
+        return tensors
 
 
 def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
-    """This process's end, once the other end is formed too. Raises `LinkError`, also when that takes too long.
+    """Form this process's end of a link, and wait until the other end is formed too.
 
-    address: of this node, where the link's sockets are to listen.
+    Args:
+        store: Store through which the two ends find each other.
+        rank: `SENDER` or `RECEIVER`.
+        offer: Offer of the trainer.
+        address: Address of this node, on which the link's sockets listen.
+
+    Returns:
+        The end of the link.
+
+    Raises:
+        LinkError: The link could not be formed in time.
     """
     import torch
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -214,7 +237,7 @@ def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
 
 
 def join_link(offer: LinkOffer, address: str, device: torch.device) -> Link:
-    """The maker's end of an offered link. device: of its model."""
+    """Form the maker's end of an offered link, for a model on `device`. Raises `LinkError` if that fails."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if device.type != offer.device:
@@ -223,8 +246,8 @@ def join_link(offer: LinkOffer, address: str, device: torch.device) -> Link:
     try:
         store = TCPStore(offer.host, offer.port, None, is_master=False, timeout=timeout)
     except RuntimeError as error:
-        told = f"no trainer answers at {offer.host}:{offer.port}: {first_line(error)}"
-        raise LinkError(told, where=WHERE) from None
+        problem = f"no trainer answers at {offer.host}:{offer.port}: {first_line(error)}"
+        raise LinkError(problem, where=WHERE) from None
     return form_link(store, RECEIVER, offer, address)
 
 
@@ -240,10 +263,10 @@ def _gloo_group(store: Store, rank: int, address: str, timeout: timedelta, devic
 def _nccl_group(store: Store, rank: int, address: str, timeout: timedelta, device: torch.device) -> Any:
     from torch.distributed import ProcessGroupNCCL
 
-    # A peer that dies must end neither this process (torch's default on any error) nor the wait for it.
-    own = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
+    # If a peer dies, this process must not exit (torch's default on any error), and its wait must still time out.
+    variables = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout

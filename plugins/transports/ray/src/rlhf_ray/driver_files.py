@@ -1,6 +1,6 @@
-"""`ray.json` and `ray-request.json` in the folder of a running detached run: what its driver says, and is asked for.
+"""`ray.json` and `ray-request.json` in the folder of a running detached run: its driver's status, and requests to it.
 
-A folder may be anyone's: both files are validated, and each side takes only a regular file of its own user.
+A folder may belong to another user: both files are validated, and each side reads only its own user's regular files.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ logger = logging.getLogger("rlhf.ray")
 
 STATUS = "ray.json"
 _REQUEST = "ray-request.json"
-MOST_MAKERS = 1024
+MAX_MAKERS = 1024
 _MAX_BYTES = 4096
-"""Most bytes of a request; longer files are none."""
-_SILENT_SECONDS = 60.0
-"""A driver on another machine that has written nothing for so long is taken for dead."""
+"""Maximum size of a request. Only this much of a longer file is read, which makes it invalid."""
+_MAX_SILENCE_SECONDS = 60.0
+"""Silence after which a driver on another machine is presumed dead."""
 
 
-class Request(BaseModel):
-    """What a command asks the driver for. A newer one takes the place of one that was not taken yet."""
+class DriverRequest(BaseModel):
+    """Request of a command to the driver. A newer request replaces one that the driver has not read yet."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     do: Literal["scale", "stop", "stop-now"]
-    makers: int = Field(default=1, ge=1, le=MOST_MAKERS)
-    """For `scale`: makers that the run is to have, within `timeout_seconds`."""
+    makers: int = Field(default=1, ge=1, le=MAX_MAKERS)
+    """For `scale`: number of makers that the run should have within `timeout_seconds`."""
     timeout_seconds: float = Field(default=600.0, gt=0, le=604800)
     id: str = Field(default_factory=lambda: f"{time.time_ns():020d}-{os.getpid()}", max_length=100)
 
     def send(self, folder: Path) -> None:
+        """Write the request into the run folder."""
         write_json(folder / _REQUEST, self.model_dump())
 
 
-def take_request(folder: Path) -> Request | None:
-    """The newest request, once; what is none is removed, and said in the log."""
+def take_request(folder: Path) -> DriverRequest | None:
+    """Read and remove the newest request. An invalid one is removed with a warning. Returns None without a request."""
     path = folder / _REQUEST
     if not is_own_file(path):
         return None
@@ -54,30 +55,30 @@ def take_request(folder: Path) -> Request | None:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             text = file.read(_MAX_BYTES)
         clear_request(folder)
-        return Request.model_validate_json(text)
+        return DriverRequest.model_validate_json(text)
     except ValidationError as error:
-        logger.warning("%s is no request and is removed: %s", path, _first(error))
+        logger.warning("%s is not a valid request and was removed: %s", path, _first_problem(error))
     except OSError as error:
         logger.warning("%s cannot be read: %s", path, error)
     return None
 
 
 def clear_request(folder: Path) -> None:
-    """Remove what was asked of an earlier driver, or is not wanted any more."""
+    """Remove a request that was meant for an earlier driver or has expired."""
     if is_own_file(folder / _REQUEST):
         (folder / _REQUEST).unlink(missing_ok=True)
 
 
 class ScaleAnswer(BaseModel):
-    """The driver has done what a request asks for, or will not."""
+    """Answer of the driver: a request was completed or rejected."""
 
     id: str
     problem: str
-    """Why it will not; empty if it is done."""
+    """Reason for the rejection. Empty if the request was completed."""
 
 
 class ActorRow(BaseModel):
-    """A maker or a trainer, and what it does: for the driver, in `ray.json`, and for `rlhf ray status`."""
+    """State of a maker or a trainer for the driver, `ray.json` and `rlhf ray status`."""
 
     name: str
     pid: int | None = None
@@ -85,18 +86,18 @@ class ActorRow(BaseModel):
     doing: str = "loads its models"
     for_s: float = 0.0
     busy: float | None = None
-    """Share of its time in which it worked."""
+    """Fraction of its time in which it worked."""
     version: int | None = None
-    """Version of a maker's weights; None before it has any."""
+    """Version of a maker's weights. None before the first."""
     restarts: int = 0
     groups: int = 0
     """Prompts that a maker has finished."""
     waiting: int = 0
-    """Those of them that wait to be trained on."""
+    """Finished prompts that wait to be trained on."""
 
 
 class Status(BaseModel):
-    """What the driver says about every second; there is no file before it begins, and after it has ended."""
+    """Contents of `ray.json`, which the driver writes about every second and removes when it ends."""
 
     model_config = ConfigDict(strict=True)
 
@@ -119,32 +120,38 @@ class Status(BaseModel):
         return self.host == socket.gethostname()
 
     def is_running(self, folder: Path) -> bool:
-        """Whether the driver is alive, as far as this machine can tell: a run holds its folder to the end.
+        """Whether the driver is alive, as far as this machine can determine: a run locks its folder until it ends.
 
-        The folder may be held by a later run of another transport.
+        The folder may be locked by a later run of another transport, so the process is checked too.
         """
         if not self.is_here:
-            return time.time() - self.updated < _SILENT_SECONDS
+            return time.time() - self.updated < _MAX_SILENCE_SECONDS
         return RunFolder(folder).is_in_use and psutil.pid_exists(self.driver_pid)
 
 
 def read_status(folder: Path) -> Status | None:
-    """The status of a detached run in `folder`; None where there is none, or it has ended normally."""
+    """Read the status of a detached run.
+
+    Returns:
+        The status, or None if the run ended normally or was never detached.
+
+    Raises:
+        UserInputError: The folder does not exist, or its file is invalid or belongs to another user.
+    """
     path = folder / STATUS
     if not os.path.isdir(folder):
-        raise UserInputError("there is no such folder", where=str(folder), hint="give the folder that --output named")
+        raise UserInputError("the folder does not exist", where=str(folder), hint="pass the folder given to --output")
     if not os.path.lexists(path):
         return None
     if not is_own_file(path):
-        raise UserInputError("is no regular file of yours", where=str(path))
+        raise UserInputError("not a regular file that you own", where=str(path))
     try:
         return Status.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise UserInputError(
-            f"is not what a driver writes: {_first(error)}", where=str(path), hint="remove it if no run goes on here"
-        ) from error
+        problem = f"not written by a driver: {_first_problem(error)}"
+        raise UserInputError(problem, where=str(path), hint="remove it if no run is active here") from error
 
 
-def _first(error: ValidationError) -> str:
+def _first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     return ": ".join([".".join(map(str, first["loc"])) or "its text", first["msg"]])

@@ -1,4 +1,4 @@
-"""An engine that answers several callers at once, and takes new weights between two decoding steps."""
+"""An engine that serves several callers at once, and takes new weights between two decoding steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from .holder_weights import StagedWeights
 
 
 class SharedEngine(EngineThread):
-    """A `RolloutEngine` for callers on several threads, whose requests it answers together.
+    """A `RolloutEngine` for callers on several threads, whose requests it answers in one batch.
 
-    Between two decoding steps it also swaps in a version that has arrived whole. An error of the engine is raised to
-    every caller, for good. A caller waits without a deadline of its own: the lease it works for has one.
+    Between two decoding steps it also swaps in a version that has completely arrived. After an error of the engine,
+    every call raises that error. Callers wait without a deadline, since their lease has one.
     """
 
     def __init__(self, engine: InFlightEngine, weights: StagedWeights) -> None:
-        """weights: of `engine`, and of the models that are used in `run`."""
+        """Start the thread of the engine.
+
+        Args:
+            engine: Engine that takes requests and weights between decoding steps.
+            weights: New weights of `engine`, and of the models that are used in `run`.
+        """
         self.request_options: Mapping[str, str] = getattr(engine, "request_options", {})
         self.columns: Mapping[str, Column] = getattr(engine, "columns", {})
         self._weights = weights
@@ -43,7 +48,7 @@ class SharedEngine(EngineThread):
         return self._engine.eos_token_ids
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
-        """See `RolloutEngine.generate`; weights may change on the way. A request that is open already waits for it."""
+        """Generate as `RolloutEngine.generate`. Weights may change meanwhile. A duplicate of an open request waits."""
         answers: SimpleQueue[Future[Completion]] = SimpleQueue()
         for answer in self.ask(requests, sampling):
             answer.add_done_callback(answers.put)
@@ -56,9 +61,10 @@ class SharedEngine(EngineThread):
         return taken
 
     def weights_updated(self, version: int) -> None:
+        """Notify the engine, on its thread, that its model has new weights."""
         self.run(lambda: self._engine.weights_updated(version))
 
-    # What follows runs on the thread.
+    # The following methods run on the engine's thread.
 
     def _sample(self) -> None:
         with self._weights.making():

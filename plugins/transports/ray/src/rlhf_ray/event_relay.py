@@ -1,7 +1,7 @@
 """Sends hook events and log lines of actors to the driver, and replays them there.
 
-Hooks given as objects (progress, TensorBoard, a caller's recorder) stay in the process where they were made;
-installed hook plugins run inside the actors. So object hooks see events with a small delay.
+Hooks passed as objects (progress, TensorBoard, a caller's recorder) stay in the process that created them, and receive
+events with a small delay. Installed hook plugins run inside the actors.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class EventSender:
         self._last: Any = None
 
     def send(self, event: Event | LogLine) -> None:
+        """Send an event without waiting."""
         with self._lock:
-            # Calls of an async actor may overtake one another: each waits for the one before it, its argument.
+            # Calls of an async actor may overtake one another, so each takes the result of the previous call.
             self._last = self._coordinator.report.remote(event, self._last)
 
     def flush(self) -> None:
@@ -48,7 +49,7 @@ class EventSender:
 
 
 class ActorHooks(HookRelay):
-    """The hooks of an actor's process; what those of the driver listen to is sent there afterwards."""
+    """Hooks of an actor's process. Events that the driver's hooks listen to are also sent to the driver."""
 
     def __init__(self, sender: EventSender, sent: Collection[str]) -> None:
         super().__init__()
@@ -74,11 +75,11 @@ class ActorLogHandler(logging.Handler):
         super().__init__()
         self._sender = sender
         self.setFormatter(PrintableFormatter("%(message)s"))
-        # Ray's own log about sending a message must not cause another message.
+        # Ray's log of a sent message must not cause another message.
         self.addFilter(lambda record: not record.name.startswith("ray"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record; if that fails, work continues and logging's own handling reports it on stderr."""
+        """Send a record. If that fails, logging's own handling reports it on stderr and the work continues."""
         try:
             self._sender.send(LogLine(self._sender.actor, record.levelno, self.format(record)))
         except Exception:
@@ -86,18 +87,18 @@ class ActorLogHandler(logging.Handler):
 
 
 def replay(events: Iterable[Event | LogLine], hooks: HookRelay) -> None:
-    """In the driver: write log lines to the log, pass events to the hooks. Raises what a hook raises."""
+    """Write log lines to the driver's log and pass events to its hooks. Raises the errors of the hooks."""
     for event in events:
         if isinstance(event, LogLine):
             logger.log(event.level, "[%s] %s", event.actor, event.text)
         else:
-            # From an actor of this run, over Ray, which pickles every message itself.
+            # Sent by an actor of this run over Ray, which pickles every message itself.
             arguments: Mapping[str, Any] = pickle.loads(event.arguments)  # noqa: S301
             hooks.fire(event.name, **arguments)
 
 
 def _portable(value: Any) -> Any:
-    """The value itself; errors that may not unpickle become an `RlhfError` with their text."""
+    """Return the value, but convert an error that may not unpickle to an `RlhfError` with its text."""
     if isinstance(value, BaseException) and not isinstance(value, RlhfError):
         return RlhfError(f"{type(value).__name__}: {value}")
     return value

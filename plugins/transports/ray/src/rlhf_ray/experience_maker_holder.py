@@ -15,7 +15,7 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.types import Prompt
 from rlhf_seed import BatchReader, adapt_callback, batches_of, sampling_params
 
-from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
+from .actor_context import ActorContext, ActorSpec, set_up_process, show_debug_messages
 from .calls import NamedActors, node_address, own_name
 from .direct_link import DirectChunk, LinkOffer, MakerEnd
 from .id_tokenizer import IdTokenizer
@@ -28,40 +28,49 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.5
-"""How often it is looked whether a batch has failed. Its deadline is that of its lease."""
+_POLL_SECONDS = 0.5
+"""Interval of checks for failed batches. The deadline of a batch is that of its lease."""
 
 
 @ray.remote(concurrency_groups={"experience_io": 1, "model_io": 1, "compute": 1})  # type: ignore[call-overload]
 class ExperienceMakerHolder:
     """Makes experience from a data loader's prompts and sends it to `DetachedTrainer` actors in turn.
 
-    Under `--transport ray` it takes its prompts from the coordinator, and sends the samples there (`work`).
-    Start it under a name, by which trainers find it. New weights arrive while it generates and are swapped in between
-    two batches, whole versions only.
+    With `--transport ray` it receives its prompts from the coordinator and sends the samples there (`work`). Start it
+    under the name that trainers use to find it. New weights arrive while it generates and are swapped in between two
+    batches, whole versions only.
 
-    detached_trainer_name_list: actors that get the samples, in turn.
-    strategy_fn: a core `Strategy`, or anything else for one process and one device.
-    model_fn: (actor, critic, reward model, initial model); the critic may be None. The actor is a causal LM, the
-    reward a function f(rollouts), a reward model or an installed reward's name, the initial model the KL's reference.
-    env_info: environment variables of a process group (rank, world_size, master_addr, master_port).
-    sync_models_from_trainers: start only after a trainer has sent its full weights.
-    buffer_cpu_offload: ignored; samples are always sent from CPU memory.
-    kl_coef: factor of the KL penalty, sent with every sample. 0 skips the reference.
-    callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
-    eval_performance: print throughput when a loop ends.
-    update_lora_weights: after the first sync, trainers send only the LoRA weights.
-    generate_kwargs: max_length (prompt and response), max_new_tokens, temperature, top_k, top_p, do_sample,
-    stop, stop_token_ids, eos_token_id.
-    tokenizer: needed where prompts are texts. seed: seed of sampling. engine, engine_options: an installed
-    rollout engine that shares the actor's module. sync_idle_seconds: a half-sent version is dropped after this long
-    without a chunk. run: set by `--transport ray`; the other arguments are then ignored.
+    Args:
+        detached_trainer_name_list: Names of the actors that receive the samples, in turn.
+        strategy_fn: Returns a core `Strategy`, or anything else for one process and one device.
+        model_fn: Returns (actor, critic, reward model, initial model). The critic may be None. The actor is a causal
+            LM, the reward a function f(rollouts), a reward model or an installed reward's name, and the initial model
+            the reference of the KL penalty.
+        env_info: Environment variables of a process group (rank, world_size, master_addr, master_port).
+        sync_models_from_trainers: Start only after a trainer has sent its full weights.
+        buffer_cpu_offload: Ignored, since samples are always sent from CPU memory.
+        kl_coef: Factor of the KL penalty, sent with every sample. 0 skips the reference.
+        callbacks: Hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
+        eval_performance: Print throughput when a loop ends.
+        debug: Print debug messages.
+        update_lora_weights: After the first sync, trainers send only the LoRA weights.
+        tokenizer: Required if prompts are texts.
+        seed: Seed of sampling.
+        engine, engine_options: Name and options of an installed rollout engine that shares the actor's module.
+        first_sync_timeout_seconds: Maximum wait for the first weights with `sync_models_from_trainers`.
+        send_timeout_seconds: Maximum wait for a trainer to take samples.
+        actor_timeout_seconds: Maximum wait for a named trainer that has not started yet.
+        sync_idle_seconds: Time without a chunk after which an incomplete version is dropped.
+        reward_timeout_seconds: Maximum duration of a call of the reward.
+        run: Set by `--transport ray`. The other arguments are then ignored.
+        generate_kwargs: `max_length` (prompt and response), `max_new_tokens`, `temperature`, `top_k`, `top_p`,
+            `do_sample`, `stop`, `stop_token_ids`, `eos_token_id`.
     """
 
     _worker: MakerWorker
     _feed: LoaderFeed | RunFeed
     _unnumbered: dict[str, int]
-    """Sender -> the version it is sending without having given a number."""
+    """Sender -> version of an incomplete transfer for which it gave no number."""
 
     def __init__(
         self,
@@ -72,7 +81,7 @@ class ExperienceMakerHolder:
         sync_models_from_trainers: bool = False,
         buffer_cpu_offload: bool = True,
         kl_coef: float = 0.1,
-        callbacks: list[Any] = [],  # noqa: B006 - the seed's default; never changed
+        callbacks: list[Any] = [],  # noqa: B006 - the seed's default, never changed
         eval_performance: bool = False,
         debug: bool = False,
         update_lora_weights: bool = False,
@@ -102,7 +111,7 @@ class ExperienceMakerHolder:
             raise UserInputError("detached_trainer_name_list is empty", where="ExperienceMakerHolder")
         if debug:
             show_debug_messages()
-        settle(env_info)
+        set_up_process(env_info)
         hooks = HookRelay()
         self._eval_performance = eval_performance
         for callback in callbacks:
@@ -136,9 +145,14 @@ class ExperienceMakerHolder:
     def workingloop(self, dataloader_fn: Callable[[], Iterable[Any]], num_epochs: int = 1, num_steps: int = 0) -> None:
         """Make and send the experience of `num_epochs` passes over a data loader.
 
-        With `num_steps` > 0: of that many batches, in as many passes as needed. A batch is a mapping of columns
-        (`input_ids`, `attention_mask`, `answer`, …), a tensor of ids, or a list of texts or records. Returns when the
-        trainers have taken everything, and notifies them; an error of the loop is reported to them too, and raised.
+        Returns when the trainers have taken everything, and notifies them. An error of the loop is reported to them
+        too, and raised.
+
+        Args:
+            dataloader_fn: Returns the data loader. A batch is a mapping of columns (`input_ids`, `attention_mask`,
+                `answer`, …), a tensor of ids, or a list of texts or records.
+            num_epochs: Passes over the data loader.
+            num_steps: If > 0, number of batches, in as many passes as needed.
         """
         self._wait_for_first_weights()
         feed = self._loader_feed
@@ -151,11 +165,11 @@ class ExperienceMakerHolder:
             raise
         if self._eval_performance:
             print(feed.performance())
-        feed.say_done(None)
+        feed.announce_end(None)
 
     def work(self) -> None:
-        """The loop in a run: load everything, then make what the coordinator requests until the run is over."""
-        with RunFeed.opened(self._context) as feed:
+        """Load everything, then make the samples that a run's coordinator requests until the run is over."""
+        with RunFeed.load(self._context) as feed:
             self._feed, self._worker = feed, feed.worker
             feed.join(self.update_experience_maker)
             self._make_all()
@@ -175,21 +189,30 @@ class ExperienceMakerHolder:
         sender: str = "",
         checksums: dict[str, str] | None = None,
     ) -> None:
-        """Receive a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s, or what the link
-        brings), its end.
+        """Receive a part of a new version: its start, a chunk of weights, or its end.
 
-        Nothing is changed before the end; then names, shapes and checksums are verified, and the version is swapped
-        in between two batches. A call without start or end, outside of a version, is a whole version by itself.
-        fully_update: all weights come, whatever `update_lora_weights` says. new_…_lora_config_dict: the sender's
-        `lora_scales`. version: policy version; None counts on. sender: keeps the versions of several senders apart.
-        checksums: with the end, by role. Raises `SyncError`, and keeps the
-        weights, when something does not match.
+        The live weights do not change before the end. Then names, shapes and checksums are verified, and the version is
+        swapped in between two batches. Outside a version, a call that marks neither start nor end is a whole
+        version.
+
+        Args:
+            new_actor_state_dict, new_critic_state_dict: Tensors or `PackedTensor`s, or a chunk of a direct link.
+            new_actor_lora_config_dict, new_critic_lora_config_dict: `lora_scales` of the sender.
+            fully_update: Whether the version has all weights, regardless of `update_lora_weights`.
+            chunk_start: Whether the call starts a version.
+            chunk_end: Whether the call ends a version.
+            version: Policy version. None is one more than the newest.
+            sender: Name that distinguishes the versions of several senders.
+            checksums: Role -> checksum, sent with the end.
+
+        Raises:
+            SyncError: Weights are missing or do not match. The live weights are kept.
         """
         weights = self._worker.weights
-        alone = version is None and not chunk_start and not chunk_end and sender not in self._unnumbered
+        is_whole = version is None and not chunk_start and not chunk_end and sender not in self._unnumbered
         if version is None:
             version = self._unnumbered.setdefault(sender, (weights.newest or 0) + 1)
-        if chunk_start or alone:
+        if chunk_start or is_whole:
             weights.begin(version, sender=sender, adapter_only=self._update_lora_weights and not fully_update)
         for role, chunk, scales in (
             ("policy", new_actor_state_dict, new_actor_lora_config_dict),
@@ -198,7 +221,7 @@ class ExperienceMakerHolder:
             if chunk is not None:
                 arrived = self._link.receive(chunk) if isinstance(chunk, DirectChunk) else unpack(chunk)
                 weights.stage(version, role, arrived, sender=sender, scales=scales)
-        if chunk_end or alone:
+        if chunk_end or is_whole:
             self._unnumbered.pop(sender, None)
             weights.commit(version, checksums, sender=sender)
             if fully_update:
@@ -211,15 +234,15 @@ class ExperienceMakerHolder:
 
     @ray.method(concurrency_group="model_io")
     def get_policy_version(self) -> int:
-        """Newest version of the weights that samples come from; 0 before the first."""
+        """Newest version of the weights that generate samples. 0 before the first."""
         return self._worker.weights.newest or 0
 
     def _make_all(self) -> None:
-        """Make each batch's experience while that of the previous batch is being sent, or other batches are made."""
+        """Make the experience of all batches, each while the previous one is being sent or others are generated."""
         feed = self._feed
-        with feed.alive(), feed.hooks.span("maker_loop", maker=feed.number):
-            if isinstance(feed, RunFeed) and self._worker.num_lanes > 1:
-                Lanes(self._worker, feed).make_all()
+        with feed.heartbeat(), feed.hooks.span("maker_loop", maker=feed.number):
+            if isinstance(feed, RunFeed) and self._worker.max_batches > 1:
+                BatchPool(self._worker, feed).make_all()
             else:
                 for era, prompts in feed.batches():
                     _make_and_send(self._worker, feed, era, prompts)
@@ -234,39 +257,39 @@ class ExperienceMakerHolder:
             )
 
     def _report_failure(self, error: Exception) -> None:
-        """Report the failure to the trainers, which would otherwise wait for samples; the loop raises the error."""
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        """Report a failure of the loop to the trainers, which would otherwise wait for samples."""
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
         try:
-            self._loader_feed.say_done(told)
+            self._loader_feed.announce_end(message)
         except RlhfError as unreachable:
-            logger.error("cannot tell a trainer that the loop failed: %s", unreachable)
+            logger.error("cannot report to a trainer that the loop failed: %s", unreachable)
 
 
-class Lanes:
-    """Makes batches side by side, so that the engine has work while the last answers of one of them end."""
+class BatchPool:
+    """Makes several batches concurrently, so that the engine has work while the last answers of one batch finish."""
 
     def __init__(self, worker: MakerWorker, feed: RunFeed) -> None:
-        """worker: makes as many batches at a time as it has makers."""
+        """Create the pool. `worker.max_batches` batches are made at a time."""
         self._worker = worker
         self._feed = feed
         self._open: set[Future[None]] = set()
 
     def make_all(self) -> None:
-        """Until the feed has no more. Raises the first error of a batch."""
-        with ThreadPoolExecutor(self._worker.num_lanes, thread_name_prefix="lane") as pool:
+        """Make batches until the feed is exhausted. Raises the first error of a batch."""
+        with ThreadPoolExecutor(self._worker.max_batches, thread_name_prefix="batch") as pool:
             for era, prompts in self._feed.batches(self._wait_for_room):
                 self._open.add(pool.submit(_make_and_send, self._worker, self._feed, era, prompts))
             while self._open:
                 self._collect()
 
     def _wait_for_room(self) -> int:
-        """Wait until another batch may begin; returns how many are open."""
+        """Wait until another batch may start, and return the number of open batches."""
         self._collect(0.0)
-        while len(self._open) >= self._worker.num_lanes:
+        while len(self._open) >= self._worker.max_batches:
             self._collect()
         return len(self._open)
 
-    def _collect(self, seconds: float = _LOOK_SECONDS) -> None:
+    def _collect(self, seconds: float = _POLL_SECONDS) -> None:
         done, self._open = wait(self._open, seconds, FIRST_COMPLETED)
         for each in done:
             each.result()

@@ -11,7 +11,7 @@ from rlhf_core.types import BufferItem, Rollout, RolloutGroup, Turn
 
 
 def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
-    """A group as nested dicts, lists and tensors. Metadata must be JSON values."""
+    """Convert a group to nested dicts, lists and tensors. Metadata must be JSON values."""
     return {
         "position": group.position,
         "rollouts": [_rollout_to_tree(rollout) for rollout in group.rollouts],
@@ -20,7 +20,7 @@ def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
 
 
 def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
-    """The group that `group_to_tree` wrote."""
+    """Convert the result of `group_to_tree` back to a group."""
     return RolloutGroup(
         position=tree["position"],
         rollouts=tuple(_rollout_from_tree(each) for each in tree["rollouts"]),
@@ -29,7 +29,12 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
 
 
 def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """`RolloutCoordinator.state_dict()` with `change` applied to every group: `group_to_tree`, `group_from_tree`."""
+    """Apply `change`, such as `group_to_tree`, to every group of a `RolloutCoordinator.state_dict()`.
+
+    Example:
+        >>> with_groups({"taken": 1, "open": {"1": {"accepted": ["a"]}}}, str.upper)
+        {'taken': 1, 'open': {'1': {'accepted': ['A']}}}
+    """
     opened = {
         index: {**saved, "accepted": [change(group) for group in saved["accepted"]]}
         for index, saved in state["open"].items()

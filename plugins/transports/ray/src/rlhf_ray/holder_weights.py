@@ -1,9 +1,9 @@
 """Stages a maker's new weights until the version is complete and no batch is being generated.
 
-Chunks arrive on one thread while another makes experience. They are held beside the live weights, checked when the
+Chunks arrive on one thread while another makes experience. They are held next to the live weights, checked when the
 version is complete, and swapped in between rollout batches, so a sample has one version and generation waits only for
-the swap; or, in flight, when whoever computes lets it (`take`). No lock is held between two calls: a sender that dies
-leaves only chunks, which are dropped.
+the swap. With weights in flight, the computing thread triggers the swap (`take`). No lock is held between two calls: a
+sender that dies leaves only chunks, which are dropped.
 """
 
 from __future__ import annotations
@@ -55,9 +55,16 @@ class _Incoming:
 
 
 class StagedWeights:
-    """Whole versions for the models of a maker, by role (`policy`, `critic`); safe between threads.
+    """Whole versions for the models of a maker, by role (`policy`, `critic`). Thread-safe.
 
-    Each sender has one version under way, independent of the others; the last commit wins.
+    Each sender has one open version, independent of the others. The last commit wins.
+
+    Example:
+        weights = StagedWeights({"policy": model})
+        weights.begin(version=1)
+        for chunk in chunks:
+            weights.stage(1, "policy", chunk)
+        weights.commit(1, {"policy": checksum})
     """
 
     def __init__(
@@ -68,9 +75,13 @@ class StagedWeights:
         idle_seconds: float = 600.0,
         published: Callable[[int], None] = lambda version: None,
     ) -> None:
-        """models: by role. adapters: by role, the names of an adapter-only version; empty where there is no adapter.
-        `idle_seconds`: a version without a chunk for this long is dropped, its sender taken for dead. `published`:
-        called with each version after it was swapped in.
+        """Create the stage.
+
+        Args:
+            models: Role -> live model.
+            adapters: Role -> names of the weights in an adapter-only version. Empty without an adapter.
+            idle_seconds: Time without a chunk after which a version is dropped, since its sender is presumed dead.
+            published: Called with each version after it was swapped in.
         """
         self._published = published
         self._models = models
@@ -82,16 +93,16 @@ class StagedWeights:
         self._making = False
         self._closed = False
         self._live: dict[str, int] = {}
-        """Version of each sender that was swapped in last; a run that went back to a checkpoint sends a lower one."""
+        """Sender -> version that was swapped in last. A run that was rolled back sends a lower version."""
 
     @property
     def newest(self) -> int | None:
-        """The live version, the highest of several senders'; None before the first."""
+        """The live version, the highest of all senders. None before the first."""
         with self._changed:
             return max(self._live.values(), default=None)
 
     def begin(self, version: int, *, sender: str = "", adapter_only: bool = False) -> None:
-        """Open a version; an incomplete one of the same sender is dropped."""
+        """Open a version. An incomplete version of the same sender is dropped."""
         with self._changed:
             self._drop_idle()
             self._incoming[sender] = _Incoming(version, sender, adapter_only, time.monotonic())
@@ -105,9 +116,17 @@ class StagedWeights:
         sender: str = "",
         scales: LoraScales | None = None,
     ) -> None:
-        """Hold a chunk; its tensors are referenced, not copied, and must not change before the swap.
+        """Hold a chunk. Its tensors are referenced, not copied, and must not change before the swap.
 
-        scales: of the sender's LoRA layers; must equal those of the role's module. None skips the check.
+        Args:
+            version: The open version.
+            role: Role of the model.
+            chunk: Tensors by name.
+            sender: Name of the sender.
+            scales: LoRA scales of the sender, which must equal those of the role's model. None skips the check.
+
+        Raises:
+            SyncError: The maker lacks the role, the scales differ, or the version is not open.
         """
         if role not in self._models:
             raise SyncError(f"weights of a {role} arrived, this maker has {sorted(self._models)}", where=WHERE)
@@ -119,9 +138,13 @@ class StagedWeights:
     def commit(self, version: int, checksums: Mapping[str, str] | None = None, *, sender: str = "") -> None:
         """Complete the version: check it, then swap it in, now or at the end of the current batch.
 
-        checksums: role -> checksum of what was sent (`Checksum`); names all roles of
-            the version.
-        Raises `SyncError` and keeps the live weights when anything is missing, unknown or different.
+        Args:
+            version: The open version.
+            checksums: Role -> `Checksum` of the sent weights, for all roles of the version. None skips the check.
+            sender: Name of the sender.
+
+        Raises:
+            SyncError: Weights are missing, unknown or different. The live weights are kept.
         """
         with self._changed:
             incoming = self._open(version, sender)
@@ -134,7 +157,7 @@ class StagedWeights:
                 self._swap()
 
     def wait_live(self, version: int, *, timeout_seconds: float) -> None:
-        """Return once the next sample will come from `version` or a newer one. Raises `DeadlineError`."""
+        """Wait until the next sample will use `version` or a newer one. Raises `DeadlineError` after the timeout."""
         with self._changed:
             arrived = self._changed.wait_for(
                 lambda: any(live >= version for live in self._live.values()), timeout_seconds
@@ -144,18 +167,18 @@ class StagedWeights:
                     f"waited {timeout_seconds:g} s for policy version {version}, the maker has "
                     f"{max(self._live.values(), default=None)}",
                     where=WHERE,
-                    hint="do its trainers publish? does the maker finish its batch?",
+                    hint="check that its trainers publish and that the maker finishes its batch",
                 )
 
     def take(self) -> None:
-        """Swap in what is ready. For the thread that is `making`, at a moment when nothing is computed."""
-        if self._ready:  # looked at without the lock: what is missed now is seen at the next step
+        """Swap in complete versions. Call from the thread inside `making`, while nothing is being computed."""
+        if self._ready:  # read without the lock: a version missed now is taken at the next step
             with self._changed:
                 self._swap()
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Context for making one batch, during which the weights change by `take` only. One thread at a time."""
+        """Context for one batch, during which only `take` changes the weights. For one thread at a time."""
         with self._changed:
             self._drop_idle()
             self._swap()
@@ -168,18 +191,18 @@ class StagedWeights:
                 self._swap()
 
     def close(self) -> None:
-        """No sample will be made any more: versions still arrive, whole, and go nowhere."""
+        """Stop swapping weights, since no more samples will be made. Later versions are accepted and discarded."""
         with self._changed:
             self._closed = True
 
     def _open(self, version: int, sender: str) -> _Incoming:
         incoming = self._incoming.get(sender)
         if incoming is None or incoming.version != version:
-            opened = "none is" if incoming is None else f"version {incoming.version} is"
+            current = "no version is" if incoming is None else f"version {incoming.version} is"
             raise SyncError(
-                f"a part of version {version} arrived from {sender or 'a sender'}, but {opened} open",
+                f"a part of version {version} arrived from {sender or 'a sender'}, but {current} open",
                 where=WHERE,
-                hint="begin a version first; one that got no chunk for long is dropped",
+                hint="start the version first. A version without a chunk for too long is dropped",
             )
         return incoming
 
@@ -189,7 +212,7 @@ class StagedWeights:
             raise SyncError(f"version {version} was committed without any weights", where=WHERE)
         if checksums is not None and checksums.keys() != incoming.weights.keys():
             raise SyncError(
-                f"version {version} should bring {sorted(checksums)}, but {sorted(incoming.weights)} arrived",
+                f"version {version} should contain {sorted(checksums)}, but {sorted(incoming.weights)} arrived",
                 where=WHERE,
             )
         for role, arrived in incoming.weights.items():
@@ -197,22 +220,22 @@ class StagedWeights:
             live = {n: each for n, each in named_weights(self._models[role]).items() if only is None or only(n)}
             verify_weights(live, arrived, version)
             if checksums is not None and incoming.checksums[role].hexdigest() != checksums[role]:
-                raise SyncError(f"the {role} of version {version} is not what was sent (checksum)", where=WHERE)
+                raise SyncError(f"the {role} of version {version} differs from the one sent (checksum)", where=WHERE)
 
     def _sent(self, role: str, adapter_only: bool) -> Callable[[str], bool] | None:
-        """Which weights of a model a version brings; None is all."""
+        """Filter for the names of a model's weights in a version. None means all."""
         if not adapter_only:
             return None
         if not self._adapters.get(role):
             raise SyncError(
-                "an adapter arrived, but the maker's model has none",
+                "an adapter arrived, but the maker's model does not have one",
                 where=WHERE,
                 hint="build the same LoRA model in the maker's and the trainer's model_fn",
             )
         return self._adapters[role].__contains__
 
     def _swap(self) -> None:
-        """Swap in the versions that are ready. Called with the condition held, while nothing is computed."""
+        """Swap in complete versions. Call with the condition held, while nothing is being computed."""
         ready, self._ready = self._ready, []
         for incoming in () if self._closed else ready:
             for role, arrived in incoming.weights.items():
@@ -227,7 +250,7 @@ class StagedWeights:
         for sender, incoming in list(self._incoming.items()):
             if now - incoming.last_chunk > self._idle_seconds:
                 logger.warning(
-                    "version %d of %s got no chunk for %g s and is dropped",
+                    "version %d of %s received no chunk for %g s and was dropped",
                     incoming.version,
                     sender or "an unnamed sender",
                     self._idle_seconds,

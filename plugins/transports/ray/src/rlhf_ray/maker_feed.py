@@ -1,7 +1,7 @@
-"""`MakerFeed`: gives a maker its prompts, and sends its samples to those who train on them.
+"""`MakerFeed`: provides a maker's prompts and sends its samples to the trainers.
 
-A maker used by hand takes its prompts from a data loader, and sends to the trainers in turn (`LoaderFeed`); one of a
-run takes them from the coordinator, and sends there (`RunFeed`).
+A maker used directly takes its prompts from a data loader and sends to the trainers in turn (`LoaderFeed`). A maker of
+a run takes them from the coordinator and sends there (`RunFeed`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
 from rlhf_core.wiring import RunParts
 from rlhf_seed import BatchReader
 
-from .actor_context import HEARTBEAT_SECONDS, ActorContext, Heartbeat, settle
+from .actor_context import HEARTBEAT_SECONDS, ActorContext, Heartbeat, set_up_process
 from .calls import ANSWER_SECONDS, Call, NamedActors, ask, collect
 from .maker_parts import MakerWorker, build_maker
 from .messages import EvaluationWork, RolloutWork, RunOver, Work
@@ -37,15 +37,23 @@ logger = logging.getLogger("rlhf.ray")
 
 T = TypeVar("T")
 _MAKER_BITS, _STEP_BITS, _ROW_BITS = 22, 24, 16
-"""Together 62 bits: sample ids are int64, and those from 1 << 62 are for evaluation."""
-_LOOK_SECONDS = 1.0
-"""Longest wait for more work while batches are being made, one of which may fail."""
+"""Together 62 bits: sample ids are int64, and ids from 1 << 62 are reserved for evaluation."""
+_POLL_SECONDS = 1.0
+"""Maximum wait for more work while batches are running, so that their failures are noticed."""
 
 
 class MakerFeed(ABC):
-    """Sends groups to the takers in turn: actors with a method `submit`, such as trainers, or a run's coordinator.
+    """Provides the prompts of batches, and sends groups to receivers in turn.
 
-    A taker that is full holds the maker up: a send waits until the previous one has been taken.
+    Receivers are actors with a method `submit`: trainers, or a run's coordinator. A full receiver blocks the maker,
+    since a send waits until the previous one has been taken. Only the maker's actor calls these methods.
+
+    Example:
+        with feed.heartbeat():
+            for era, prompts in feed.batches():
+                groups, times = worker.make(prompts)
+                feed.send(era, groups, times)
+            feed.flush()
     """
 
     def __init__(
@@ -53,95 +61,124 @@ class MakerFeed(ABC):
         name: str,
         number: int,
         hooks: HookRelay,
-        takers: NamedActors,
+        receivers: NamedActors,
         *,
         timeout_seconds: float,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
-        """name, number: the maker's. timeout_seconds: longest wait for a taker to take what it was sent.
-        heartbeat_seconds: the silence after which a taker holds the maker for dead.
+        """Create the feed.
+
+        Args:
+            name: Name of the maker.
+            number: Number of the maker.
+            hooks: Hooks of the maker.
+            receivers: Actors that receive the groups.
+            timeout_seconds: Maximum wait for a receiver to take samples.
+            heartbeat_seconds: Silence after which a receiver presumes the maker dead.
         """
         self.name = name
         self.number = number
         self.hooks = hooks
         self.times = PhaseTimes()
         self.num_samples = 0
-        """Samples in all that was sent; `times` covers the same."""
-        self._takers = takers
+        """Number of samples sent, whose time is in `times`."""
+        self._receivers = receivers
         self._timeout_seconds = timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
         self._next = 0
         self.sending = threading.RLock()
-        """Held while something is sent: batches may be made side by side."""
-        self._under_way: list[Call] = []
-        self._num_under_way = 0
+        """Held while groups are sent, since batches may be made concurrently."""
+        self._pending: list[Call] = []
+        self._num_pending = 0
 
     @abstractmethod
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
-        """The prompts of each batch, and the era in which they were given out (see `RolloutWork`)."""
+        """Yield the prompts of each batch and the era in which they were assigned (see `RolloutWork`)."""
 
-    def alive(self) -> Heartbeat:
-        """Context in which the takers get signs of life."""
-        return Heartbeat(self._beat, every_seconds=self._heartbeat_seconds / 4)
+    def heartbeat(self) -> Heartbeat:
+        """Context in which the receivers get heartbeats."""
+        return Heartbeat(self._send_heartbeats, every_seconds=self._heartbeat_seconds / 4)
 
     def store(self, groups: Sequence[RolloutGroup]) -> list[StoredGroup]:
-        """Put the groups where the takers fetch them."""
+        """Put the groups into the object store, from which the receivers fetch them."""
         return store_groups(groups, self.name, texts=False)
 
     def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
-        """Send groups once the previous ones have been taken, and raise their errors. `times`: spent on these."""
+        """Send groups once the previous ones have been taken.
+
+        Args:
+            era: Era in which the prompts were assigned.
+            groups: Finished groups.
+            times: Time spent on these groups.
+
+        Raises:
+            RlhfError: Sending the previous groups failed.
+        """
         self.flush()
         self.times.add(times)
         self.num_samples += sum(len(group.items) for group in groups)
-        dealt, self._next = deal(self.store(groups), len(self._takers.names), self._next)
-        self._under_way = [
-            (taker, self._takers.handle(taker).submit.remote(self.name, era, part, times))
-            for taker, part in zip(self._takers.names, dealt, strict=True)
+        shares, self._next = distribute(self.store(groups), len(self._receivers.names), self._next)
+        self._pending = [
+            (receiver, self._receivers.handle(receiver).submit.remote(self.name, era, part, times))
+            for receiver, part in zip(self._receivers.names, shares, strict=True)
             if part
         ]
-        self._num_under_way = len(groups)
+        self._num_pending = len(groups)
 
     def flush(self) -> None:
-        """Wait until everything sent has been taken."""
+        """Wait until all sent groups have been taken. Raises the error of a receiver."""
         with self.sending:
-            calls, self._under_way = self._under_way, []
+            calls, self._pending = self._pending, []
             taken = collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
-        if calls and (late := self._num_under_way - sum(taken)):
-            told = "groups came too late: another maker was first, or the run went back to a checkpoint"
-            logger.info("%d of %d %s", late, self._num_under_way, told)
+        if calls and (late := self._num_pending - sum(taken)):
+            reason = "groups came too late: another maker was first, or the run was rolled back"
+            logger.info("%d of %d %s", late, self._num_pending, reason)
 
-    def _beat(self) -> None:
-        for taker in self._takers.names:
-            self._takers.handle(taker).maker_alive.remote(self.name)
+    def _send_heartbeats(self) -> None:
+        for receiver in self._receivers.names:
+            self._receivers.handle(receiver).maker_alive.remote(self.name)
 
 
-def deal(items: Sequence[T], num_targets: int, first: int) -> tuple[list[list[T]], int]:
-    """Distribute items in turn, starting with target `first`; also returns the next target."""
-    dealt: list[list[T]] = [[] for _ in range(num_targets)]
-    for place, item in enumerate(items):
-        dealt[(first + place) % num_targets].append(item)
-    return dealt, (first + len(items)) % num_targets
+def distribute(items: Sequence[T], num_targets: int, first: int) -> tuple[list[list[T]], int]:
+    """Distribute items over the targets in turn.
+
+    Args:
+        items: Items to distribute.
+        num_targets: Number of targets.
+        first: Target of the first item, from 0.
+
+    Returns:
+        The items of each target, and the target of the next item.
+
+    Example:
+        >>> distribute(["a", "b", "c"], num_targets=2, first=1)
+        ([['b'], ['a', 'c']], 0)
+    """
+    shares: list[list[T]] = [[] for _ in range(num_targets)]
+    for offset, item in enumerate(items):
+        shares[(first + offset) % num_targets].append(item)
+    return shares, (first + len(items)) % num_targets
 
 
 class LoaderFeed(MakerFeed):
-    """Numbers the prompts of data loaders, through all loops of a maker."""
+    """Numbers the prompts of data loaders consecutively over all loops of a maker."""
 
     def __init__(
         self, name: str, hooks: HookRelay, reader: BatchReader, trainers: NamedActors, *, timeout_seconds: float
     ) -> None:
         super().__init__(name, maker_number(name), hooks, trainers, timeout_seconds=timeout_seconds)
         self.loaded: Iterable[Any] = ()
-        """The batches of the loader of this loop."""
+        """Batches of the current loop's data loader."""
         self._reader = reader
         self._num_steps = 0
         self._started = 0.0
 
     def announce(self) -> None:
-        """Find the trainers and announce that a loop starts."""
+        """Notify the trainers that a loop starts."""
         self.times, self.num_samples = PhaseTimes(), 0
         self._started = time.perf_counter()
-        self._takers.look_up_again()
-        self._tell("maker_started")
+        self._receivers.forget_handles()
+        self._notify("maker_started")
 
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
         for batch in self.loaded:
@@ -152,46 +189,67 @@ class LoaderFeed(MakerFeed):
             yield 0, prompts
 
     def performance(self) -> str:
-        """One line on the loop: samples and tokens per second."""
+        """One line about the loop: samples and tokens per second."""
         wall = max(time.perf_counter() - self._started, 1e-9)
         tokens = self.times.response_tokens
         samples = f"{self.num_samples} samples ({self.num_samples / wall:.1f}/s)"
         return f"{self.name}: {samples}, {tokens} tokens ({tokens / wall:.0f}/s) in {wall:.1f} s"
 
-    def say_done(self, error: str | None) -> None:
-        """Tell all trainers that the loop is over."""
-        self._tell("maker_done", error)
+    def announce_end(self, error: str | None) -> None:
+        """Notify all trainers that the loop is over. `error` is its failure, if any."""
+        self._notify("maker_done", error)
 
-    def _tell(self, method: str, *about: str | None) -> None:
-        calls = self._takers.call(method, self.name, *about)
+    def _notify(self, method: str, *details: str | None) -> None:
+        calls = self._receivers.call(method, self.name, *details)
         collect(calls, timeout_seconds=self._timeout_seconds, doing=f"to answer {method}")
 
 
 def maker_number(name: str) -> int:
-    """A number derived from a maker's name, the same in every run."""
+    """Number derived from a maker's name, the same in every run.
+
+    Example:
+        >>> maker_number("maker_0") == maker_number("maker_0")
+        True
+    """
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") % (1 << _MAKER_BITS)
 
 
 def sample_id(maker: int, step: int, row: int) -> int:
-    """Unique number of a sample: row `row` of a maker's batch `step`, both from 0."""
+    """Unique number of a sample of a data loader.
+
+    Args:
+        maker: Number of the maker (see `maker_number`).
+        step: Index of the batch, from 0.
+        row: Index of the row in the batch, from 0.
+
+    Returns:
+        The number, below 1 << 62.
+
+    Raises:
+        DataError: The index of the batch or of the row is too large.
+
+    Example:
+        >>> sample_id(maker=0, step=1, row=2)
+        65538
+    """
     if row >= 1 << _ROW_BITS or step >= 1 << _STEP_BITS:
-        raise DataError(f"row {row} of batch {step} cannot be numbered", where="data loader", hint="smaller batches")
+        raise DataError(f"cannot number row {row} of batch {step}", where="data loader", hint="use smaller batches")
     return (maker << _STEP_BITS | step) << _ROW_BITS | row
 
 
 class RunFeed(MakerFeed):
-    """One maker's view of the coordinator."""
+    """Feed of a maker in a run: takes its prompts from the coordinator and sends its groups there."""
 
     def __init__(self, context: ActorContext, hooks: HookRelay, worker: MakerWorker, run: RunParts) -> None:
         self._coordinator = context.spec.coordinator
-        takers = NamedActors(["coordinator"], timeout_seconds=0)
-        takers.know({"coordinator": self._coordinator})
+        receivers = NamedActors(["coordinator"], timeout_seconds=0)
+        receivers.add_handles({"coordinator": self._coordinator})
         config = self._config = context.config
         super().__init__(
             context.name,
             context.spec.index,
             hooks,
-            takers,
+            receivers,
             timeout_seconds=ANSWER_SECONDS,
             heartbeat_seconds=config.heartbeat_seconds,
         )
@@ -199,19 +257,19 @@ class RunFeed(MakerFeed):
         self._run = run
         self._sends_texts = run.resolved.run.logging.samples != "none"
         self._sampler = run.inputs.sampler() if run.resolved.rolls_out else None
-        """Judges the groups; the coordinator has another one, which draws."""
+        """Judges the groups. The coordinator has another sampler, which draws the records."""
         self._era: int | None = None
 
     @classmethod
     @contextmanager
-    def opened(cls, context: ActorContext) -> Iterator[RunFeed]:
-        """The feed, with everything loaded."""
-        settle(None, num_threads=context.spec.num_threads)
+    def load(cls, context: ActorContext) -> Iterator[RunFeed]:
+        """Context with a feed whose models and plugins are loaded. They are closed on exit."""
+        set_up_process(None, num_threads=context.spec.num_threads)
         config, hooks = context.config, context.hooks()
         worker, run = build_maker(
             context.resolved,
             hooks,
-            num_lanes=config.num_lanes(context.resolved.run.train.prompts_per_episode),
+            max_batches=config.max_batches(context.resolved.run.train.prompts_per_episode),
             sync_timeout_seconds=config.sync_timeout_seconds,
             cache_folder=context.cache_folder,
             run_folder=Path(context.spec.folder),
@@ -224,30 +282,31 @@ class RunFeed(MakerFeed):
             yield cls(context, hooks, worker, run)
 
     def join(self, update: Callable[..., None]) -> None:
-        """Tell the coordinator that this maker is ready, with the newest weights taken by `update`."""
+        """Register this maker with the coordinator, after `update` has taken the newest weights."""
         context = ray.get_runtime_context()
         held_out = 0 if self._run.evaluator is None else self._run.evaluator.num_prompts
-        about = (self.name, os.getpid(), context.get_node_id(), held_out, context.current_actor)
-        has, wait = 0, self._config.sync_timeout_seconds
-        while (newer := ask(self._coordinator, "register", *about, has)) is not None:
-            has, calls = newer
+        details = (self.name, os.getpid(), context.get_node_id(), held_out, context.current_actor)
+        publication, wait = 0, self._config.sync_timeout_seconds
+        while (newer := ask(self._coordinator, "register", *details, publication)) is not None:
+            publication, calls = newer
             for call in calls:
                 update(**{k: ray.get(v, timeout=wait) if isinstance(v, ray.ObjectRef) else v for k, v in call.items()})
 
     def batches(self, wait_for_room: Callable[[], int] = lambda: 0) -> Iterator[tuple[int, list[Prompt]]]:
-        """Leases, each once the weights it asks for are live, until the run is over; evaluations on the way.
+        """Yield the prompts of leases until the run is over, each once its weights are live, and evaluate in between.
 
-        wait_for_room: called before more work is asked for; returns the number of batches that are being made.
+        Args:
+            wait_for_room: Called before more work is requested. Returns the number of running batches.
         """
         while True:
-            under_way = wait_for_room()
-            poll = min(_LOOK_SECONDS if under_way else 10.0, self._config.heartbeat_seconds / 4)
-            work: Work | None = ask(self._coordinator, "next_work", self.name, poll, under_way, wait_seconds=poll)
+            num_running = wait_for_room()
+            poll = min(_POLL_SECONDS if num_running else 10.0, self._config.heartbeat_seconds / 4)
+            work: Work | None = ask(self._coordinator, "next_work", self.name, poll, num_running, wait_seconds=poll)
             if isinstance(work, RunOver):
                 return
             if work is None:
                 self.flush()
-                continue  # the run goes on for as long as coordinator, driver and trainers live: they are watched
+                continue  # no deadline: the run ends if the coordinator, the driver or a trainer dies
             self.worker.weights.wait_live(work.version, timeout_seconds=self._config.sync_timeout_seconds)
             if isinstance(work, RolloutWork):
                 self._begin_era(work.era)
@@ -258,13 +317,13 @@ class RunFeed(MakerFeed):
                 self._evaluate(work)
 
     def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
-        """Send the state of rewards and players, too, if they keep any."""
+        """Send groups, preceded by the state of rewards and players, if any."""
         if state := self.worker.state_dict():
             ask(self._coordinator, "keep_maker_state", self.number, state)
         super().send(era, groups, times)
 
     def _begin_era(self, era: int) -> None:
-        """At the start, after a resume and a rollback: have rewards and players continue from their state then."""
+        """Restore the state of rewards and players if the era is new: at the start, after a resume or a rollback."""
         if era == self._era:
             return
         self._era = era
@@ -272,7 +331,7 @@ class RunFeed(MakerFeed):
             self.worker.load_state_dict(state)
 
     def store(self, groups: Sequence[RolloutGroup]) -> list[StoredGroup]:
-        """With what algorithm and sampler make of them."""
+        """Store the groups, with the judgments of the algorithm and the sampler."""
         algorithm, sampler = self._run.inputs.algorithm, self._sampler
         stored = store_groups(groups, self.name, texts=self._sends_texts)
         return [

@@ -1,7 +1,7 @@
-"""The working parts of a maker, and how they are built: from a run file, or from the seed's factories. No Ray in here.
+"""The working parts of a maker, built from a run file or from the seed's factories. Independent of Ray.
 
-One thread calls `make`; another brings weights through `weights`. They meet at the border between two batches only; or,
-with weights in flight, several threads call `make`, and all that is computed is computed on the thread of the engine.
+One thread calls `make`, another delivers weights through `weights`. They synchronize only between two batches. With
+weights in flight, several threads call `make`, and the engine's thread does all computation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class MakerWorker:
-    """An engine, a scorer and, where needed, a reference and a critic; and the weights on their way to them."""
+    """Makes batches of groups with an engine, a scorer, and optionally a reference and a critic."""
 
     def __init__(
         self,
@@ -54,20 +54,33 @@ class MakerWorker:
         weights: StagedWeights,
         device: torch.device,
     ) -> None:
-        """makers: one, or with a `SharedEngine` as many as there are batches at a time. engine, scorer: of all.
-        weights: on their way to the engine's models. device: of these models.
+        """Create the worker.
+
+        Args:
+            makers: One, or with a `SharedEngine` one per concurrent batch.
+            engine: Engine of all makers.
+            scorer: Scorer of all makers.
+            weights: New weights for the models of the engine.
+            device: Device of these models.
         """
         self.engine = engine
         self.scorer = scorer
         self.weights = weights
         self.device = device
-        self.num_lanes = len(makers)
+        self.max_batches = len(makers)
         self._makers = list(makers)
         self._free = list(makers)
 
     def make(self, prompts: Sequence[Prompt]) -> tuple[list[RolloutGroup], PhaseTimes]:
-        """Make one batch, and say what it cost. Where the engine is no `SharedEngine`, all of it with the newest
-        whole version that had arrived when it began. At most `num_lanes` threads at a time.
+        """Make one batch. At most `max_batches` threads at a time.
+
+        Without a `SharedEngine`, the whole batch uses the newest complete version at its start.
+
+        Args:
+            prompts: Prompts of the batch.
+
+        Returns:
+            The groups, and the time that they took.
         """
         maker = self._free.pop()
         try:
@@ -81,24 +94,24 @@ class MakerWorker:
         return groups, times
 
     def computing(self) -> AbstractContextManager[None]:
-        """Context for computing with the engine; weights change in it only as the engine's thread lets them."""
+        """Context for computing with the engine. Only a `SharedEngine`'s thread may change the weights inside it."""
         return nullcontext() if isinstance(self.engine, SharedEngine) else self.weights.making()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the rewards, and of each lane's players; empty if none keeps any."""
+        """State of the rewards and of each maker's players. Empty if they keep no state."""
         players = [maker.state_dict() for maker in self._makers]
         parts = {"rewards": self.scorer.state_dict(), "players": players if any(players) else []}
         return {name: part for name, part in parts.items() if part}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, which may be of another number of lanes."""
+        """Continue from a state, which may have another number of makers."""
         self.scorer.load_state_dict(state.get("rewards", {}))
         players = state.get("players") or [{}]
-        for lane, maker in enumerate(self._makers):
-            maker.load_state_dict(players[lane % len(players)])
+        for index, maker in enumerate(self._makers):
+            maker.load_state_dict(players[index % len(players)])
 
     def close(self) -> None:
-        """Free the engine, and end the processes of the environment and the rewards' threads and processes."""
+        """Free the engine, and stop the environments' processes and the rewards' threads and processes."""
         self.weights.close()
         with ExitStack() as stack:
             stack.callback(self.scorer.close)
@@ -107,8 +120,8 @@ class MakerWorker:
                 stack.callback(maker.close)
 
 
-class _BetweenSteps(GroupPasses):
-    """The passes over finished groups, on the engine's thread."""
+class _EngineThreadPasses(GroupPasses):
+    """Runs the passes over finished groups on the engine's thread."""
 
     def __init__(self, plain: GroupPasses, engine: SharedEngine) -> None:
         self._plain = plain
@@ -121,10 +134,10 @@ class _BetweenSteps(GroupPasses):
         self._plain.published(version)
 
 
-class _SampledAt(GroupPass):
-    """Core's column `temperature`, by which a trainer that has no sampling options reads log-probs.
+class _TemperatureColumn(GroupPass):
+    """Adds core's column `temperature`, so that a trainer without sampling options can interpret log-probs.
 
-    What the engine itself has reported of a token is kept.
+    Temperatures that the engine has reported are kept.
     """
 
     columns: Mapping[str, Column] = {"temperature": Column(optional=True)}
@@ -134,22 +147,29 @@ class _SampledAt(GroupPass):
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
         items = [item for group in groups for item in group.items]
-        owns = [item.columns.get("temperature", [0.0] * item.num_response_tokens) for item in items]
-        return [{"temperature": [float(each) or self._temperature for each in own]} for own in owns]
+        reported = [item.columns.get("temperature", [0.0] * item.num_response_tokens) for item in items]
+        return [{"temperature": [float(each) or self._temperature for each in row]} for row in reported]
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
-    """Names of the parameters that are trained: adapter, and what is trained beside it (a value head, biases).
+    """Names of the trained parameters: the adapter, and others such as a value head or biases.
 
-    Empty where everything is trained: there is no adapter then. Ask before freezing a model for inference.
+    Empty if all parameters are trained (a model without adapter). Call before freezing a model for inference.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Linear(2, 2)
+        >>> _ = model.weight.requires_grad_(False)
+        >>> trained_names(model)
+        frozenset({'bias'})
     """
     parameters = dict(model.named_parameters())
     trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
     return trained if len(trained) < len(parameters) else frozenset()
 
 
-def _placed(models: Mapping[str, nn.Module], place: Place) -> dict[str, frozenset[str]]:
-    """Freeze and place the models; returns by role the names of an adapter-only version (see `trained_names`)."""
+def _prepare_models(models: Mapping[str, nn.Module], place: Place) -> dict[str, frozenset[str]]:
+    """Freeze and place the models, and return role -> names of an adapter-only version (see `trained_names`)."""
     adapters = {role: trained_names(model) for role, model in models.items()}
     for model in models.values():
         disable_dropout(model)
@@ -161,21 +181,29 @@ def build_maker(
     resolved: ResolvedRun,
     hooks: HookRelay,
     *,
-    num_lanes: int | None,
+    max_batches: int | None,
     sync_timeout_seconds: float,
     cache_folder: Path,
     run_folder: Path,
 ) -> tuple[MakerWorker, RunParts]:
-    """A maker of a run, and the parts of the run that it has loaded; nothing is shared with a trainer.
+    """Build a maker of a run, which shares nothing with a trainer.
 
-    `num_lanes`: batches at a time, with weights in flight; None: one after the other. `cache_folder`: of the rewards'
-    cache, which the makers of one machine share. `run_folder`: may not exist on this machine.
+    Args:
+        resolved: The resolved run file.
+        hooks: Hooks of the maker.
+        max_batches: Number of concurrent batches with weights in flight. None: one batch at a time.
+        sync_timeout_seconds: Time without a chunk after which an incomplete version is dropped.
+        cache_folder: Folder of the rewards' cache, which the makers of one machine share.
+        run_folder: The run folder, which may not exist on this machine.
+
+    Returns:
+        The worker, and the parts of the run that it loaded.
     """
     place, inputs = LocalPlace.like(build_strategy(resolved)), RunInputs(resolved)
     run = RunParts(inputs, place, cache_folder=cache_folder, run_folder=run_folder)
     models = run.models
-    adapters = _placed(models, place)
-    # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
+    adapters = _prepare_models(models, place)
+    # If a run trains on a dataset, its makers only answer held-out prompts.
     passes, engine = run.passes, run.engine
 
     def published(version: int) -> None:
@@ -184,17 +212,17 @@ def build_maker(
             passes.published(version)
 
     weights = StagedWeights(models, adapters, idle_seconds=sync_timeout_seconds, published=published)
-    if num_lanes is not None:
+    if max_batches is not None:
         assert isinstance(engine, InFlightEngine)
         run.engine = thread = SharedEngine(engine, weights)
-        run.passes = None if passes is None else _BetweenSteps(passes, thread)
-    makers = [run.maker(hooks) for _ in range(num_lanes or 1)]
+        run.passes = None if passes is None else _EngineThreadPasses(passes, thread)
+    makers = [run.maker(hooks) for _ in range(max_batches or 1)]
     worker = MakerWorker(makers, run.engine, run.scorer, weights, place.device)
     return worker, run
 
 
 def make_place(strategy_fn: Callable[[], Any]) -> LocalPlace:
-    """Where the factory's strategy computes. A ColossalAI booster trains only: a maker then computes as `single`."""
+    """Place of the factory's strategy. A ColossalAI booster can only train, so the maker uses that of `single`."""
     strategy = strategy_fn()
     return LocalPlace.like(strategy if isinstance(strategy, Strategy) else strategy_by_name("single"))
 
@@ -202,18 +230,18 @@ def make_place(strategy_fn: Callable[[], Any]) -> LocalPlace:
 def _reference(
     actor: nn.Module, initial: nn.Module | None, place: Place, kl_coef: float
 ) -> tuple[nn.Module | None, Callable[[], AbstractContextManager[Any]]]:
-    """The initial model, or the actor with its adapter off; none where no KL is used."""
+    """The initial model, or the actor and a context that disables its adapter. None without a KL penalty."""
     if kl_coef == 0:
         return None, nullcontext
     if initial is not None and initial is not actor:
-        _placed({"reference": initial}, place)
+        _prepare_models({"reference": initial}, place)
         return initial, nullcontext
     if is_lora(actor):
         return actor, actor.disable_adapter  # type: ignore[return-value]  # of PEFT
     raise UserInputError(
-        "the initial model is the actor itself, which changes" if initial is actor else "there is no initial model",
+        "the initial model is the actor itself, which changes" if initial is actor else "the initial model is missing",
         where="model_fn",
-        hint="return a copy of the actor as it starts (copy.deepcopy), or set kl_coef=0",
+        hint="return a copy of the initial actor (copy.deepcopy), or set kl_coef=0",
     )
 
 
@@ -232,9 +260,21 @@ def make_worker(
     reward_timeout_seconds: float,
     sync_idle_seconds: float,
 ) -> MakerWorker:
-    """An engine over the actor that the factory returns, a scorer over its reward, a pass over reference and critic.
+    """Build a maker from the models of a factory.
 
-    Raises `UserInputError` when the factory returns something else.
+    Args:
+        model_fn: Returns (actor, critic, reward model, initial model).
+        place: Device and precision.
+        tokenizer, sampling, hooks: Tokenizer of the actor, sampling parameters, and hooks of the maker.
+        eos_token_id: Id or ids that end an answer. None keeps those of the actor.
+        engine, engine_options, seed, kl_coef: As in `ExperienceMakerHolder`.
+        reward_timeout_seconds, sync_idle_seconds: As in `ExperienceMakerHolder`.
+
+    Returns:
+        The worker.
+
+    Raises:
+        UserInputError: The factory returned something else.
     """
     from torch import nn
 
@@ -248,7 +288,7 @@ def make_worker(
         raise UserInputError(f"the actor is a {type(actor).__name__}, not a causal language model", where="model_fn")
     set_eos(actor, eos_token_id)
     trained = {"policy": actor} if critic is None else {"policy": actor, "critic": critic}
-    adapters = _placed(trained, place)
+    adapters = _prepare_models(trained, place)
     reference, around = _reference(actor, initial, place, kl_coef)
     models = trained if reference is None else {**trained, "reference": reference}
     spec = seed_reward(reward, place.device, offload=False, seed=seed, where="model_fn")
@@ -257,15 +297,15 @@ def make_worker(
     selected = load("engines", engine)
     context = EngineContext(model=actor, tokenizer=tokenizer, device=place.device, seed=seed)
     options = selected.component.config.model_validate(dict(engine_options))
-    built = cast(RolloutEngine, selected.build(options, context))
+    generator = cast(RolloutEngine, selected.build(options, context))
 
     def make(context: PassContext) -> list[GroupPass]:
-        sampled_at = [] if sampling.temperature == 1.0 else [_SampledAt(sampling.temperature)]
-        return [*model_passes(context, models.keys()), *sampled_at]
+        temperature = [] if sampling.temperature == 1.0 else [_TemperatureColumn(sampling.temperature)]
+        return [*model_passes(context, models.keys()), *temperature]
 
     passes = GroupPasses(place, models, make, temperature=sampling.temperature, around={"reference": around})
     maker = PolicyExperienceMaker(
-        player=SingleTurnPlayer(built, tokenizer, sampling),
+        player=SingleTurnPlayer(generator, tokenizer, sampling),
         samples_per_prompt=1,
         scorer=scorer,
         hooks=hooks,
@@ -273,5 +313,5 @@ def make_worker(
         kl_coef=kl_coef,
         number=lambda position, k: position,
     )
-    weights = StagedWeights(trained, adapters, idle_seconds=sync_idle_seconds, published=built.weights_updated)
-    return MakerWorker([maker], built, scorer, weights, place.device)
+    weights = StagedWeights(trained, adapters, idle_seconds=sync_idle_seconds, published=generator.weights_updated)
+    return MakerWorker([maker], generator, scorer, weights, place.device)

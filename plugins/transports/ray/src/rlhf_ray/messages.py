@@ -13,14 +13,14 @@ from .sample_store import StoredGroup
 
 @dataclass(frozen=True, slots=True)
 class RolloutWork:
-    """Make rollouts of these prompts, with weights of this policy version or a newer one."""
+    """Work: make rollouts of these prompts with weights of this policy version or a newer one."""
 
     positions: tuple[int, ...]
     version: int
     era: int = 0
-    """Number of rollbacks so far; work requested in an earlier era is discarded."""
+    """Number of rollbacks so far. Work requested in an earlier era is discarded."""
     records: tuple[int, ...] = ()
-    """The record of each position, where a sampler has drawn them."""
+    """Record of each position. Empty without a sampler."""
 
     def __str__(self) -> str:
         return f"makes {len(self.positions)} prompts from {self.positions[0]}"
@@ -28,7 +28,7 @@ class RolloutWork:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationWork:
-    """Answer the held-out prompts `start` to `stop` with weights of this version."""
+    """Work: answer the held-out prompts `start` to `stop` with weights of this version."""
 
     start: int
     stop: int
@@ -40,7 +40,7 @@ class EvaluationWork:
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
-    """There is no more work."""
+    """Work: exit, since the run is over."""
 
     def __str__(self) -> str:
         return "ends"
@@ -51,7 +51,7 @@ Work = RolloutWork | EvaluationWork | RunOver
 
 @dataclass(frozen=True, slots=True)
 class TakenEpisode:
-    """An episode as a trainer receives it."""
+    """Samples, times and metrics of an episode, for a trainer."""
 
     groups: Sequence[StoredGroup]
     times: PhaseTimes
@@ -61,7 +61,7 @@ class TakenEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A hook event for another process; `arguments` are pickled, since the coordinator cannot unpickle them."""
+    """Hook event for another process. `arguments` are pickled, since the coordinator cannot unpickle them."""
 
     name: str
     arguments: bytes
@@ -69,7 +69,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of an actor's log."""
+    """Line of an actor's log."""
 
     actor: str
     level: int
@@ -85,9 +85,9 @@ class Overview:
     makers: Sequence[ActorRow]
     trainers: Sequence[ActorRow]
     queue: int
-    """Groups that are finished and wait to be trained on."""
+    """Finished groups that wait to be trained on."""
     stuck: Mapping[str, str]
-    """Makers to be restarted -> reason."""
+    """Makers that must be restarted -> reason."""
     silent: Mapping[str, str]
-    """Trainers without a sign of life for too long -> what is said of that."""
+    """Trainers without a recent heartbeat -> description."""
     events: Sequence[Event | LogLine]

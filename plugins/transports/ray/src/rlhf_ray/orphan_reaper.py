@@ -1,8 +1,8 @@
-"""A small process that outlives the driver briefly and ends what is left of its local Ray.
+"""A small process that briefly outlives the driver and ends the remaining processes of its local Ray.
 
-When a driver is killed, the kernel ends the processes that it started, and those end their workers. Ray's own agents,
-however, belong to no worker and first try for a minute to reach their controller, which is gone. This process holds
-the other end of a pipe: when that closes, however the driver ended, it ends every process of that Ray it has seen, and
+When a driver is killed, the kernel ends the processes that it started, and those end their workers. However, Ray's
+agents do not belong to a worker and first try for a minute to reach their controller, which has exited. This process
+holds the other end of a pipe. When the pipe closes, for any reason, it ends every process of that Ray it has seen, and
 no other process of the driver.
 """
 
@@ -17,15 +17,15 @@ from contextlib import contextmanager
 
 import psutil
 
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _GRACE_SECONDS = 2.0
-"""Time for the processes to end by themselves."""
+"""Grace period for the processes to exit on their own."""
 _END_SECONDS = 60.0
 
 
 @contextmanager
-def watched(roots: Collection[psutil.Process]) -> Iterator[None]:
-    """Context after which the processes and all that they started are ended, or soon after this process is gone."""
+def reaper(roots: Collection[psutil.Process]) -> Iterator[None]:
+    """Context on whose exit, or soon after the death of this process, `roots` and their descendants are ended."""
     command = [sys.executable, "-I", __file__, *(str(root.pid) for root in roots)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as orphan_reaper:
         try:
@@ -34,29 +34,29 @@ def watched(roots: Collection[psutil.Process]) -> Iterator[None]:
             orphan_reaper.communicate(timeout=_END_SECONDS)
 
 
-def with_descendants(roots: Collection[psutil.Process]) -> set[psutil.Process]:
-    """The processes that still run, and all that they started."""
-    found = set()
+def find_descendants(roots: Collection[psutil.Process]) -> set[psutil.Process]:
+    """Find the processes that are still running and all their descendants."""
+    processes = set()
     for root in roots:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found |= {root, *root.children(recursive=True)}
-    return found
+            processes |= {root, *root.children(recursive=True)}
+    return processes
 
 
-def end(processes: Collection[psutil.Process]) -> None:
-    """Wait a moment for them to end, then kill those that are left."""
+def end_processes(processes: Collection[psutil.Process]) -> None:
+    """Wait briefly for the processes to exit, then kill the others."""
     for process in psutil.wait_procs(processes, timeout=_GRACE_SECONDS)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def main(pids: Collection[int]) -> None:
-    """Track the processes of these ids until standard input closes; then end them."""
+    """Track the processes of these ids until standard input closes, then end them."""
     roots = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    seen = with_descendants(roots)
-    while not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
-        seen |= with_descendants(roots)
-    end(seen | with_descendants(roots))
+    seen = find_descendants(roots)
+    while not select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:
+        seen |= find_descendants(roots)
+    end_processes(seen | find_descendants(roots))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The entry point of `ray`."""
+"""Entry point of the transport `ray`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlhf_core import Component
 from .config import RayConfig
 
 ray = Component(
-    summary="Makers and trainers are Ray actors that work at the same time, on this machine or on a cluster.",
+    summary="Makers and trainers are Ray actors that work concurrently, on this machine or on a cluster.",
     config=RayConfig,
     build="rlhf_ray.transport:build",
 )

@@ -1,8 +1,8 @@
-"""Samples on their way from a maker to the ranks that train on them: what is said of them, and where they are.
+"""Transfer of samples from a maker to the ranks that train on them.
 
-Tokens and texts go from the maker to Ray's object store, and from there only to the process that asks for them. What a
-coordinator handles of a group is `StoredGroup`: a summary of each row as bytes, and where the rest of it is. Each rank
-fetches the rows that it computes or trains on, so an object holds few rows where they are large.
+Tokens and texts go from the maker to Ray's object store, and from there only to the process that fetches them. The
+coordinator handles only a `StoredGroup`: a summary of each row as bytes, and the location of its data. Each rank
+fetches the rows that it computes or trains on, so an object holds few rows if they are large.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlhf.ray")
 
 _OBJECT_BYTES = 2 * 1024 * 1024
-"""An object is full from here on. Smaller ones cost more than they save; larger ones bring rows nobody asked for."""
+"""Size at which an object is full. Smaller objects add overhead, and larger ones transfer rows that are not needed."""
 
-Place = tuple[Any, int]
+RowLocation = tuple[Any, int]
 """Reference to an object, and the index of a row in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group whose samples are in the object store. Lost with the process of its owner."""
+    """Group whose samples are in the object store. They are lost with the process of the owner."""
 
     position: int
     is_empty: bool
     owner: str
-    """Name of the actor that made it."""
+    """Name of the actor that created it."""
     summaries: bytes
     """See `summaries`."""
-    items: tuple[Place, ...]
-    """Of each row."""
-    texts: tuple[Place, ...]
-    """Of each row's rollout; empty where texts are not kept."""
+    items: tuple[RowLocation, ...]
+    """Location of each row."""
+    texts: tuple[RowLocation, ...]
+    """Location of each row's rollout. Empty if texts are not kept."""
     token_bytes: int
     text_bytes: int
     keep: bool
-    """Whether it is trained on; the algorithm rejects others, which are replaced."""
+    """Whether it is used for training. Groups that the algorithm rejects are replaced."""
     success: float | None = None
-    """The judgement of the run's sampler."""
+    """Judgment of the run's sampler. None without one."""
 
 
 @contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Make many objects at once, none of which is garbage: Python would search them for cycles again and again.
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection while many live objects are created, which Python would search for cycles repeatedly.
 
     That took a third of the time in which a rank unpacked its samples (`benchmarks/coordinator.py`).
     """
@@ -75,63 +75,80 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-@without_collections()
+@gc_paused()
 def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> list[StoredGroup]:
-    """Put the groups' items, and with `texts` their rollouts, into the object store."""
-    items = [[_packed(item) for item in group.items] for group in groups]
-    told = [[_packed(rollout) for rollout in group.rollouts] if texts else [] for group in groups]
-    item_places, text_places = _store(items), _store(told)
+    """Put groups into the object store.
+
+    Args:
+        groups: Groups of this process.
+        owner: Name of this actor.
+        texts: Whether to store the rollouts in addition to the items.
+
+    Returns:
+        A description of each group.
+    """
+    items = [[_pack(item) for item in group.items] for group in groups]
+    rollouts = [[_pack(rollout) for rollout in group.rollouts] if texts else [] for group in groups]
+    item_locations, text_locations = _store(items), _store(rollouts)
     return [
         StoredGroup(
             position=group.position,
             is_empty=group.is_empty,
             owner=owner,
             summaries=pickle.dumps([ItemSummary.of(item) for item in group.items]),
-            items=tuple(islice(item_places, len(own))),
-            texts=tuple(islice(text_places, len(own_texts))),
+            items=tuple(islice(item_locations, len(own))),
+            texts=tuple(islice(text_locations, len(own_texts))),
             token_bytes=sum(map(len, own)),
             text_bytes=sum(map(len, own_texts)),
             keep=not group.is_empty,
         )
-        for group, own, own_texts in zip(groups, items, told, strict=True)
+        for group, own, own_texts in zip(groups, items, rollouts, strict=True)
     ]
 
 
 def summaries(group: StoredGroup) -> list[ItemSummary]:
-    """A summary of each row."""
-    # From an actor of this run, over Ray, which pickles every message itself; never read from a file.
-    found: list[ItemSummary] = pickle.loads(group.summaries)  # noqa: S301
-    return found
+    """Unpack the summaries of a group's rows."""
+    # Sent by an actor of this run over Ray, which pickles every message itself. Never read from a file.
+    rows: list[ItemSummary] = pickle.loads(group.summaries)  # noqa: S301
+    return rows
 
 
-def fetch(places: Iterable[Place], *, timeout_seconds: float) -> dict[Place, Any]:
-    """The item or rollout at each place, in memory of its own; without those that are lost, or do not come in time."""
-    wanted = list(dict.fromkeys(places))
+def fetch(locations: Iterable[RowLocation], *, timeout_seconds: float) -> dict[RowLocation, Any]:
+    """Fetch items or rollouts into this process's memory.
+
+    Args:
+        locations: Locations of the rows.
+        timeout_seconds: Maximum wait.
+
+    Returns:
+        Location -> item or rollout, without those that were lost or did not arrive in time.
+    """
+    wanted = list(dict.fromkeys(locations))
     refs = list({ref for ref, _ in wanted})
-    there, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_seconds) if refs else ([], [])
+    ready, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_seconds) if refs else ([], [])
     if late:
-        logger.warning("samples in %d objects did not come within %g s", len(late), timeout_seconds)
+        logger.warning("samples in %d objects did not arrive within %g s", len(late), timeout_seconds)
     rows = {}
-    for ref in there:
+    for ref in ready:
         try:
             rows[ref] = ray.get(ref, timeout=timeout_seconds)
         except RayError as error:
             logger.warning("samples cannot be fetched: %s", str(error).splitlines()[0])
-    with without_collections():
-        # From an actor of this run, as above.
+    with gc_paused():
+        # Sent by an actor of this run, as above.
         return {(ref, index): pickle.loads(rows[ref][index]) for ref, index in wanted if ref in rows}  # noqa: S301
 
 
 def fetch_groups(
     groups: Sequence[StoredGroup], *, timeout_seconds: float
 ) -> tuple[list[RolloutGroup], list[StoredGroup]]:
-    """The whole groups, and those that are lost."""
-    found = fetch([place for group in groups for place in group.items + group.texts], timeout_seconds=timeout_seconds)
+    """Fetch whole groups. Returns the complete groups, and the descriptions of lost groups."""
+    rows = fetch([place for group in groups for place in group.items + group.texts], timeout_seconds=timeout_seconds)
     whole, lost = [], []
     for group in groups:
-        if found.keys() >= set(group.items + group.texts):
-            rollouts = tuple(found[place] for place in group.texts)
-            items = tuple(found[place] for place in group.items)
+        if rows.keys() >= set(group.items + group.texts):
+            rollouts = tuple(rows[place] for place in group.texts)
+            items = tuple(rows[place] for place in group.items)
             whole.append(RolloutGroup(position=group.position, rollouts=rollouts, items=items))
         else:
             lost.append(group)
@@ -139,7 +156,7 @@ def fetch_groups(
 
 
 class StoredEpisode:
-    """The `EpisodeData` of groups in the object store."""
+    """`EpisodeData` of groups in the object store."""
 
     def __init__(
         self,
@@ -149,43 +166,51 @@ class StoredEpisode:
         give_back: Callable[[list[int]], None],
         timeout_seconds: float,
     ) -> None:
-        """give_back: called on rank 0 with the positions of groups that are lost. timeout_seconds: of a fetch."""
+        """Sort the rows of the groups by sample id and branch.
+
+        Args:
+            groups: Groups of the episode.
+            strategy: Strategy whose ranks fetch the rows.
+            give_back: Called on rank 0 with the positions of lost groups.
+            timeout_seconds: Maximum duration of a fetch.
+        """
         self._groups = groups
         self._strategy = strategy
         self._give_back = give_back
         self._timeout_seconds = timeout_seconds
-        with without_collections():
-            found = [
+        with gc_paused():
+            rows = [
                 (summary, (index, row))
                 for index, group in enumerate(groups)
                 for row, summary in enumerate(summaries(group))
             ]
-        found.sort(key=lambda each: (each[0].sample_id, each[0].branch))
-        self.rows = [summary for summary, _ in found]
-        self._rows = [place for _, place in found]
+        rows.sort(key=lambda each: (each[0].sample_id, each[0].branch))
+        self.rows = [summary for summary, _ in rows]
+        self._rows = [place for _, place in rows]
 
     def load(self, rows: Sequence[int], texts: Sequence[int]) -> tuple[list[BufferItem], list[Rollout]]:
+        """Fetch rows and texts. Collective: raises `SamplesLost` on all ranks if samples of any rank are lost."""
         import torch
 
         items = [(index, self._groups[index].items[row]) for index, row in (self._rows[each] for each in rows)]
-        told = [(index, self._groups[index].texts[row]) for index, row in (self._rows[each] for each in texts)]
-        found = fetch([place for _, place in items + told], timeout_seconds=self._timeout_seconds)
-        here = torch.zeros(len(self._groups))
-        here[[index for index, place in items + told if place not in found]] = 1.0
-        missing = self._strategy.all_reduce(here, "max").nonzero()[:, 0].tolist()
+        rollouts = [(index, self._groups[index].texts[row]) for index, row in (self._rows[each] for each in texts)]
+        fetched = fetch([place for _, place in items + rollouts], timeout_seconds=self._timeout_seconds)
+        is_missing = torch.zeros(len(self._groups))
+        is_missing[[index for index, place in items + rollouts if place not in fetched]] = 1.0
+        missing = self._strategy.all_reduce(is_missing, "max").nonzero()[:, 0].tolist()
         if missing:
             positions = [self._groups[index].position for index in missing]
             self._strategy.run_on_main(lambda: self._give_back(positions))
             raise SamplesLost(
-                f"those of {len(positions)} prompts went with the process that made them, and are made again",
+                f"samples of {len(positions)} prompts were lost with their process and are generated again",
                 where="rollout",
             )
-        return [found[place] for _, place in items], [found[place] for _, place in told]
+        return [fetched[place] for _, place in items], [fetched[place] for _, place in rollouts]
 
 
-def _store(groups: Sequence[Sequence[bytes]]) -> Iterator[Place]:
-    """Put all rows into objects; the place of each, in order."""
-    places: list[Place] = []
+def _store(groups: Sequence[Sequence[bytes]]) -> Iterator[RowLocation]:
+    """Put all rows into objects. Iterates over the location of each row, in order."""
+    locations: list[RowLocation] = []
     held: list[bytes] = []
     size = 0
     rows = list(chain.from_iterable(groups))
@@ -194,23 +219,23 @@ def _store(groups: Sequence[Sequence[bytes]]) -> Iterator[Place]:
         size += len(row)
         if size >= _OBJECT_BYTES or number == len(rows):
             ref = ray.put(held)
-            places += [(ref, index) for index in range(len(held))]
+            locations += [(ref, index) for index in range(len(held))]
             held, size = [], 0
-    return iter(places)
+    return iter(locations)
 
 
-def _packed(value: BufferItem | Rollout) -> bytes:
-    """With tensors as arrays, which are pickled at the speed of memory."""
+def _pack(value: BufferItem | Rollout) -> bytes:
+    """Pickle a value with tensors as arrays, which are pickled at memory speed."""
     from torch import Tensor
 
     body = io.BytesIO()
     pickler = pickle.Pickler(body, protocol=5)
-    pickler.dispatch_table = copyreg.dispatch_table | {Tensor: _as_array}
+    pickler.dispatch_table = copyreg.dispatch_table | {Tensor: _reduce_to_array}
     pickler.dump(value)
     return body.getvalue()
 
 
-def _as_array(tensor: Tensor) -> tuple[Any, tuple[Any]]:
+def _reduce_to_array(tensor: Tensor) -> tuple[Any, tuple[Any]]:
     import torch
 
     return torch.from_numpy, (tensor.detach().cpu().numpy(),)

@@ -1,8 +1,9 @@
-"""One version of the weights on its way to the makers: calls to all at once, few at a time, without those that died.
+"""Transfer of one version of the weights to the makers.
 
-With `transport.sync: direct`, chunks go over a link to each maker, and through the object store where there is none.
-The store gets a copy of each version then, too: it is what a maker that starts later is given, and what is sent again
-to one whose link breaks. So a link that fails costs time, never a version.
+All makers are called concurrently with few pending calls each, and makers that died are skipped. With
+`transport.sync: direct`, chunks go over a link to each maker, and through the object store to makers without a link.
+The store receives a copy of each version in this mode too, for makers that start later and for those whose link breaks.
+So a failing link costs time, but never a version.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import ray
 from rlhf_strategies import served_store
 
 from .calls import ActorLostError, Call, NamedActors, collect, node_address
-from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, copied, form_link
+from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, copy_to, form_link
 from .wire import num_bytes, pack
 
 if TYPE_CHECKING:
@@ -30,39 +31,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CALLS_UNDER_WAY = 3
-"""Chunks that makers may still be reading while the next is gathered; bounds the object store's memory."""
+_MAX_PENDING_CALLS = 3
+"""Chunks that makers may still be reading while the next is gathered. Bounds the object store's memory."""
 
 
 @dataclass
-class Sending:
-    """Sends the parts of one version, each written to the object store once for all makers."""
+class Broadcast:
+    """Sends the parts of one version. Each is written to the object store once for all makers."""
 
     makers: NamedActors
     names: list[str]
-    """Makers that are left."""
+    """Remaining makers."""
     _: KW_ONLY
     version: int
     timeout_seconds: float
-    """Longest wait for the makers to take one part."""
-    kept: list[dict[str, Any]] | None = None
-    """All calls, to repeat for a maker that starts later, or whose link breaks; None keeps none."""
+    """Maximum wait for the makers to take one part."""
+    log: list[dict[str, Any]] | None = None
+    """Receives all calls, to repeat for a maker that starts later or whose link breaks. None records nothing."""
     links: Links | None = None
-    """Over which chunks go to the makers that have one."""
+    """Links, over which chunks go to makers that have one."""
     fallbacks: set[str] = field(default_factory=set)
-    """Makers that got a part of this version through the object store."""
-    _under_way: list[list[Call]] = field(default_factory=list)
+    """Makers that received a part of this version through the object store."""
+    _pending: list[list[Call]] = field(default_factory=list)
 
     def call(self, options: dict[str, Any]) -> None:
-        """Call all makers that are left, then wait until few calls are pending. A maker takes its calls in order."""
-        self._keep(options)
-        self._began([self._start(name, options) for name in list(self.names)])
+        """Call all remaining makers, then wait until few calls are pending. A maker handles its calls in order."""
+        self._record(options)
+        self._add_pending([self._start(name, options) for name in list(self.names)])
 
     def chunk(self, keyword: str, shard: Mapping[str, Tensor], options: dict[str, Any]) -> int:
-        """Send a shard as the argument `keyword` of a call; returns its size in bytes."""
+        """Send a shard as the argument `keyword` of a call, and return its size in bytes."""
         arrays = pack(shard)
         stored = {keyword: ray.put(arrays), **options}
-        self._keep(stored)
+        self._record(stored)
         calls: list[Call | None] = []
         copies: dict[str, Tensor] = {}
         for name in list(self.names):
@@ -71,33 +72,33 @@ class Sending:
                 self.fallbacks.add(name)
                 calls.append(self._start(name, stored))
                 continue
-            copies = copies or copied(shard, link.device)
+            copies = copies or copy_to(shard, link.device)
             try:
                 calls.append(self._start(name, {keyword: link.send(copies), **options}))
             except LinkError as error:
                 self._fall_back(name, error)
-        self._began(calls)
+        self._add_pending(calls)
         return num_bytes(arrays)
 
     def wait_for_all(self) -> None:
-        """Wait until every call has been answered. Raises what a maker that is left answered."""
+        """Wait until every call has been answered. Raises the error of a remaining maker."""
         self._wait(0)
         if (links := self.links) is None:
             return
         for name in self.names:
             if (link := links.get(name)) is not None:
                 try:
-                    link.settle()
-                except LinkError as error:  # the maker has the version all the same
-                    logger.warning("the link to %s is formed anew for the next version: %s", name, error)
+                    link.wait_until_sent()
+                except LinkError as error:  # the maker has the version anyway
+                    logger.warning("the link to %s will be formed again for the next version: %s", name, error)
                     links.drop(name)
 
-    def _keep(self, options: dict[str, Any]) -> None:
-        if self.kept is not None:
-            self.kept.append(options)
+    def _record(self, options: dict[str, Any]) -> None:
+        if self.log is not None:
+            self.log.append(options)
 
     def _start(self, name: str, options: Mapping[str, Any]) -> Call | None:
-        """Call one maker; None where it is gone."""
+        """Call one maker. Returns None if it was lost."""
         try:
             maker = self.makers.handle(name)
         except ActorLostError as error:
@@ -105,15 +106,15 @@ class Sending:
             return None
         return name, maker.update_experience_maker.remote(**options)
 
-    def _began(self, calls: Iterable[Call | None]) -> None:
-        self._under_way.append([call for call in calls if call is not None])
-        self._wait(_CALLS_UNDER_WAY)
+    def _add_pending(self, calls: Iterable[Call | None]) -> None:
+        self._pending.append([call for call in calls if call is not None])
+        self._wait(_MAX_PENDING_CALLS)
 
     def _wait(self, num_left: int) -> None:
-        """Wait until so few calls of each maker are left. Raises a maker's error, or `DeadlineError`."""
+        """Wait until at most `num_left` calls of each maker are pending. Raises a maker's error or `DeadlineError`."""
         doing = f"to take policy version {self.version}"
-        while len(self._under_way) > num_left:
-            for call in self._under_way.pop(0):
+        while len(self._pending) > num_left:
+            for call in self._pending.pop(0):
                 try:
                     collect([call], timeout_seconds=self.timeout_seconds, doing=doing)
                 except LinkError as error:
@@ -122,86 +123,92 @@ class Sending:
                     self._leave_out(call[0], error)
 
     def _leave_out(self, name: str, error: ActorLostError) -> None:
-        """Go on without a maker that died. Raises `error` where nobody is left and none will start later."""
+        """Continue without a maker that died. Raises `error` if none is left and none will start later."""
         self.fallbacks.discard(name)  # its link broke because it died
         if self.links is not None:
             self.links.drop(name)
         if name not in self.names:
-            return  # another of its calls has said so
-        logger.error("%s; it is left out of this weight sync", error)
-        self.makers.lose(name)
+            return  # another of its calls has reported this
+        logger.error("skipped in this weight sync: %s", error)
+        self.makers.mark_lost(name)
         self.names.remove(name)
-        if not self.names and self.kept is None:
+        if not self.names and self.log is None:
             raise error
 
     def _fall_back(self, name: str, error: LinkError) -> None:
-        """Send everything so far again, through the object store: the maker drops what it has of the version."""
-        assert self.links is not None and self.kept is not None
-        logger.warning("%s gets version %d through the object store: %s", name, self.version, error)
+        """Send all parts again through the object store. The maker drops those that it has received."""
+        assert self.links is not None and self.log is not None
+        logger.warning("%s receives version %d through the object store: %s", name, self.version, error)
         self.links.drop(name)
         self.fallbacks.add(name)
-        for calls in self._under_way:
+        for calls in self._pending:
             calls[:] = [call for call in calls if call[0] != name]
-        self._under_way += [[call] for options in self.kept if (call := self._start(name, options))]
+        self._pending += [[call] for options in self.log if (call := self._start(name, options))]
 
 
 class Links:
-    """The trainer's ends of its links, by maker."""
+    """The trainer's ends of its links to makers."""
 
     def __init__(self, device: torch.device, *, timeout_seconds: float) -> None:
-        """timeout_seconds: longest wait for a maker to form its end, and for each chunk to cross."""
+        """Start without links.
+
+        Args:
+            device: Device of the weights.
+            timeout_seconds: Maximum wait for a maker to form its end, and for the transfer of each chunk.
+        """
         self._device = device
         self._timeout_seconds = timeout_seconds
         self._links: dict[str, Link] = {}
-        self._unlinked: set[str] = set()
-        """Makers to which no link could be formed: these are not tried again."""
+        self._unlinkable: set[str] = set()
+        """Makers to which a link could not be formed and is not tried again."""
         self._store: Any = None
 
     def get(self, maker: str) -> Link | None:
+        """The link to a maker, if any."""
         return self._links.get(maker)
 
     def open(self, makers: Mapping[str, Any]) -> None:
-        """Form links to those of the makers (name -> handle) that have none; forget those of others.
+        """Form links to the makers (name -> handle) that lack one, and close those of other makers.
 
-        One that cannot be formed is logged with its reason, and that maker is served by the object store.
+        If a link cannot be formed, the reason is logged and the maker uses the object store.
         """
-        for gone in self._links.keys() - makers.keys():
-            self.drop(gone)
-        self._unlinked &= makers.keys()
+        for name in self._links.keys() - makers.keys():
+            self.drop(name)
+        self._unlinkable &= makers.keys()
         for name, maker in makers.items():
-            if name in self._links or name in self._unlinked:
+            if name in self._links or name in self._unlinkable:
                 continue
             try:
-                self._links[name] = self._formed(name, maker)
+                self._links[name] = self._form(name, maker)
             except LinkError as error:
-                self._unlinked.add(name)
-                logger.warning("%s gets its weights through the object store: %s", name, error)
+                self._unlinkable.add(name)
+                logger.warning("%s receives its weights through the object store: %s", name, error)
             except ActorLostError:
-                pass  # the sync itself finds that out, and says so
+                pass  # the sync itself detects and reports this
 
     def drop(self, maker: str) -> None:
-        """Close the link, if there is one; the next `open` forms it anew."""
+        """Close the link, if any. The next `open` forms it again."""
         if (link := self._links.pop(maker, None)) is not None:
             link.close()
 
-    def _formed(self, name: str, maker: Any) -> Link:
+    def _form(self, name: str, maker: Any) -> Link:
         address, timeout = node_address(), self._timeout_seconds
         if self._store is None:
             self._store = served_store(address, timeout=timedelta(seconds=timeout))
         offer = LinkOffer(address, self._store.port, secrets.token_hex(16), self._device.type, timeout)
-        # Both ends wait for each other, on a thread since torch's own wait for a peer cannot be called off; the maker's
-        # answer says when it is no use to wait any longer.
-        own: Future[Link] = Future()
+        # Both ends wait for each other. This end waits on a thread, since torch's wait cannot be canceled, but an error
+        # of the maker must end it.
+        trainer_end: Future[Link] = Future()
 
         def form() -> None:
             try:
-                own.set_result(form_link(self._store, SENDER, offer, address))
+                trainer_end.set_result(form_link(self._store, SENDER, offer, address))
             except LinkError as error:
-                own.set_exception(error)
+                trainer_end.set_exception(error)
 
         threading.Thread(target=form, name="link", daemon=True).start()
         collect([(name, maker.join_link.remote(offer))], timeout_seconds=2 * timeout, doing="to form a direct link")
         try:
-            return own.result(timeout)
+            return trainer_end.result(timeout)
         except TimeoutError:
-            raise LinkError(f"waited {timeout:g} s for this end of it", where=WHERE) from None
+            raise LinkError(f"waited {timeout:g} s for the trainer's end", where=WHERE) from None

@@ -1,4 +1,4 @@
-"""Trainer actor of a run: one rank of the process group, running core's loop on what the coordinator gives it."""
+"""Trainer actor of a run: one rank of the process group, which runs core's loop on the coordinator's episodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlhf_core.training import FitResult, TrainerSession
 from rlhf_core.types import CollectedEpisode, PhaseTimes, RolloutGroup
 from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
 
-from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
+from .actor_context import ActorContext, ActorSpec, Heartbeat, set_up_process
 from .calls import ask, node_address
 from .groups import group_from_tree, group_to_tree, with_groups
 from .maker_parts import trained_names
@@ -31,7 +31,7 @@ from .sample_store import StoredEpisode, StoredGroup, fetch_groups, store_groups
 
 
 class TrainerActor:
-    """One rank. Rank 0 writes the run folder and talks to the coordinator for all."""
+    """One rank. Rank 0 writes the run folder and calls the coordinator on behalf of all ranks."""
 
     def __init__(self, name: str, spec: ActorSpec) -> None:
         self._context = ActorContext(name, spec)
@@ -40,7 +40,7 @@ class TrainerActor:
         self._node = ray.get_runtime_context().get_node_id()
 
     def place(self) -> tuple[str, str, int]:
-        """Node id, address, and a free port there."""
+        """Ray's id of the node, its address, and a free port on it."""
         address = node_address()
         with socket.socket() as probe:
             probe.bind((address, 0))
@@ -48,12 +48,12 @@ class TrainerActor:
         return self._node, address, port
 
     def fit(self, env_info: dict[str, str], resume: str | None) -> FitResult:
-        """Train to the end (see `TrainerSession.fit`). `env_info`: its place in the process group."""
+        """Train until the run ends (see `TrainerSession.fit`). `env_info` has the variables of the process group."""
         with ExitStack() as stack:
             every = self._config.heartbeat_seconds / 4
             alive = partial(self._coordinator.alive.remote, self._context.name, os.getpid(), self._node)
             stack.enter_context(Heartbeat(alive, every_seconds=every))
-            settle(env_info, num_threads=self._context.spec.num_threads)
+            set_up_process(env_info, num_threads=self._context.spec.num_threads)
             resolved = self._context.resolved
             strategy = build_strategy(resolved)
             stack.callback(self._context.sender.flush)
@@ -86,13 +86,19 @@ class TrainerActor:
 
 
 class RayChannel:
-    """Episodes and evaluations; every rank fetches the episodes itself, rank 0 makes all other calls.
+    """`ExperienceChannel` to the coordinator of a run.
 
-    It is an `ExperienceChannel`.
+    Every rank fetches the episodes itself, and rank 0 makes all other calls.
     """
 
     def __init__(self, context: ActorContext, strategy: Strategy, metrics: Callable[[], Mapping[str, float]]) -> None:
-        """metrics: further metrics to report with an episode (those of the sync before it)."""
+        """Create the channel of one rank.
+
+        Args:
+            context: Context of this actor.
+            strategy: Strategy of this rank.
+            metrics: Returns additional metrics of an episode (those of the sync before it).
+        """
         resolved = context.resolved
         self._name = context.name
         self._coordinator = context.spec.coordinator
@@ -104,7 +110,7 @@ class RayChannel:
         self._metrics = metrics
 
     def episode(self, index: int) -> CollectedEpisode:
-        """The episode, whose samples each rank fetches. Raises `DeadlineError`, saying what is missing."""
+        """Return an episode, whose samples each rank fetches. Raises `DeadlineError`, which names missing prompts."""
         started = time.perf_counter()
         wait = self._timeout_seconds
         taken: TakenEpisode = ask(self._coordinator, "take", index, wait, self._name, wait_seconds=wait)
@@ -121,32 +127,33 @@ class RayChannel:
         return CollectedEpisode(rows=data.rows, data=data, times=times, metrics=metrics)
 
     def published(self, version: int) -> None:
-        """Do nothing: the sync has informed the coordinator."""
+        """Do nothing, since the sync has already notified the coordinator."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The coordinator's state on rank 0, the only one that is saved."""
+        """Return the coordinator's state on rank 0, the only rank that saves."""
         if not self._strategy.is_main:
             return {}
         state = ask(self._coordinator, "state")
-        fetched = {key: self._fetched(each) for key, each in state["open"].items()}
+        fetched = {key: self._fetch_open(each) for key, each in state["open"].items()}
         return with_groups({**state, "open": fetched}, group_to_tree)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the coordinator's state, on rank 0."""
         if self._strategy.is_main:
 
-            def stored(group: RolloutGroup) -> StoredGroup:
+            def store(group: RolloutGroup) -> StoredGroup:
                 return store_groups([group], "trainer-0", texts=self._keeps_samples)[0]
 
-            ask(self._coordinator, "load", with_groups(state, lambda tree: stored(group_from_tree(tree))))
+            ask(self._coordinator, "load", with_groups(state, lambda tree: store(group_from_tree(tree))))
 
-    def _fetched(self, episode: Mapping[str, Any]) -> dict[str, Any]:
-        """An open episode with its groups as a checkpoint holds them; those that are lost are made again."""
+    def _fetch_open(self, episode: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert an open episode to its form in a checkpoint. Lost groups become outstanding again."""
         groups, lost = fetch_groups(episode["accepted"], timeout_seconds=self._timeout_seconds)
         outstanding = sorted([*episode["outstanding"], *(group.position for group in lost)])
         return {**episode, "accepted": groups, "outstanding": outstanding}
 
     def evaluate(self) -> dict[str, float]:
-        """Have the makers answer the held-out prompts (see `PolicyEvaluator.evaluate`). All ranks get the result."""
+        """Have the makers answer the held-out prompts (see `PolicyEvaluator.evaluate`). All ranks get the metrics."""
         metrics: dict[str, float] = {}
 
         def on_main() -> None:
@@ -160,11 +167,11 @@ class RayChannel:
         return shared
 
     def states(self) -> list[dict[str, Any]]:
-        """State of each maker, as it came with its samples; on rank 0, the only one that saves."""
-        found: list[dict[str, Any]] = []
-        self._strategy.run_on_main(lambda: found.extend(ask(self._coordinator, "maker_states")))
-        return found
+        """Return the state of each maker as of its last samples, on rank 0, the only rank that saves."""
+        states: list[dict[str, Any]] = []
+        self._strategy.run_on_main(lambda: states.extend(ask(self._coordinator, "maker_states")))
+        return states
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Each maker takes its state before its next prompts; with another number of makers some share one."""
+        """Set the state that each maker loads before its next prompts. If there are more makers, some share a state."""
         self._strategy.run_on_main(lambda: ask(self._coordinator, "give_maker_states", list(states)))

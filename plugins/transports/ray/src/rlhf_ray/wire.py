@@ -1,9 +1,9 @@
 """Wire format of weights: arrays, which intermediaries need not understand.
 
-A weight is a numpy view that enters and leaves the object store without unnecessary copies: torch tensors would be
-pickled into every message; an array is written to shared memory once and read there by every maker of the machine.
-Types that numpy lacks (bfloat16) are sent as integers of their size. Adapter weights mean nothing without the scale of
-their layers, which is sent along.
+A weight is a numpy view that enters and leaves the object store without unnecessary copies. A torch tensor would be
+pickled into every message, while an array is written to shared memory once and read there by every maker of the
+machine. dtypes that numpy lacks (bfloat16) are sent as integers of their size. Adapter weights are meaningless without
+the scale of their layers, which is sent with them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A tensor as an array."""
+    """Tensor as a numpy array."""
 
     array: np.ndarray[Any, Any]
     dtype: str
-    """torch's name of the dtype that the bits represent (`bfloat16`)."""
+    """torch's name of the dtype of the bits, such as `bfloat16`."""
 
 
 def pack(chunk: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
-    """Arrays that share the memory of CPU tensors (others are copied): send them before the tensors change."""
+    """Convert tensors to arrays. Arrays share the memory of CPU tensors, so send them before the tensors change.
+
+    Example:
+        >>> import torch
+        >>> packed = pack({"w": torch.ones(2, dtype=torch.bfloat16)})
+        >>> packed["w"].array.dtype, packed["w"].dtype, num_bytes(packed)
+        (dtype('int16'), 'bfloat16', 4)
+        >>> unpack(packed)["w"]
+        tensor([1., 1.], dtype=torch.bfloat16)
+    """
     import torch
 
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,7 +52,7 @@ def pack(chunk: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
 
 
 def unpack(chunk: Mapping[str, PackedTensor | Tensor]) -> dict[str, Tensor]:
-    """Read-only tensors that share the arrays' memory; tensors among the values are returned unchanged."""
+    """Convert arrays to read-only tensors that share their memory. Values that are tensors are returned unchanged."""
     return {name: _tensor(value) if isinstance(value, PackedTensor) else value for name, value in chunk.items()}
 
 
@@ -65,7 +74,7 @@ LoraScales = dict[str, dict[str, float]]
 
 
 def lora_scales(model: nn.Module) -> LoraScales:
-    """Scales of every PEFT LoRA layer, whether or not the model itself is a PEFT model; empty without any."""
+    """Scales of every PEFT LoRA layer, whether or not the model itself is a PEFT model. Empty without LoRA layers."""
     scales: LoraScales = {}
     for name, module in model.named_modules():
         scaling: Any = getattr(module, "scaling", None)

@@ -1,4 +1,4 @@
-"""The child's half of the sandbox: it isolates itself, then starts the program.
+"""The child's half of the sandbox, which isolates itself and then starts the program.
 
-Started without site-packages from its own folder, so it imports only the standard library and its siblings.
+It is started from its own folder without site-packages, so it imports only the standard library and its siblings.
 """

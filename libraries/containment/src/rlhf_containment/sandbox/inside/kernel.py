@@ -19,7 +19,7 @@ _SIGCHLD = 17
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Which of two numbers a system call has there, and the architecture's own; calls above 423 have one number."""
+"""Per architecture: index into pairs of system call numbers, and audit code. Numbers above 423 are the same on both."""
 CLONE, _PIVOT_ROOT = (56, 220), (155, 41)
 _MOUNT_SETATTR = 442
 
@@ -27,42 +27,42 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Unavailable(Exception):
-    """The machine lacks something the sandbox needs; the text says what."""
+    """The machine lacks something that the sandbox needs. The text names it."""
 
 
-def checked(result: int, what: str) -> int:
-    """The result of a system call. Raises `Unavailable`, with the system's reason, where it is negative."""
+def checked(result: int, feature: str) -> int:
+    """Return the result of a system call. Raises `Unavailable` with the system's reason if it is negative."""
     if result < 0:
-        raise Unavailable(f"{what} ({os.strerror(ctypes.get_errno())})")
+        raise Unavailable(f"{feature} ({os.strerror(ctypes.get_errno())})")
     return result
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """A system call by its number: integers, bytes, None and ctypes references."""
+    """Make a system call by number. Arguments are integers, bytes, None or ctypes references."""
     converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return int(_libc.syscall(ctypes.c_long(number), *converted))
 
 
 def machine() -> tuple[int, int]:
-    """This machine's entry in `_MACHINES`. Raises `Unavailable` on an unknown architecture."""
+    """Return this machine's entry in `_MACHINES`. Raises `Unavailable` on an unknown architecture."""
     name = platform.machine()
     if name not in _MACHINES:
-        raise Unavailable(f"system calls of {name} processors are not known")
+        raise Unavailable(f"support for system calls of {name} processors")
     return _MACHINES[name]
 
 
 def clone(flags: int) -> int:
-    """Fork into new namespaces: 0 in the child, its process id in the parent."""
+    """Fork into new namespaces. Returns 0 in the child and its process id in the parent."""
     return checked(syscall(CLONE[machine()[0]], flags | _SIGCHLD, 0, 0, 0, 0), "user namespaces")
 
 
 def prctl(option: int, value: int) -> int:
-    """prctl(2) with one argument."""
+    """Call prctl(2) with one argument."""
     return int(_libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)))
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     encoded = [each.encode() if each is not None else None for each in (source, target, kind)]
     result = _libc.mount(*encoded, ctypes.c_ulong(flags), data.encode() or None)
     checked(result, f"mounting {kind or 'a part of the system'} at {target}")
@@ -73,16 +73,19 @@ class _MountAttributes(ctypes.Structure):
 
 
 def make_read_only(path: str, *, recursive: bool) -> None:
-    """Make a mount, and with `recursive` all mounts below it, read-only, without set-uid and devices."""
+    """Make a mount read-only and ignore its set-uid bits.
+
+    With `recursive`, the same applies to all mounts below it, and devices on them cannot be used.
+    """
     attributes = _MountAttributes(_ATTR_RDONLY | _ATTR_NOSUID | (_ATTR_NODEV if recursive else 0), 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     size = ctypes.sizeof(attributes)
-    done = syscall(_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), size)
-    checked(done, f"making {path} read-only")
+    result = syscall(_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), size)
+    checked(result, f"making {path} read-only")
 
 
 def enter_root(path: str) -> None:
-    """Make the mount `path` the root and unmount the old one."""
+    """Make the mount `path` the root and unmount the old root."""
     os.chdir(path)
     checked(syscall(_PIVOT_ROOT[machine()[0]], b".", b"."), "changing the root")
     checked(int(_libc.umount2(b".", MNT_DETACH)), "leaving the old root")
@@ -90,7 +93,7 @@ def enter_root(path: str) -> None:
 
 
 def drop_rights(user: int | None) -> None:
-    """Become `user` (None: keep the current one) and drop all capabilities, permanently."""
+    """Switch to `user` (None keeps the current one) and drop all capabilities permanently."""
     for capability in range(_LAST_CAPABILITY + 1):
         prctl(PR_CAPBSET_DROP, capability)  # fails for capabilities that do not exist
     if user is not None:
@@ -104,7 +107,7 @@ def drop_rights(user: int | None) -> None:
 
 
 def close_from(first: int, keep: Sequence[int] = ()) -> None:
-    """Close every file descriptor from `first` on but those to keep."""
+    """Close all file descriptors from `first` upward except those in `keep`."""
     start = first
     for each in sorted(keep):
         os.closerange(start, each)

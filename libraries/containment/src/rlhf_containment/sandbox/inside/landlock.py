@@ -1,4 +1,4 @@
-"""Landlock, the kernel's access rules for unprivileged processes: files and signals in the weaker mode."""
+"""Landlock, the kernel's access rules for unprivileged processes, for files and signals in the weaker mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
 _ALL = (1 << 15) - 1
-"""All file rights of version 3; version 5 adds one, for devices."""
+"""All file rights of version 3. Version 5 adds one for devices."""
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 _READ = _EXECUTE | _READ_FILE | _READ_FOLDER
 _NETWORK = 3
@@ -24,28 +24,33 @@ _TRUNCATES, _CONNECTS, _CONTROLS, _SIGNALS = 3, 4, 5, 6
 
 
 def version() -> int:
-    """Version of the kernel's Landlock; 0 or less where it is off."""
+    """Version of the kernel's Landlock. Zero or negative if it is disabled."""
     return syscall(_CREATE, None, 0, _VERSION_FLAG)
 
 
 def check() -> None:
-    """Raise `Unavailable` where the kernel's Landlock is off or cannot forbid truncating files."""
-    if (found := version()) < _TRUNCATES:
-        said = f"version {found}" if found > 0 else "none"
-        raise Unavailable(f"Landlock version {_TRUNCATES} or newer, Linux 6.2 (found: {said})")
+    """Raise `Unavailable` if the kernel's Landlock is disabled or cannot forbid truncating files."""
+    if (current := version()) < _TRUNCATES:
+        found = f"version {current}" if current > 0 else "none"
+        raise Unavailable(f"Landlock version {_TRUNCATES} or newer, Linux 6.2 (found: {found})")
 
 
 def restrict(readable: Sequence[str], devices: Sequence[str], folder: str) -> None:
-    """Allow this process and its descendants to read some paths and to do anything in one folder; nothing else.
+    """Restrict this process and its descendants permanently to some paths.
 
     `no_new_privs` must be set. Raises `Unavailable`.
+
+    Args:
+        readable: files and folders to read and execute.
+        devices: files to read and write.
+        folder: folder in which all operations are allowed.
     """
-    known = version()
-    rights = _ALL | (_IOCTL if known >= _CONTROLS else 0)
+    current = version()
+    rights = _ALL | (_IOCTL if current >= _CONTROLS else 0)
     attributes = struct.pack("=Q", rights)
-    if known >= _CONNECTS:
+    if current >= _CONNECTS:
         attributes += struct.pack("=Q", _NETWORK)
-    if known >= _SIGNALS:
+    if current >= _SIGNALS:
         attributes += struct.pack("=Q", _ABSTRACT_SOCKETS_AND_SIGNALS)
     ruleset = checked(syscall(_CREATE, attributes, len(attributes), 0), "a Landlock ruleset")
     for path in readable:

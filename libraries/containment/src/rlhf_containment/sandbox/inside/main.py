@@ -1,8 +1,8 @@
-"""The child of the sandbox: `main(JOB_FD, STATUS_FD)` isolates itself and runs the job's program.
+"""The sandbox's child process: `main(JOB_FD, STATUS_FD)` isolates itself and runs the job's program.
 
-Three processes: this one stays outside, the second is the first process of the new namespaces and watches, the third
-becomes the program. In the weaker mode the first two are one. The status is two lines of JSON: `ready` or `missing`
-before the program runs, then how it ended.
+There are three processes: this one stays outside, the second is the first process of the new namespaces and watches,
+and the third becomes the program. In the weaker mode the first two are one process. The status is two lines of JSON:
+`ready` or `missing` before the program runs, then its exit code and the exceeded limit.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from . import kernel, landlock, syscall_filter, system, view, watch
 
 NOBODY = 65534
 _OPEN_FILES = 256
-_OPEN_FILES_COUNTED, _OPEN_FILES_LEAST = 64, 16
-"""In the weaker mode: each may be a socket, whose buffer counts as memory of the process."""
+_MAX_OPEN_FILES_LANDLOCK, _MIN_OPEN_FILES_LANDLOCK = 64, 16
+"""Bounds of open files in the weaker mode. Each may be a socket, whose buffer counts as memory of the process."""
 
 
 def main(job_fd: int, status_fd: int) -> NoReturn:
-    """Do the job and exit; the result is in the status, not in the exit code."""
+    """Run the job and exit. The result is written to `status_fd`, not returned as the exit code."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     with os.fdopen(job_fd, "rb") as file:
         job: dict[str, Any] = json.load(file)
     os.set_inheritable(status_fd, False)
-    with suppress(ValueError, OSError):  # a hard limit of 0 stays
-        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not prevent a pipe of `core_pattern`
+    with suppress(ValueError, OSError):  # a hard limit of 0 cannot be raised
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not prevent a pipe in `core_pattern`
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
         if job["mode"] == "namespaces":
@@ -38,7 +38,7 @@ def main(job_fd: int, status_fd: int) -> NoReturn:
         else:
             _under_landlock(job, status_fd)
     except (kernel.Unavailable, OSError) as error:
-        _say(status_fd, {"missing": str(error)})
+        _report(status_fd, {"missing": str(error)})
     os._exit(0)
 
 
@@ -64,10 +64,10 @@ def _in_namespaces(job: dict[str, Any], status_fd: int) -> None:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that the program cannot trace it
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user resets the earlier setting
         if select.select([alive_read], [], [], 0)[0]:
-            os._exit(0)  # its parent died before that
+            os._exit(0)  # its parent died before the line above
         syscall_filter.install()
     except (kernel.Unavailable, OSError) as error:
-        _say(status_fd, {"missing": str(error)})
+        _report(status_fd, {"missing": str(error)})
         os._exit(0)
     _run(job, status_fd, view.PROGRAM, view.INPUT, view.PRIVATE)
 
@@ -84,7 +84,7 @@ def _may_become_nobody() -> bool:
 
 
 def _map_users(child: int, user: int, group: int, as_root: bool) -> None:
-    """Map users of the child's namespace to those outside: `nobody`, or the starting user."""
+    """Map users of the child's namespace to users outside: root and `nobody`, or the starting user."""
     both = "0 0 1\n65534 65534 1\n"
     files = {"uid_map": both, "gid_map": both}
     if not as_root:
@@ -94,14 +94,14 @@ def _map_users(child: int, user: int, group: int, as_root: bool) -> None:
             with open(f"/proc/{child}/{name}", "w", encoding="ascii") as file:
                 file.write(text)
         except OSError as error:
-            raise kernel.Unavailable(f"users of a namespace ({name}: {error.strerror})") from error
+            raise kernel.Unavailable(f"mapping users of a namespace ({name}: {error.strerror})") from error
 
 
 def _under_landlock(job: dict[str, Any], status_fd: int) -> None:
     landlock.check()
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _end_all)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)  # no namespace ends leftover processes
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)  # without namespaces, the kernel does not end descendants
     _run(job, status_fd, job["folder"] + "/program.py", job["folder"] + "/input", job["folder"] + "/work")
 
 
@@ -110,55 +110,55 @@ def _end_all(number: int, frame: object) -> None:
     os._exit(0)
 
 
-def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
-    """Start the program, wait for it, report how it ended, and end all its descendants."""
-    whole = job["mode"] == "namespaces"
+def _run(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder: str) -> NoReturn:
+    """Start the program, wait for it, report its exit status and end all of its descendants."""
+    in_namespaces = job["mode"] == "namespaces"
     socket_bytes = 0
-    if whole:
+    if in_namespaces:
         watch.check_num_sockets()
         socket_bytes = watch.bytes_of_a_socket()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Python handler would let the program reach this process
-    _say(status_fd, {"ready": True})
-    how: dict[str, Any]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # with a Python handler, the program could signal this process
+    _report(status_fd, {"ready": True})
+    status: dict[str, Any]
     try:
         try:
             code, stopped_for = watch.wait_for(
-                _fork(job, status_fd, program, given, folder),
+                _fork(job, status_fd, program, stdin, folder),
                 wall_seconds=job["timeout_seconds"],
                 cpu_seconds=job["cpu_seconds"],
-                memory_bytes=job["memory_bytes"] if whole else None,
+                memory_bytes=job["memory_bytes"] if in_namespaces else None,
                 socket_bytes=socket_bytes,
             )
         finally:
-            if not whole:
+            if not in_namespaces:
                 watch.end_descendants()
-        how = {"exit_code": code, "stopped_for": stopped_for}
-    except Exception as error:  # the program may be its cause, so it says nothing about the machine
-        how = {"exit_code": 128 + signal.SIGKILL, "stopped_for": "", "failed": repr(error)}
-    _say(status_fd, how)
+        status = {"exit_code": code, "stopped_for": stopped_for}
+    except Exception as error:  # the program may have caused it, so the machine is not at fault
+        status = {"exit_code": 128 + signal.SIGKILL, "stopped_for": "", "failed": repr(error)}
+    _report(status_fd, status)
     os._exit(0)
 
 
-def _fork(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> int:
-    """Start the third process; returns its id. Raises `OSError` if the system starts no process."""
+def _fork(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder: str) -> int:
+    """Start the third process and return its id. Raises `OSError` if the system cannot start a process."""
     child = os.fork()
     if child == 0:
         try:
-            _become(job, status_fd, program, given, folder)
+            _exec_program(job, status_fd, program, stdin, folder)
         except Exception as error:
-            _say(status_fd, {"missing": f"the interpreter inside ({error})"})
+            _report(status_fd, {"missing": f"the interpreter inside ({error})"})
         os._exit(127)
     return child
 
 
-def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
-    """The last steps in the third process, which becomes the program."""
+def _exec_program(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder: str) -> NoReturn:
+    """Set the last restrictions and limits in the third process and replace it with the program."""
     os.setsid()
-    os.dup2(os.open(given, os.O_RDONLY), 0)
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)
     kernel.close_from(3, keep=[status_fd])
     os.chdir(folder)
     os.umask(0o077)
-    watcher_counts = True  # in the process limit of the program's user
+    watcher_counts = True  # whether the process limit of the program's user includes the watching process
     if job["mode"] == "landlock":
         watcher_counts = os.geteuid() != 0
         kernel.drop_rights(NOBODY if os.geteuid() == 0 else None)
@@ -166,7 +166,7 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
         landlock.restrict(readable, system.DEVICES, folder)
         syscall_filter.install(signals_to=os.getpid())
     _limit(job, job["max_processes"] + watcher_counts, *_memory_and_files(job))
-    os.setpriority(os.PRIO_PROCESS, 0, max(10, os.getpriority(os.PRIO_PROCESS, 0)))  # never back up: that is refused
+    os.setpriority(os.PRIO_PROCESS, 0, max(10, os.getpriority(os.PRIO_PROCESS, 0)))  # raising priority is refused
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -175,20 +175,20 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
 
 
 def _memory_and_files(job: dict[str, Any]) -> tuple[int, int]:
-    """Address space and number of open files of each process.
+    """Maximum address space in bytes and number of open files of each process.
 
-    No one counts sockets in the weaker mode: full buffers of all the open files are left out of the address space.
+    Sockets are not counted in the weaker mode, so full buffers of all open files are subtracted from the address space.
     """
     memory = int(job["memory_bytes"])
     if job["mode"] == "namespaces":
         return memory, _OPEN_FILES
     socket_bytes = watch.bytes_of_a_socket()
-    files = max(_OPEN_FILES_LEAST, min(_OPEN_FILES_COUNTED, memory // 4 // socket_bytes))
+    files = max(_MIN_OPEN_FILES_LANDLOCK, min(_MAX_OPEN_FILES_LANDLOCK, memory // 4 // socket_bytes))
     return max(memory - files * socket_bytes, memory // 2), files
 
 
 def _limit(job: dict[str, Any], num_processes: int, memory_bytes: int, open_files: int) -> None:
-    """Set the limits of each process from here on; none can be raised again."""
+    """Set the limits of this process and its descendants. They cannot be raised again."""
     cpu = int(job["cpu_seconds"])
     for limit, soft, hard in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),
@@ -200,11 +200,11 @@ def _limit(job: dict[str, Any], num_processes: int, memory_bytes: int, open_file
         (resource.RLIMIT_MSGQUEUE, 0, 0),
         (resource.RLIMIT_SIGPENDING, _OPEN_FILES, _OPEN_FILES),
     ):
-        highest = resource.getrlimit(limit)[1]
-        if highest != resource.RLIM_INFINITY:
-            soft, hard = min(soft, highest), min(hard, highest)
+        maximum = resource.getrlimit(limit)[1]
+        if maximum != resource.RLIM_INFINITY:
+            soft, hard = min(soft, maximum), min(hard, maximum)
         resource.setrlimit(limit, (soft, hard))
 
 
-def _say(status_fd: int, what: dict[str, Any]) -> None:
-    os.write(status_fd, json.dumps(what).encode() + b"\n")
+def _report(status_fd: int, status: dict[str, Any]) -> None:
+    os.write(status_fd, json.dumps(status).encode() + b"\n")

@@ -1,8 +1,8 @@
-"""A seccomp filter against system calls that no sandboxed program needs but many attacks do.
+"""A seccomp filter against system calls that sandboxed programs do not need but many attacks do.
 
 Namespaces hide the machine. The filter hides most of the kernel, refuses calls that change other processes of the same
-user, and disables resources that neither a namespace nor a limit bounds (System V shared memory, files in memory,
-kernel keys, sockets but for connected pairs, memory that only a pipe keeps, shared memory without a file).
+user, and disables resources that neither a namespace nor a limit bounds (System V shared memory, in-memory files,
+kernel keys, sockets other than connected pairs, memory referenced only by a pipe, shared memory without a file).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from .kernel import CLONE, NAMESPACES, checked, machine, syscall
 
-_DENIED = {  # name: (x86_64, aarch64), None where the call does not exist
+_DENIED = {  # name: (x86_64, aarch64), None if the architecture lacks the call
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -96,8 +96,8 @@ _DENIED = {  # name: (x86_64, aarch64), None where the call does not exist
     "move_pages": (279, 239),
 }
 _CLONE3 = 435
-"""A filter cannot follow the pointer to its flags; without clone3 the C library falls back to clone."""
-_DENIED_ON_FILES = {  # modes, owners, times and attributes, which Landlock does not restrict
+"""A filter cannot follow the pointer to its flags. Without clone3 the C library falls back to clone."""
+_DENIED_ON_FILES = {  # calls that change modes, owners, times and attributes, which Landlock does not restrict
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -121,21 +121,21 @@ _DENIED_ON_FILES = {  # modes, owners, times and attributes, which Landlock does
     "file_setattr": (469, 469),
 }
 _DENIED_WITHOUT_COUNT = {"sendmsg": (46, 211), "sendmmsg": (307, 269)}
-"""They send open files: a socket on its way is in no process, so that no limit of a process bounds its buffer."""
+"""Calls that send open files. A socket in transit belongs to no process, so process limits do not bound its buffer."""
 _ARGUMENTS = (16, 24, 32)
-"""Offsets in the kernel's seccomp_data: the low halves of the first three arguments. Integers have no high half."""
+"""Offsets in the kernel's seccomp_data of the low halves of the first three arguments. Integers use only that half."""
 _POINTER_2_HIGH = 36
 _ITSELF = ({_ARGUMENTS[0]: (0,)},)
 _CORE_FILES = 4
-"""RLIMIT_CORE: 1 is the only value that also prevents a pipe of `core_pattern`, and must not be lowered to 0."""
+"""RLIMIT_CORE. Only the value 1 also prevents a pipe in `core_pattern`, so it must not be lowered to 0."""
 _OTHER_LIMITS = tuple(each for each in range(16) if each != _CORE_FILES)
 _FCNTL_COMMANDS = (*range(8), 9, 11, 36, 37, 38, 1025, 1030, 1032, 1034)
-"""Not the ones that choose who gets a signal on input (F_SETOWN, F_SETSIG), nor leases, nor larger pipes."""
+"""Excludes choosing the receiver of signals on input (F_SETOWN, F_SETSIG), leases and larger pipes."""
 _IOCTL_COMMANDS = (0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
-"""TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2. File systems have many more."""
+"""TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2. File systems define many more."""
 _CONNECTED = tuple(1 | flags for flags in (0, 0x800, 0x80000, 0x80800))
 """SOCK_STREAM, non-blocking and close-on-exec or not. Datagrams from a pair could be sent to any socket by its path."""
-_ALLOWED_ONLY = {  # name: numbers, what is refused with, alternatives {offset: values} of which one has to hold
+_ALLOWED_ONLY = {  # name: numbers, errno of a refusal, alternatives {offset: values} of which one must match
     "prlimit64": (
         (302, 261),
         errno.EPERM,
@@ -156,7 +156,7 @@ _ALLOWED_ONLY = {  # name: numbers, what is refused with, alternatives {offset: 
 }
 _MMAP = (9, 222)
 _MMAP_FLAGS, _SHARED_OR_VALIDATED, _ANONYMOUS = 40, 1, 0x20
-"""Shared memory without a file outlives its pages' mapping, so that no process shows all of it."""
+"""Shared memory without a file outlives the mapping of its pages, so that no process reports all of it."""
 _SIGNALLING = {
     "kill": (62, 129),
     "tkill": (200, 130),
@@ -175,10 +175,13 @@ _SET_MODE_FILTER = 1
 
 
 def install(signals_to: int | None = None) -> None:
-    """Filter this process and its descendants permanently; `no_new_privs` must be set. Raises `Unavailable`.
+    """Filter system calls of this process and its descendants permanently. Raises `Unavailable`.
 
-    With `signals_to`, for use without namespaces, signals can be sent to that process only, modes, owners, times and
-    attributes of files cannot be changed, and open files cannot be sent to another process.
+    `no_new_privs` must be set.
+
+    Args:
+        signals_to: for use without namespaces, the only process that may receive signals. Calls that change modes,
+            owners, times and attributes of files or send open files are refused, too.
     """
     program = filter_program(signals_to)
     buffer = ctypes.create_string_buffer(program, len(program))
@@ -192,7 +195,7 @@ def install(signals_to: int | None = None) -> None:
 
 
 def filter_program(signals_to: int | None = None) -> bytes:
-    """The filter as BPF instructions of eight bytes."""
+    """Return the filter as BPF instructions of eight bytes."""
     column, architecture = machine()
     lines = [
         _instruction(_LOAD, _ARCHITECTURE),
@@ -205,8 +208,8 @@ def filter_program(signals_to: int | None = None) -> bytes:
     denied, allowed_only = dict(_DENIED), dict(_ALLOWED_ONLY)
     if signals_to is not None:
         denied |= _DENIED_ON_FILES | _DENIED_WITHOUT_COUNT | {"pidfd_send_signal": _PIDFD_SEND_SIGNAL}
-        to_it = ({_ARGUMENTS[0]: (signals_to,)},)
-        allowed_only |= {name: (numbers, errno.EPERM, to_it) for name, numbers in _SIGNALLING.items()}
+        receiver = ({_ARGUMENTS[0]: (signals_to,)},)
+        allowed_only |= {name: (numbers, errno.EPERM, receiver) for name, numbers in _SIGNALLING.items()}
     for per_machine in denied.values():
         number = per_machine[column]
         if number is not None:
@@ -239,12 +242,12 @@ def _refuse(number: int, reason: int) -> list[bytes]:
 
 
 def _allow_only(number: int, reason: int, alternatives: Sequence[Mapping[int, Sequence[int]]]) -> list[bytes]:
-    """For one call: allow it if in an alternative each word has one of its values, else refuse it with `reason`."""
+    """Allow a call if each word of an alternative has one of its values, else refuse it with the errno `reason`."""
     body: list[bytes] = []
     for words in alternatives:
         rest = [_instruction(_RETURN, _ALLOW)]
         for offset, values in words.items():
-            # A value that is equal jumps over the other values and the jump to the next alternative.
+            # An equal value jumps over the other values and over the jump to the next alternative.
             checks = [_instruction(_EQUAL, value, len(values) - at, 0) for at, value in enumerate(values)]
             rest = [_instruction(_LOAD, offset), *checks, _instruction(_JUMP, len(rest)), *rest]
         body += rest

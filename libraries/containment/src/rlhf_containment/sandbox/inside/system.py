@@ -1,4 +1,4 @@
-"""Paths that a sandboxed program may read: programs, libraries and the Python interpreter."""
+"""Paths that a sandboxed program may read: system programs, libraries and the Python interpreter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 """Devices to read and write. Mapped for writing, /dev/zero would be shared memory without a file."""
 _OF_A_PREFIX = ("bin", "lib", "lib64", "pyvenv.cfg")
-"""Readable parts of an interpreter's prefix; the prefix itself may be a home folder."""
+"""Readable parts of an interpreter's prefix. The prefix itself may be a home folder."""
 
 
 def interpreter_paths(prefixes: Sequence[str]) -> list[str]:
@@ -26,7 +26,7 @@ def is_below(path: str, folders: Sequence[str]) -> bool:
 
 
 def links_to(executable: str) -> Iterator[tuple[str, str]]:
-    """The symbolic links, as (path, target), that lead from a path to its file."""
+    """Yield the symbolic links that lead from a path to its file, as (path, target)."""
     path = executable
     for _ in range(40):  # the kernel's limit on links
         if not os.path.islink(path):

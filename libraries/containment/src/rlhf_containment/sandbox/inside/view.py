@@ -1,4 +1,4 @@
-"""The file system that a sandboxed program sees: built in memory, in a separate mount namespace.
+"""The file system that a sandboxed program sees, built in memory in a separate mount namespace.
 
 The new root starts empty, readable paths are bind-mounted into it, and the old root is unmounted.
 """
@@ -14,27 +14,30 @@ from .system import DEVICES, FILES, FOLDERS, interpreter_paths, is_below, links_
 PRIVATE = "/sandbox"
 """The only writable folder."""
 PROGRAM, INPUT = "/program.py", "/input"
-_BASE = "/tmp"  # any folder that is always there: the new root is mounted over it, out of everybody else's sight
+_BASE = "/tmp"  # a folder that always exists: the new root is mounted over it, invisible outside this namespace
 _ROOT_FILES = 4096
 
 
 def enter(job: dict[str, Any], user: int) -> None:
-    """Build the view and make it the root. `user` owns the private folder. Raises `Unavailable` or `OSError`."""
-    source, given = job["source"].encode(errors="replace"), job["stdin"].encode(errors="replace")
+    """Build the file system and make it the root. `user` owns the private folder.
+
+    Raises `Unavailable` or `OSError`.
+    """
+    source, stdin = job["source"].encode(errors="replace"), job["stdin"].encode(errors="replace")
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     readable = [*FOLDERS, *FILES, *interpreter_paths(job["prefixes"])]
-    opened = {path: os.open(path, os.O_PATH) for path in (*readable, *DEVICES) if _is_there(path)}
+    opened = {path: os.open(path, os.O_PATH) for path in (*readable, *DEVICES) if _is_mountable(path)}
     links = {path: os.readlink(path) for path in FOLDERS if os.path.islink(path)}
     links |= {path: target for path, target in links_to(job["executable"]) if not is_below(path, readable)}
-    size = 2**20 + len(source) + len(given)
+    size = 2**20 + len(source) + len(stdin)
     mount("root", _BASE, "tmpfs", MS_NOSUID, f"size={size},nr_inodes={_ROOT_FILES},mode=0755")
     for path, descriptor in opened.items():
         _bind(path, descriptor)
         os.close(descriptor)
     for path, target in links.items():
         _link(path, target)
-    _own_places(job, user)
-    for path, content in ((PROGRAM, source), (INPUT, given)):
+    _make_private_folders(job, user)
+    for path, content in ((PROGRAM, source), (INPUT, stdin)):
         with open(_BASE + path, "xb") as file:
             file.write(content)
         os.chmod(_BASE + path, 0o444)
@@ -42,7 +45,7 @@ def enter(job: dict[str, Any], user: int) -> None:
     make_read_only("/", recursive=False)
 
 
-def _is_there(path: str) -> bool:
+def _is_mountable(path: str) -> bool:
     return os.path.exists(path) and not (path in FOLDERS and os.path.islink(path))
 
 
@@ -65,8 +68,8 @@ def _link(path: str, target: str) -> None:
         os.symlink(target, _BASE + path)
 
 
-def _own_places(job: dict[str, Any], user: int) -> None:
-    """Make the private folder, `/proc` of its own processes, and the links that programs expect."""
+def _make_private_folders(job: dict[str, Any], user: int) -> None:
+    """Make the private folder, a `/proc` of the sandbox's processes, and the links that programs expect."""
     os.mkdir(_BASE + PRIVATE)
     options = f"size={job['max_folder_bytes']},nr_inodes={job['max_files'] + 1},mode=0700,uid={user},gid={user}"
     mount("private", _BASE + PRIVATE, "tmpfs", MS_NOSUID | MS_NODEV, options)

@@ -12,18 +12,25 @@ from contextlib import suppress
 
 from .kernel import Unavailable
 
-LOOK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def wait_for(
     program: int, *, wall_seconds: float, cpu_seconds: float, memory_bytes: int | None, socket_bytes: int
 ) -> tuple[int, str]:
-    """Wait for `program`, reaping every process that ends; SIGCHLD must be blocked.
+    """Wait for the process `program` and reap every process that exits. SIGCHLD must be blocked.
 
-    Returns its exit code (128 + n for signal n) and the exceeded limit: `time`, `processor`, `memory` or nothing.
-    `memory_bytes` bounds the memory of all processes in /proc, which must be those of the sandbox, and of
-    their sockets, each counted as `socket_bytes`; None disables it.
+    Args:
+        program: process id.
+        wall_seconds: limit on wall-clock time.
+        cpu_seconds: limit on processor time of all processes together.
+        memory_bytes: limit on memory of all processes in /proc, which must be those of the sandbox, and of their
+            sockets. None disables it.
+        socket_bytes: counted per socket.
+
+    Returns:
+        Exit code (128 + n for signal n) and the exceeded limit: `time`, `processor`, `memory` or an empty text.
     """
     deadline = time.monotonic() + wall_seconds
     while True:
@@ -44,28 +51,28 @@ def wait_for(
         left = deadline - time.monotonic()
         if left <= 0:
             return 128 + signal.SIGKILL, "time"
-        signal.sigtimedwait({signal.SIGCHLD}, min(left, LOOK_SECONDS))
+        signal.sigtimedwait({signal.SIGCHLD}, min(left, CHECK_SECONDS))
 
 
 def _collect(program: int) -> int | None:
-    """Reap ended processes; returns the program's exit code if it is among them."""
-    found = None
+    """Reap exited processes and return the program's exit code if it is among them."""
+    exit_code = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return exit_code
         if pid == 0:
-            return found
+            return exit_code
         if pid == program:
             code = os.waitstatus_to_exitcode(status)
-            found = code if code >= 0 else 128 - code
+            exit_code = code if code >= 0 else 128 - code
 
 
 def _processes() -> Iterator[tuple[int, float]]:
-    """For each process but this one: bytes of memory not backed by a file on disk, and processor seconds.
+    """Bytes of memory not backed by a file on disk, and processor seconds, of each process except this one.
 
-    The seconds include those of its children that ended.
+    The seconds include those of its exited children.
     """
     own = str(os.getpid())
     for name in os.listdir("/proc"):
@@ -74,14 +81,14 @@ def _processes() -> Iterator[tuple[int, float]]:
         try:
             size = _memory(f"/proc/{name}")
             fields = _stat(name)
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # it exited meanwhile
             continue
         yield size, sum(map(int, fields[11:15])) / _TICKS
 
 
 def _memory(process: str) -> int:
-    """Bytes of a process that are not backed by a file on disk, swapped out or not."""
-    # The status of a first thread that has ended holds no sizes, though its process continues.
+    """Memory of a process in bytes that is not backed by a file on disk, swapped out or not."""
+    # The status of an exited first thread lacks sizes, though its process continues.
     for path in (process, *(f"{process}/task/{each}" for each in os.listdir(f"{process}/task"))):
         with open(f"{path}/status", encoding="utf-8", errors="replace") as file:
             lines = [line.split() for line in file if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:"))]
@@ -91,7 +98,7 @@ def _memory(process: str) -> int:
 
 
 def num_sockets() -> int:
-    """Number of sockets in this network namespace, with those that are only on their way through another socket."""
+    """Number of sockets in this network namespace, including those in transit through another socket."""
     with open("/proc/self/net/sockstat", encoding="ascii") as file:
         return int(file.readline().split()[-1])
 
@@ -105,7 +112,7 @@ def check_num_sockets() -> None:
 
 
 def bytes_of_a_socket() -> int:
-    """Maximum memory of a socket: its buffer, which the last message may exceed by half."""
+    """Maximum memory of a socket in bytes: its buffer, which the last message may exceed by half."""
     first, second = socket.socketpair()
     with first, second:
         return first.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * 3 // 2
@@ -115,7 +122,7 @@ def end_descendants() -> None:
     """Kill and reap all descendants of this process, which must be their subreaper."""
     while True:
         for name in filter(str.isdecimal, os.listdir("/proc")):
-            with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            with suppress(FileNotFoundError, ProcessLookupError):  # it exited meanwhile
                 if int(_stat(name)[1]) == os.getpid():
                     os.kill(int(name), signal.SIGKILL)
         try:
@@ -123,10 +130,10 @@ def end_descendants() -> None:
                 pass
         except ChildProcessError:
             return
-        time.sleep(LOOK_SECONDS / 10)
+        time.sleep(CHECK_SECONDS / 10)
 
 
 def _stat(name: str) -> list[str]:
-    """What /proc says of a process, after its name."""
+    """Fields of `/proc/PID/stat` after the process name."""
     with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()

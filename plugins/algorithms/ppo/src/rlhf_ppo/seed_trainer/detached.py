@@ -21,7 +21,7 @@ from rlhf_core.types import Experience
 try:
     import ray
 
-    from rlhf_ray.actor_context import settle
+    from rlhf_ray.actor_context import set_up_process
     from rlhf_ray.calls import own_name
     from rlhf_ray.detached_trainer import DetachedTrainer, FitPlan
     from rlhf_ray.ray_sync import MakerSync, SyncReport
@@ -87,7 +87,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         )
         if eval_performance:
             self.hooks.register(_performance_hook(), name="performance")
-        settle(env_info)
+        set_up_process(env_info)
         config = PPOConfig(
             clip_eps=eps_clip, value_clip=value_clip, gamma=gamma, lam=lam, entropy_coef=entropy_coef, kl_coef=0.0
         )

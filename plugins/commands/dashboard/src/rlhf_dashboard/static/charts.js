@@ -1,25 +1,25 @@
 "use strict";
-// Curves of metrics as SVG: a chart a metric, a curve a run. Nothing of a run becomes markup.
+// Draws metrics as SVG, with one chart per metric and one curve per run. Text of runs never becomes markup.
 const Charts = (() => {
   const { element, short, isNothing } = SampleCard;
   const WIDTH = 400, HEIGHT = 150, LEFT = 54, RIGHT = 8, TOP = 8, BOTTOM = 18;
-  const MOST_POINTS = 1500;
+  const MAX_POINTS = 1500;
   const svg = (tag, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-    if (text !== undefined) made.textContent = text;
-    return made;
+    const created = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) created.setAttribute(name, String(value));
+    if (text !== undefined) created.textContent = text;
+    return created;
   };
   const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-  // The points of a metric, thinned evenly; its last one stays.
+  // The points of a metric, thinned evenly. The last one is always kept.
   const points = (lines, metric) => {
-    const found = lines.filter((line) => isNumber(line[metric]) && isNumber(line.step)).map((line) => [line.step, line[metric]]);
-    const every = Math.ceil(found.length / MOST_POINTS);
-    return every <= 1 ? found : found.filter((_, index) => index % every === 0 || index === found.length - 1);
+    const all = lines.filter((line) => isNumber(line[metric]) && isNumber(line.step)).map((line) => [line.step, line[metric]]);
+    const every = Math.ceil(all.length / MAX_POINTS);
+    return every <= 1 ? all : all.filter((_, index) => index % every === 0 || index === all.length - 1);
   };
   const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
-  // scale: the largest value beside it; what is next to nothing of that is 0.
+  // scale: the largest value of the chart. Values that are negligible relative to it are shown as 0.
   const label = (value, scale = 0) => (isNothing(value) || Math.abs(value) < 1e-6 * scale ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(1) : short(value));
 
   // series: [{ name, color, points }].
@@ -53,25 +53,25 @@ const Charts = (() => {
     }
     const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, x1: 0, x2: 0, visibility: "hidden" });
     drawn.append(cursor);
-    const say = (near) => {
-      const said = series.map((each) => {
+    const showValues = (near) => {
+      const texts = series.map((each) => {
         const at = near === null ? each.points.at(-1)
           : each.points.reduce((best, point) => (Math.abs(point[0] - near) < Math.abs(best[0] - near) ? point : best));
         return (series.length > 1 ? each.name + " " : "") + label(at[1], scale) + (near === null ? "" : ` at ${at[0]}`);
       });
-      value.textContent = said.join(" · ");
+      value.textContent = texts.join(" · ");
     };
-    say(null);
+    showValues(null);
     drawn.addEventListener("pointermove", (event) => {
-      const place = drawn.getBoundingClientRect();
-      const at = ((event.clientX - place.left) / place.width) * WIDTH;
+      const area = drawn.getBoundingClientRect();
+      const at = ((event.clientX - area.left) / area.width) * WIDTH;
       if (at < LEFT || at > WIDTH - RIGHT) return;
       cursor.setAttribute("x1", at);
       cursor.setAttribute("x2", at);
       cursor.setAttribute("visibility", "visible");
-      say(left + ((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (right - left));
+      showValues(left + ((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (right - left));
     });
-    drawn.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); say(null); });
+    drawn.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); showValues(null); });
     return box;
   };
 
@@ -80,19 +80,19 @@ const Charts = (() => {
   const ALWAYS = new Set(["reward/mean", "eval/score"]);
   const rank = (group) => (FIRST.includes(group) ? FIRST.indexOf(group) : FIRST.length);
 
-  // runs: [{ name, color, lines }] -> group of metrics -> charts of those that were ever other than rounding.
+  // runs: [{ name, color, lines }] -> [[group, [[metric, series]]]], without metrics that are always zero up to rounding.
   const groups = (runs) => {
     const names = new Set(runs.flatMap((run) => run.lines.flatMap((line) => Object.keys(line))));
-    const found = new Map();
+    const grouped = new Map();
     const ordered = [...names].filter((name) => !HIDDEN.has(name)).sort();
     for (const metric of [...ordered.filter((name) => ALWAYS.has(name)), ...ordered.filter((name) => !ALWAYS.has(name))]) {
       const series = runs.map((run) => ({ name: run.name, color: run.color, points: points(run.lines, metric) }))
         .filter((each) => each.points.length);
       if (!series.length || (!ALWAYS.has(metric) && series.every((each) => each.points.every(([, value]) => isNothing(value))))) continue;
       const group = metric.split("/")[0];
-      found.set(group, [...(found.get(group) || []), [metric, series]]);
+      grouped.set(group, [...(grouped.get(group) || []), [metric, series]]);
     }
-    return [...found].sort(([one], [other]) => rank(one) - rank(other) || (one < other ? -1 : 1));
+    return [...grouped].sort(([one], [other]) => rank(one) - rank(other) || (one < other ? -1 : 1));
   };
   return { groups, chart, isNumber, opened: (group) => rank(group) < FIRST.length };
 })();

@@ -1,47 +1,47 @@
 "use strict";
-// Asks the server again and again, and draws what is new. The key comes behind `#key=`, which no server sees.
+// Polls the server and draws changes. The key is in the URL's fragment `#key=`, which browsers do not send to servers.
 (() => {
   const { element } = SampleCard;
   const at = (id) => document.getElementById(id);
-  const EVERY_MS = 2000, MOST_CHOSEN = 6, SHOWN_SAMPLES = 24, KEPT_SAMPLES = 200;
+  const POLL_MS = 2000, MAX_CHOSEN = 6, SHOWN_SAMPLES = 24, KEPT_SAMPLES = 200;
   const state = { key: "", rows: [], chosen: new Map(), shown: null, touched: false, open: new Map(),
     search: "", sort: { column: "changed", down: true } };
   const curves = new Map(); // id -> { lines, mark }
   let kept = { id: null, samples: [], mark: "" };
   let details = null;
 
-  const take = () => {
-    const given = new URLSearchParams(location.hash.slice(1)).get("key");
-    if (given) {
-      sessionStorage.setItem("key", given);
+  const readKey = () => {
+    const key = new URLSearchParams(location.hash.slice(1)).get("key");
+    if (key) {
+      sessionStorage.setItem("key", key);
       history.replaceState(null, "", location.pathname);
     }
     state.key = sessionStorage.getItem("key") || "";
   };
   class WrongKey extends Error {}
-  const ask = async (path) => {
+  const get = async (path) => {
     const answer = await fetch("/api/" + path, { headers: { Authorization: "Bearer " + state.key } });
     if (answer.status === 401) throw new WrongKey();
-    if (!answer.ok) throw new Error("the server said " + answer.status);
+    if (!answer.ok) throw new Error("the server returned status " + answer.status);
     return answer.json();
   };
 
-  const gain = async (id, what, mark) => {
-    const gained = { lines: [], anew: false, mark };
+  const getNewLines = async (id, file, mark) => {
+    const all = { lines: [], fromStart: false, mark };
     for (let more = true; more; ) {
-      const found = await ask(`runs/${id}/${what}?mark=${encodeURIComponent(gained.mark)}`);
-      if (found.anew) [gained.lines, gained.anew] = [[], true];
-      gained.lines.push(...found.lines);
-      gained.mark = found.mark;
-      more = found.more;
+      const part = await get(`runs/${id}/${file}?mark=${encodeURIComponent(all.mark)}`);
+      if (part.from_start) [all.lines, all.fromStart] = [[], true];
+      all.lines.push(...part.lines);
+      all.mark = part.mark;
+      more = part.more;
     }
-    return gained;
+    return all;
   };
 
-  const freeColor = () => [...Array(MOST_CHOSEN).keys()].find((color) => ![...state.chosen.values()].includes(color));
+  const freeColor = () => [...Array(MAX_CHOSEN).keys()].find((color) => ![...state.chosen.values()].includes(color));
   const choose = (id, on) => {
     state.touched = true;
-    if (on && state.chosen.size < MOST_CHOSEN) state.chosen.set(id, freeColor());
+    if (on && state.chosen.size < MAX_CHOSEN) state.chosen.set(id, freeColor());
     if (!on) { state.chosen.delete(id); curves.delete(id); }
     refresh();
   };
@@ -100,21 +100,21 @@
     let changed = curves.size !== state.chosen.size;
     for (const id of [...state.chosen.keys()]) {
       const before = curves.get(id);
-      const gained = await gain(id, "metrics", before ? before.mark : "");
-      changed ||= gained.anew || gained.lines.length > 0 || !before;
-      curves.set(id, { lines: gained.anew || !before ? gained.lines : [...before.lines, ...gained.lines], mark: gained.mark });
+      const { lines, fromStart, mark } = await getNewLines(id, "metrics", before ? before.mark : "");
+      changed ||= fromStart || lines.length > 0 || !before;
+      curves.set(id, { lines: fromStart || !before ? lines : [...before.lines, ...lines], mark });
     }
     return changed;
   };
   const refreshRun = async () => {
     if (!state.shown) return false;
     if (kept.id !== state.shown) kept = { id: state.shown, samples: [], mark: "" };
-    const gained = await gain(state.shown, "samples", kept.mark);
-    const all = gained.anew ? gained.lines : [...kept.samples, ...gained.lines];
-    kept = { id: state.shown, samples: all.slice(-KEPT_SAMPLES), mark: gained.mark };
-    const found = await ask("runs/" + state.shown);
-    const changed = gained.lines.length > 0 || JSON.stringify(found) !== JSON.stringify(details);
-    details = found;
+    const { lines, fromStart, mark } = await getNewLines(state.shown, "samples", kept.mark);
+    const all = fromStart ? lines : [...kept.samples, ...lines];
+    kept = { id: state.shown, samples: all.slice(-KEPT_SAMPLES), mark };
+    const newDetails = await get("runs/" + state.shown);
+    const changed = lines.length > 0 || JSON.stringify(newDetails) !== JSON.stringify(details);
+    details = newDetails;
     return changed;
   };
 
@@ -124,17 +124,17 @@
     if (busy) return;
     busy = true;
     try {
-      state.rows = (await ask("runs")).runs;
+      state.rows = (await get("runs")).runs;
       at("ask").hidden = true;
       if (!state.touched && state.rows.length && !state.shown) {
-        const going = state.rows.find((row) => row.status === "running");
-        state.shown = (going || Panels.best(state.rows) || state.rows[0]).id;
+        const running = state.rows.find((row) => row.status === "running");
+        state.shown = (running || Panels.best(state.rows) || state.rows[0]).id;
         state.chosen.set(state.shown, freeColor());
       }
-      at("said").textContent = state.rows.length ? `${state.rows.length} runs, read at ${new Date().toLocaleTimeString()}` : "No runs yet.";
+      at("status").textContent = state.rows.length ? `${state.rows.length} runs, read at ${new Date().toLocaleTimeString()}` : "No runs yet.";
       const shape = JSON.stringify([state.rows, [...state.chosen], state.shown]);
       const other = shape !== drawn;
-      drawn = ""; // until all of it is drawn: what fails below is drawn at the next turn
+      drawn = ""; // until everything is drawn, so that the next refresh repeats what fails below
       if (other) drawRuns();
       if ((await refreshCurves()) || other) drawCurves();
       if ((await refreshRun()) || other) drawRun();
@@ -143,7 +143,7 @@
     } catch (error) {
       const wantsKey = error instanceof WrongKey;
       at("ask").hidden = !wantsKey;
-      at("said").textContent = wantsKey ? "The server asks for its key." : `Not up to date: ${error.message}`;
+      at("status").textContent = wantsKey ? "The server requires its key." : `Not up to date: ${error.message}`;
       document.body.dataset.state = wantsKey ? "locked" : "lost";
     } finally {
       busy = false;
@@ -153,16 +153,16 @@
   at("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     sessionStorage.setItem("key", at("key").value);
-    take();
+    readKey();
     refresh();
   });
   at("search").addEventListener("input", () => { state.search = at("search").value; drawRuns(); });
   at("best").addEventListener("click", () => {
-    const found = Panels.best(state.rows);
-    if (found) show(found.id);
+    const best = Panels.best(state.rows);
+    if (best) show(best.id);
   });
-  addEventListener("hashchange", () => { take(); refresh(); });
-  take();
+  addEventListener("hashchange", () => { readKey(); refresh(); });
+  readKey();
   refresh();
-  setInterval(refresh, EVERY_MS);
+  setInterval(refresh, POLL_MS);
 })();

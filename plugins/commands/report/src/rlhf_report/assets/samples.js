@@ -1,5 +1,5 @@
 "use strict";
-// The sample browser. Needs sample_card.js before it.
+// The sample browser. Requires sample_card.js.
 (() => {
   const data = JSON.parse(document.getElementById("sample-data").textContent);
   const root = document.getElementById("sample-list");
@@ -11,14 +11,14 @@
 
   const { make: card, element } = SampleCard;
 
-  const whole = (sample) =>
+  const fullText = (sample) =>
     [sample.prompt, sample.completion, ...(sample.turns || []).map((each) => each.text)].join("\n").toLowerCase();
-  const matches = (sample) => !state.query || whole(sample).includes(state.query);
+  const matches = (sample) => !state.query || fullText(sample).includes(state.query);
   const list = (samples) => {
-    const found = (samples || []).filter(matches);
+    const shown = (samples || []).filter(matches);
     const box = element("div", "samples");
-    if (found.length) box.append(...found.map(card));
-    else box.append(element("p", "empty", "No sample here."));
+    if (shown.length) box.append(...shown.map(card));
+    else box.append(element("p", "empty", "No matching samples."));
     return box;
   };
   const version = (samples) => (samples && samples.length ? " (policy " + samples[0].policy_version + ")" : "");

@@ -1,4 +1,4 @@
-"""A generation that requests and new weights may join on the way."""
+"""A generation that requests and new weights may join while it runs."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from rlhf_core.protocols import SamplingRequest
 from rlhf_core.types import GenerationRequest, SamplingParams
 
 from .lockstep import LockstepBatch
-from .rows import Row, Sampler, make_rows
+from .rows import DecodingRow, TokenSampler, make_rows
 from .slots import SlotBatch
 
 
-class Flight:
-    """The rows under way, in one batch as long as there are any."""
+class RunningBatch:
+    """All open rows of a generation: those in the current batch, and those that wait."""
 
     def __init__(
         self,
-        sampler: Callable[[SamplingParams], Sampler],
-        batch: Callable[[deque[Row]], SlotBatch | LockstepBatch],
+        sampler: Callable[[SamplingParams], TokenSampler],
+        batch: Callable[[deque[DecodingRow]], SlotBatch | LockstepBatch],
         context_tokens: int | None,
     ) -> None:
-        """batch: a new one, for rows of those that wait. context_tokens: see `make_rows`."""
+        """`batch`: creates a batch from waiting rows. `context_tokens`: see `make_rows`."""
         self._new_sampler = sampler
         self._new_batch = batch
         self._context_tokens = context_tokens
-        self._samplers: dict[SamplingParams, Sampler] = {}
+        self._samplers: dict[SamplingParams, TokenSampler] = {}
         self._batch: SlotBatch | LockstepBatch | None = None
-        self._open: set[Row] = set()
-        self._waiting: deque[Row] = deque()
-        """Rows that are in no batch yet."""
+        self._open: set[DecodingRow] = set()
+        self._waiting: deque[DecodingRow] = deque()
+        """Rows that are not in a batch yet."""
         self._num_rows = 0
         self._version: int | None = None
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return bool(self._open)
 
-    def weights_are(self, version: int) -> None:
-        """Tell, before a step, which weights it is run with."""
+    def set_weights_version(self, version: int) -> None:
+        """Set the version of the weights before a step."""
         if version == self._version:
             return
         self._version = version
@@ -48,16 +48,16 @@ class Flight:
         if self._batch is not None:
             self._batch.weights_changed()
 
-    def add(self, asked: Sequence[SamplingRequest]) -> None:
-        """Answer these too. Raises `DataError` for a prompt that leaves no room for an answer."""
+    def add(self, requests: Sequence[SamplingRequest]) -> None:
+        """Add rows for more requests. Raises `DataError` for a prompt that leaves no room for an answer."""
         assert self._version is not None
-        requests: dict[SamplingParams, list[GenerationRequest]] = {}
-        for request, sampling in asked:
-            requests.setdefault(sampling, []).append(request)
-        for sampling, together in requests.items():
+        groups: dict[SamplingParams, list[GenerationRequest]] = {}
+        for request, sampling in requests:
+            groups.setdefault(sampling, []).append(request)
+        for sampling, group in groups.items():
             if sampling not in self._samplers:
                 self._samplers[sampling] = self._new_sampler(sampling)
-            rows = make_rows(together, sampling, self._context_tokens, first_key=self._num_rows)
+            rows = make_rows(group, sampling, self._context_tokens, first_key=self._num_rows)
             self._num_rows += len(rows)
             for row in rows:
                 row.sampler, row.version = self._samplers[sampling], self._version
@@ -73,19 +73,19 @@ class Flight:
                 self._batch.drop(row)
             self._close([row])
 
-    def step(self) -> list[Row]:
-        """Run one pass; return the rows that it finished."""
+    def step(self) -> list[DecodingRow]:
+        """Run one pass and return the rows that it finished."""
         finished = self.begin().step(self._waiting)
         self._close(finished)
         return finished
 
     def begin(self) -> SlotBatch | LockstepBatch:
-        """The batch under way; a new one where it has ended."""
-        if self._batch is None or not (self._batch.busy or self._batch.takes(self._waiting)):
+        """Return the current batch, or a new one if it has ended."""
+        if self._batch is None or not (self._batch.is_busy or self._batch.can_admit(self._waiting)):
             self._batch = self._new_batch(self._waiting)
         return self._batch
 
-    def _close(self, rows: Sequence[Row]) -> None:
+    def _close(self, rows: Sequence[DecodingRow]) -> None:
         self._open.difference_update(rows)
         if not self._open:
             self._batch = None  # and its cache
