@@ -81,28 +81,24 @@ train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny mod
 test: setup  ## every test that takes seconds and does not need a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-soak: setup-extras soak-clients  ## the tests that take minutes; writes tests/durations.json
+soak: setup-extras soak-clients  ## the tests that take minutes, which also writes tests/durations.json
 	$(BIN)/python tests/support/slices.py all $(PYTEST_ARGS)
 
-# UNTIL=$$(( $$(date +%s) + 600 )) ends it in ten minutes.
-soak-slice: setup-extras  ## a part of them, at most 35 minutes: another one for each commit
+# UNTIL=$$(( $$(date +%s) + 600 )) ends it after ten minutes.
+soak-slice: setup-extras  ## a part of them, at most 35 minutes. Each commit gets the next part
 	$(BIN)/python tests/support/slices.py next $(UNTIL)
 
 soak-clients: env-clients
 	$(CLIENTS)/bin/python -m pytest plugins/environments/verifiers plugins/loggers/mlflow plugins/loggers/trackio
 
-# Pages that are held to plain words so far.
-PLAIN := README.md benchmarks docs/README.md docs/agents.md docs/commands.md docs/data.md docs/distributions.md \
-         docs/environment-libraries.md docs/environments.md docs/episodes.md docs/hooks.md docs/model-to-server.md \
-         docs/plugins.md docs/rewards.md docs/algorithms docs/kinds
-
-lint: setup  ## style, types, import contracts, declared dependencies and plain words
+lint: setup  ## style, types, import contracts, declared dependencies, plain words and public docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python release/dependencies.py
-	$(BIN)/python tests/support/plain_words.py $(PLAIN)
+	$(BIN)/python tests/support/plain_words.py
+	$(BIN)/python tests/support/public_docstrings.py
 
 format: setup  ## apply ruff's fixes
 	$(BIN)/ruff check --fix .
