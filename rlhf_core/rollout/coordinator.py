@@ -257,7 +257,7 @@ class RolloutCoordinator(Generic[GroupT]):
             episode.outcomes = dict.fromkeys(episode.accepted) | episode.outcomes
 
     def _open_next(self) -> bool:
-        """Open the next episode, if it may start."""
+        """Create the ledger of the next episode and draw its prompts. Returns False if it may not start yet."""
         if self.why_closed() is not None:
             return False
         index = self._next_episode

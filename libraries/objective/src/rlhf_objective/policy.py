@@ -205,7 +205,11 @@ class PolicyObjective(RolloutAlgorithm):
     def _measure_entropy(
         self, controller: EntropyController, episode: Experience, view: EpisodeView, metrics: dict[str, float]
     ) -> None:
-        """Estimate the sampling policy's entropy as the mean of -log p over the tokens that it sampled."""
+        """Add the entropy of the sampling policy and the current coefficient to `metrics`.
+
+        The entropy is estimated as the mean of -log p over the sampled tokens of all ranks. The controller also
+        receives it, to adapt the coefficient.
+        """
         entropy = -float(mean_over_ranks(episode.action_log_probs, episode.action_mask, view.all_reduce))
         controller.measure(entropy)
         metrics["policy/sampled_entropy"] = entropy
