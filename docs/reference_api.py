@@ -105,13 +105,13 @@ def _description(value: ast.expr | None) -> str:
 
 
 def prose(text: str | None) -> str:
-    """Convert a docstring to Markdown: sections become lists, indented parts become code."""
+    """Convert a docstring to Markdown: sections become lists, examples and indented parts become code."""
     lines: list[str] = []
     section = code = False
     for line in (text or "").splitlines():
         if match := _SECTION.match(line):
-            section, code = True, False
-            lines += ["", f"{match[1]}:", ""]
+            lines += [*(["```"] if code else []), "", f"{match[1]}:", ""]
+            section, code = not match[1].startswith("Example"), False
         elif section and line.startswith("    ") and line[4:5] != " ":
             name, colon, rest = line.strip().partition(":")
             lines.append(f"- `{name}`:{rest}" if colon and " " not in name else f"- {line.strip()}")
