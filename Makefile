@@ -97,17 +97,13 @@ soak-verifiers: env-verifiers
 soak-loggers: env-loggers
 	$(LOGGERS)/bin/python -m pytest plugins/loggers/mlflow plugins/loggers/trackio
 
-# Pages that are held to plain words so far.
-PLAIN := README.md benchmarks docs/README.md docs/agents.md docs/commands.md docs/data.md docs/distributions.md \
-         docs/environment-libraries.md docs/environments.md docs/episodes.md docs/hooks.md docs/model-to-server.md \
-         docs/plugins.md docs/rewards.md docs/algorithms docs/kinds
-
-lint: setup  ## style, types, import contracts and plain words
+lint: setup  ## style, types, import contracts, plain words and public docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python tests/support/plain_words.py $(PLAIN)
+	$(BIN)/python tests/support/plain_words.py
+	$(BIN)/python tests/support/public_docstrings.py
 
 format: setup  ## apply ruff's fixes
 	$(BIN)/ruff check --fix .

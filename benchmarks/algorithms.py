@@ -1,7 +1,7 @@
-"""The quickstart task by every algorithm, in every placement, on several seeds: held-out accuracy, as a table.
+"""Held-out accuracy of every algorithm on the quickstart task, in every placement, on several seeds, as a table.
 
-Each cell is a run of its own through the command. All runs of one seed start from one warm start. A run that is
-finished is not made again: a stopped table is gone on with by naming its folder in `--output`.
+Each cell is a separate run of the command. All runs of one seed start from one warm start. Finished runs are not
+repeated: pass the folder of an interrupted table as `--output` to continue it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACEMENTS = {
 
 
 def accuracy(algorithm: str, folder: Path) -> float:
-    """Of a finished run: greedy exact match on 1,000 held-out problems, a reward model's on held-out pairs."""
+    """Accuracy of a finished run: greedy exact match on 1,000 held-out problems, or held-out pairs (reward model)."""
     if algorithm != "reward-model":
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return float(summary["eval_after"])
@@ -35,13 +35,13 @@ def accuracy(algorithm: str, folder: Path) -> float:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a run ended there as it should."""
+    """Whether the folder contains a run that ended as expected."""
     summary = folder / "summary.json"
     return summary.exists() and json.loads(summary.read_text(encoding="utf-8"))["status"] == "done"
 
 
 def run(algorithm: str, placement: str, seed: int, episodes: int, root: Path) -> float:
-    """Train, unless that was done before, and return the accuracy."""
+    """Train, unless the run is already finished, and return the accuracy."""
     folder = root / f"{algorithm}-{placement}-{seed}"
     if not is_done(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -58,7 +58,7 @@ def run(algorithm: str, placement: str, seed: int, episodes: int, root: Path) ->
 
 
 def table(results: dict[str, dict[str, list[float]]]) -> str:
-    """Algorithm x placement, each cell the accuracies of the seeds, as a Markdown table."""
+    """Markdown table of algorithm x placement, with the accuracies of the seeds in each cell."""
     placements = list(next(iter(results.values())))
     lines = [f"| algorithm | {' | '.join(placements)} |", "|---" * (len(placements) + 1) + "|"]
     for algorithm, cells in results.items():
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
     parser.add_argument("--placements", nargs="+", choices=list(PLACEMENTS), default=list(PLACEMENTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--episodes", type=int, default=120, help="of each run  [default: 120, as the quickstart has]")
+    parser.add_argument("--episodes", type=int, default=120, help="episodes per run, by default as in the quickstart")
     parser.add_argument("--output", type=Path, default=Path("runs") / f"algorithms-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
     results = {

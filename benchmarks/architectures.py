@@ -1,8 +1,10 @@
-"""Log-probs of engine `hf` against the trainer's, and of rows alone against rows together, for every causal LM.
+"""Compare log-probs of engine `hf` with the trainer's, and of rows alone with rows together, for every causal LM.
 
-One tiny random model in fp32 of each architecture that this transformers knows and can build at this size, each in a
-process of its own. Rows are of different lengths; those of `phi3-longrope` reach beyond the original length. Prints a
-table in Markdown, then what could not be built, and why. `python benchmarks/architectures.py [KIND ...]`
+Builds one tiny random model in fp32 for each architecture that this transformers supports at this size, each in a
+separate process. Rows have different lengths. Those of `phi3-longrope` exceed the original length. Prints a Markdown
+table, then the architectures that could not be built, with reasons.
+
+    python benchmarks/architectures.py [KIND ...]
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 VOCABULARY = 50
 PROMPT_TOKENS = (3, 9, 5, 14, 2, 9)
 ANSWER_TOKENS = 12
-"""At most."""
+"""Maximum answer length."""
 BOUND = 1e-4
 SECONDS = 90
 
@@ -42,7 +44,7 @@ SIZES: dict[str, Any] = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8,
 }  # fmt: skip
-"""Laid over a config where it has such a key."""
+"""Config values to set if the config has the key."""
 LATENT: dict[str, Any] = {"head_dim": 4, "qk_rope_head_dim": 4, "qk_head_dim": 12, "num_key_value_heads": 4}
 ORIGINAL = 12
 LONGROPE = {
@@ -76,20 +78,20 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
         )
     },
 }  # fmt: skip
-"""Names in the table -> model type and what else it needs."""
+"""Model type and additional config values by name in the table."""
 TOO_LARGE = frozenset({"git", "got_ocr2", "qwen3_5_moe"})
-"""Hold a model of images that these keys do not make small."""
+"""Architectures with an image model that these keys do not make small."""
 
 
 def kinds() -> list[str]:
-    """Every architecture transformers calls a causal LM, and two whose rotary embedding depends on the length."""
+    """Every architecture that transformers lists as a causal LM, and two with length-dependent rotary embeddings."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *OWN} - TOO_LARGE)
 
 
 def build(name: str) -> Any:
-    """A random model, with weights large enough that its distributions are far from uniform."""
+    """Build a random model, with weights large enough that its distributions are far from uniform."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -107,7 +109,7 @@ def build(name: str) -> Any:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """How rows share a pass, and the two gaps in nats, in this process."""
+    """Measure in this process how rows share a pass, and the two gaps in nats."""
     import torch
 
     from rlhf_core.batching import collate
@@ -172,14 +174,14 @@ def _in_child(name: str, results: Any) -> None:
     logging.disable(logging.WARNING)
     try:
         results.put(measure(name))
-    except Exception as error:  # whatever a config or a model of this size raises is the answer for this kind
+    except Exception as error:  # any error of a config or model of this size is the result for this kind
         text = str(error).strip().splitlines()
         results.put({"error": f"{type(error).__name__}: {text[0][:90] if text else ''}"})
 
 
 def measured(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each name with what a process of its own found."""
-    import rlhf_hf.engine  # noqa: F401  # once here, and not in every child
+    """Results by name, each measured in a separate process."""
+    import rlhf_hf.engine  # noqa: F401  # imported once here instead of in every child
 
     context = multiprocessing.get_context("fork")
     for name in names:
@@ -197,7 +199,7 @@ def measured(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", help="names of the table; all where none is given")
+    parser.add_argument("kinds", nargs="*", help="names in the table, default: all")
     names = parser.parse_args().kinds or kinds()
     failed, above = [], []
     print("| architecture | rows in the trainer | engine `hf` | engine - trainer, nats | alone - together, nats |")

@@ -1,10 +1,10 @@
-"""What a run's samples cost on their way from many makers to many trainer ranks, with engines that only sleep.
+"""Cost of moving a run's samples from many makers to many trainer ranks, with engines that only sleep.
 
     python benchmarks/coordinator.py [--makers 64 --group-kb 64 --ranks 8 --episodes 10 --groups 256 --kill host]
 
-The coordinator, the wire and the loads are those of `--transport ray`; makers are coroutines and ranks are threads,
+The coordinator, serialization and loads are those of `--transport ray`. Makers are coroutines and ranks are threads,
 each in at most four processes. Without arguments a short grid runs (at most five minutes), and the last line is one
-JSON object. `by value` is the way samples travelled before: packed into the message, through the coordinator, to every
+JSON object. `by value` is the previous way to send samples: packed into the message, through the coordinator, to every
 rank.
 """
 
@@ -40,41 +40,41 @@ from rlhf_ray.groups import group_from_tree, group_to_tree
 from rlhf_ray.messages import RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredEpisode, StoredGroup, store_groups
 
-PROCESSES = 4  # at most so many of makers, and of ranks
-SAMPLES = 16  # answers to a prompt
+PROCESSES = 4  # maximum number of processes of makers, and of ranks
+SAMPLES = 16  # answers per prompt
 WAIT = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run of the simulation."""
+    """Settings of one run of the simulation."""
 
     makers: int = 8
     group_kb: int = 64
     ranks: int = 1
     groups: int = 256
-    """Prompts of an episode."""
+    """Prompts per episode."""
     episodes: int = 6
     max_staleness: int = 1
     by_value: bool = False
     kill: str = "none"
-    """`maker`: one coroutine ends, `host`: a process of makers is killed, and another takes its place."""
+    """`maker` ends one coroutine, `host` kills a process of makers. Either is replaced."""
     kill_every: float = 1.0  # seconds
     lengths: str = "constant"
-    """Of answers: `constant`, `uniform` or `geometric` (mean a sixth of the limit)."""
+    """Distribution of answer lengths: `constant`, `uniform` or `geometric` (mean a sixth of the limit)."""
     step_ms: float = 0.0
-    """Milliseconds of one decoding step of 1,024 to the limit; a prompt takes as long as its longest answer."""
+    """Milliseconds per decoding step of at most 1,024. A prompt takes as long as its longest answer."""
 
 
 def settings(case: Case) -> RayConfig:
-    """Those of the run."""
+    """Settings of the run."""
     lease = math.ceil(case.groups / case.makers)
     staleness = case.max_staleness
     return RayConfig(prompts_per_lease=lease, max_staleness=staleness, lease_seconds=600, heartbeat_seconds=600)
 
 
 class Makers:
-    """Some makers, as coroutines of one process."""
+    """Several makers as coroutines of one process."""
 
     def __init__(self, case: Case, coordinator: Any, names: Sequence[str]) -> None:
         self._case, self._coordinator, self._names = case, coordinator, names
@@ -83,7 +83,7 @@ class Makers:
         self._tensors = _tensors(case.group_kb)
 
     async def run(self) -> None:
-        """Make what the coordinator asks for until the run is over."""
+        """Make the groups that the coordinator requests until the run is over."""
         for name in self._names:
             self.start(name)
         while pending := [task for task in self._tasks.values() if not task.done()]:
@@ -97,7 +97,7 @@ class Makers:
         self._tasks[name] = asyncio.get_running_loop().create_task(self._make(name))
 
     async def replace(self, name: str, by: str) -> None:
-        """End a maker in the middle of what it does; another takes its place."""
+        """End a maker during its work. Another maker replaces it."""
         self._tasks.pop(name).cancel()
         self.start(by)
 
@@ -115,7 +115,7 @@ class Makers:
             await coordinator.submit.remote(name, work.era, stored, PhaseTimes())
 
     def _seconds(self) -> float:
-        """Of the longest of a prompt's answers."""
+        """Duration of the longest of a prompt's answers."""
         limit, draw, kind = 1024, self._random, self._case.lengths
         if kind == "constant":
             return limit * self._case.step_ms / 1000
@@ -124,7 +124,7 @@ class Makers:
 
 
 class Meeting:
-    """Where the processes of ranks exchange values, as a process group does."""
+    """Actor through which the processes of ranks exchange values, like a process group."""
 
     def __init__(self, world: int) -> None:
         self._world, self._full = world, asyncio.Condition()
@@ -143,7 +143,7 @@ class Meeting:
 
 
 class Ranks:
-    """Some ranks, as threads of one process, which exchange values together."""
+    """Several ranks as threads of one process, which exchange values together."""
 
     def __init__(self, case: Case, coordinator: Any, meeting: Any, numbers: Sequence[int]) -> None:
         self._ranks = [Rank(case, coordinator, self, number) for number in numbers]
@@ -153,12 +153,12 @@ class Ranks:
         self._barrier = threading.Barrier(len(numbers), self._exchange, WAIT)
 
     def run(self) -> list[int]:
-        """The sample ids that they loaded."""
+        """Run all ranks and return the ids of the samples they loaded."""
         with ThreadPoolExecutor(len(self._ranks)) as pool:
             return [sample for seen in pool.map(Rank.run, self._ranks) for sample in seen]
 
     def gather(self, rank: int, value: Any) -> dict[int, Any]:
-        """Every rank's value; to be called by each of them."""
+        """Gather every rank's value. All ranks must call it."""
         self._mine[rank] = value
         self._barrier.wait()
         return self._all
@@ -169,7 +169,7 @@ class Ranks:
 
 
 class Rank:
-    """A trainer rank without a model. It is its own `Strategy`, as far as a load needs one."""
+    """A trainer rank without a model, which is also its own `Strategy`, as far as loading needs one."""
 
     def __init__(self, case: Case, coordinator: Any, host: Ranks, number: int) -> None:
         self.number, self._case, self._coordinator, self._host = number, case, coordinator, host
@@ -189,7 +189,7 @@ class Rank:
         self.all_gather_objects(None)
 
     def run(self) -> list[int]:
-        """Load the episodes, and publish a version after each; the sample ids."""
+        """Load the episodes and publish a version after each. Return the sample ids."""
         seen: list[int] = []
         for episode in range(self._case.episodes):
             seen += self._load(episode)
@@ -221,7 +221,7 @@ class Rank:
 
 
 def _tensors(group_kb: int) -> list[dict[str, torch.Tensor]]:
-    """Of each answer."""
+    """Tensors of each answer."""
     tokens = max(1, group_kb * 1024 // SAMPLES // 17)  # bytes of a token: id 8, mask 1, two log-probs 8
     floats = {name: torch.zeros(tokens) for name in ("action_log_probs", "reference_log_probs")}
     mask = torch.ones(tokens, dtype=torch.bool)
@@ -244,7 +244,7 @@ def _group(tensors: Sequence[Mapping[str, torch.Tensor]], position: int, version
 
 
 def _by_value(group: RolloutGroup, owner: str) -> StoredGroup:
-    """The whole group in the message itself, arrays in place of tensors."""
+    """Pack the whole group into the message, with arrays instead of tensors."""
     body = io.BytesIO()
     pickler = pickle.Pickler(body, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = {torch.Tensor: lambda tensor: (torch.from_numpy, (tensor.numpy(),))}
@@ -254,7 +254,7 @@ def _by_value(group: RolloutGroup, owner: str) -> StoredGroup:
 
 
 def simulate(case: Case) -> dict[str, Any]:
-    """Run the case on the local Ray that is up, and check that each sample was loaded once."""
+    """Run the case on the running local Ray, and check that each sample was loaded once."""
     remote, many = ray.remote(num_cpus=0), ray.remote(num_cpus=0, max_concurrency=1000)
     sizes = {"num_makers": case.makers, "num_episodes": case.episodes, "prompts_per_episode": case.groups}
     coordinator = remote(Coordinator).remote(settings(case), **sizes)
@@ -275,7 +275,7 @@ def simulate(case: Case) -> dict[str, Any]:
     while ray.wait(loads, num_returns=len(loads), timeout=0.5)[1]:
         memory.append(_resident(pid))
         if time.perf_counter() - started > case.episodes * WAIT:
-            raise TimeoutError(f"{case} did not end; {ray.get(coordinator.overview.remote(0.0)).progress}")
+            raise TimeoutError(f"{case} did not end: {ray.get(coordinator.overview.remote(0.0)).progress}")
     counts = Counter(sample for seen in ray.get(loads) for sample in seen)
     seconds = time.perf_counter() - started
     busy = _cpu_seconds(pid) - before
@@ -301,7 +301,7 @@ def _dealt(values: Sequence[Any]) -> list[list[Any]]:
 
 
 def _kill(case: Case, coordinator: Any, hosts: list[Any], work: list[Any], ended: threading.Event) -> None:
-    """Kill makers while the run goes on, and replace them, as the driver of a run does."""
+    """Kill makers during the run and replace them, as the driver of a run does."""
     names, turn = _dealt([f"maker-{i}" for i in range(case.makers)]), 0
     while case.kill != "none" and not ended.wait(case.kill_every):
         place, turn = turn % len(hosts), turn + 1
@@ -329,7 +329,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def bytes_per_sample(group_kb: int) -> float:
-    """What a message to the coordinator holds for each sample, references included."""
+    """Bytes per sample in a message to the coordinator, including references."""
     context = ray._private.worker.global_worker.get_serialization_context()
     groups = [_group(_tensors(group_kb), position, 0) for position in range(8)]
     made = store_groups(groups, "maker-0", texts=True)
@@ -351,7 +351,7 @@ GRID = (
 
 
 def grid() -> dict[str, Any]:
-    """The short grid: prints each case, returns the figures of the last line."""
+    """Run the short grid: print each case and return the figures of the last line."""
     rows = []
     for case in GRID:
         rows.append(simulate(case))

@@ -1,8 +1,10 @@
-"""Samples until the quickstart's held-out score of 0.9: the plain stream, and a curriculum with admission gates.
+"""Samples until the quickstart's held-out score reaches 0.9, with the plain stream and with a curriculum.
 
-The arms start from one warm start a seed and learn by GRPO as the critic-free quickstart does, evaluated more often;
-a run ends when it gets there. Results are added to a JSON file as they come. One core, some minutes a run.
-Usage: python benchmarks/curriculum.py RESULTS.json [SEED …]
+    python benchmarks/curriculum.py RESULTS.json [SEED …]
+
+All arms of a seed start from one warm start and train with GRPO like the critic-free quickstart, with more frequent
+evaluations. A run ends when it reaches the goal. Results are added to a JSON file as they are available. Needs one core
+and some minutes per run.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from rlhf_start.quickstart import stage as quickstart_stage
 GOAL = 0.9
 EVERY_EPISODES = 5
 ARMS: dict[str, dict[str, Any]] = {
-    # The quickstart itself: 99,000 problems, none of which comes twice.
+    # The quickstart itself: 99,000 problems, without repetition.
     "plain": {"name": "sort-digits", "max_prompt_tokens": 32},
-    # 1,000 problems, so that they come again: in the stream's order; then those solved, or never, are passed over.
+    # 1,000 problems, which repeat: in the stream's order, or without those always or never solved.
     "few": {"name": "sort-digits", "size": 2000, "max_prompt_tokens": 32},
     "curriculum": {
         "name": "sort-digits",
@@ -34,11 +36,11 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 class Reached(RlhfError):
-    """Ends a run."""
+    """Raised to end a run."""
 
 
 class Watch:
-    """Notes the held-out scores, and ends the run at the goal."""
+    """Record the held-out scores, and end the run at the goal."""
 
     def __init__(self) -> None:
         self.scores: list[tuple[int, float]] = []
@@ -65,7 +67,7 @@ def main() -> None:
 
 
 def run_arm(arm: str, prompts: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
-    """One run to the goal, or to its end."""
+    """Run one arm until the goal, or to its end."""
     run = quickstart_stage("critic-free")
     run["model"]["path"] = str(folder / "warm" / "model")
     run["prompts"] = prompts

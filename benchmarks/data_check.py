@@ -1,7 +1,8 @@
-"""What a check of a JSON Lines file of prompts costs, beside parsing its lines with `json`, in CPU time.
+"""CPU time of checking a JSON Lines file of prompts, compared with parsing its lines with `json`.
 
-Of every line shape and types are checked, of 1,000 also the length in tokens; a digest of the file is taken.
-Usage: python benchmarks/data_check.py [LINES]
+    python benchmarks/data_check.py [LINES]
+
+The check covers shape and types of every line, the token counts of 1,000, and a digest of the file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def best(run: Callable[[], object]) -> float:
-    """Least CPU seconds of several runs."""
+    """Minimum CPU seconds of several runs."""
     times = []
     for _ in range(REPEATS):
         started = time.process_time()
@@ -52,7 +53,7 @@ def best(run: Callable[[], object]) -> float:
 
 
 def parse_lines(path: Path) -> int:
-    """What a script would do at the least."""
+    """Parse the lines, the minimum work of any script."""
     with path.open(encoding="utf-8") as file:
         return sum(len(json.loads(line)) for line in file)
 

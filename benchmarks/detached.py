@@ -1,10 +1,10 @@
-"""Throughput of a detached run against the same run in one process, and who waits for whom.
+"""Throughput of a detached run compared with the same run in one process, and idle times.
 
     python benchmarks/detached.py [--episodes 20] [--prompts 64]
 
-The quickstart's task and model from random weights: what is measured is the machinery. The first quarter of the
-episodes warms up and is left out. Printed: samples per second as a ratio to local, the share of the wall time in which
-trainer and makers had nothing to do, how long a finished group waited to be trained on, and what a sync took.
+Uses the quickstart's task and model with random weights, since only the machinery is measured. The first quarter of the
+episodes is warm-up and excluded. Prints samples per second as a ratio to local, the share of the wall time in which
+trainer and makers were idle, the waiting time of finished groups, and the duration of a sync.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLACES: dict[str, dict[str, Any] | str] = {
 
 
 class Clock:
-    """When each episode ended, seen from this process."""
+    """End time of each episode, measured in this process."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -37,11 +37,11 @@ class Clock:
 
 
 def measure(place: dict[str, Any] | str, episodes: int, prompts: int, folder: Path) -> dict[str, float]:
-    """Seconds per episode, and means of the run's own figures over the episodes that count."""
+    """Seconds per episode, and means of the run's own metrics over the measured episodes."""
     run = {
         "model": {"path": "builtin:tiny-digits"},
         "prompts": {"name": "sort-digits"},
-        # The same work everywhere: runs whose samples may be late would make one more forward.
+        # The same work in all runs: with stale samples, a run would make one more forward.
         "algorithm": {"name": "ppo", "importance_cap": None},
         "engine": {"max_new_tokens": 16},
         "train": {

@@ -1,8 +1,8 @@
-"""Distillation against PPO on the quickstart task: samples until 0.9 of a trained policy's held-out score, as a table.
+"""Distillation compared with PPO on the quickstart task: samples until 0.9 of the teacher's held-out score, as a table.
 
-Each seed trains the quickstart by PPO; its final policy is the teacher of runs from the same warm start. What is
-counted are sampled answers until an evaluation (greedy, 1,000 held-out problems) first reaches 0.9 of the teacher's
-score. A run that is finished is not made again: a stopped table is gone on with by naming its folder in `--output`.
+Each seed trains the quickstart with PPO. Its final policy is the teacher of runs from the same warm start. The figure
+is the number of sampled answers until an evaluation (greedy, 1,000 held-out problems) first reaches 0.9 of the
+teacher's score. Finished runs are not repeated: pass the folder of an interrupted table as `--output` to continue it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TAUGHT = {"distill, top_k 8": (), "distill, sampled tokens": ("--set", "algorith
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a run ended there as it should."""
+    """Whether the folder contains a run that ended as expected."""
     summary = folder / "summary.json"
     return summary.exists() and json.loads(summary.read_text(encoding="utf-8"))["status"] == "done"
 
 
 def run(folder: Path, warm_start: Path | None, *arguments: str) -> None:
-    """Train from the warm start, unless that was done before."""
+    """Train from the warm start, unless the run is already finished."""
     if is_done(folder):
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -40,7 +40,7 @@ def run(folder: Path, warm_start: Path | None, *arguments: str) -> None:
 
 
 def curve(folder: Path) -> list[tuple[int, float]]:
-    """Sampled answers and held-out score at each evaluation of a finished run."""
+    """Number of sampled answers and held-out score at each evaluation of a finished run."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     samples = len((folder / "samples.jsonl").read_text(encoding="utf-8").splitlines())
     each = samples // (1 + lines[-1]["episode"])
@@ -48,12 +48,12 @@ def curve(folder: Path) -> list[tuple[int, float]]:
 
 
 def samples_until(folder: Path, score: float) -> int | None:
-    """None where no evaluation reaches the score."""
+    """Number of samples until the score is reached. None if no evaluation reaches it."""
     return next((samples for samples, reached in curve(folder) if reached >= score), None)
 
 
 def measure(seed: int, root: Path, episodes: int) -> dict[str, Any]:
-    """The runs of one seed."""
+    """Run and evaluate the arms of one seed."""
     flags = ("--set", f"train.seed={seed}", "--set", "eval.every_episodes=5")
     teacher = root / f"ppo-{seed}"
     run(teacher, None, "--algorithm", PPO, *flags, "--set", f"train.episodes={episodes}")
@@ -69,7 +69,7 @@ def measure(seed: int, root: Path, episodes: int) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Seed, the teacher's score, and samples until 0.9 of it (and the final score), as a Markdown table."""
+    """Markdown table of seed, the teacher's score, and samples until 0.9 of it (with the final score)."""
     names = list(TAUGHT)
     lines = [f"| seed | teacher (PPO) | PPO | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
     for each in results:
@@ -85,7 +85,7 @@ def _count(samples: int | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--episodes", type=int, default=120, help="of PPO  [default: 120, as the quickstart has]")
+    parser.add_argument("--episodes", type=int, default=120, help="episodes of PPO, by default as in the quickstart")
     parser.add_argument("--output", type=Path, default=Path("runs") / f"distill-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
     results = [measure(seed, options.output.resolve(), options.episodes) for seed in options.seeds]

@@ -1,8 +1,8 @@
-"""What a process of their own costs environments: guess-number played with and without `environment.isolate`.
+"""Cost of running environments in a separate process: guess-number with and without `environment.isolate`.
 
     python benchmarks/environment_isolation.py [--episodes 512] [--repeat 5]
 
-The policy is a table look-up, so that what is measured is the environment's side: constructor, `reset`, four `step`s.
+The policy is a table lookup, so that only the environment's side is measured: constructor, `reset`, four `step`s.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rlhf_testing.episodes import episode_tokenizer
 from rlhf_testing.samples import make_prompt
 
 CALLS = 6
-"""Of one episode: its constructor, `reset`, and `step` four times."""
+"""Calls per episode: its constructor, `reset`, and `step` four times."""
 
 
 def main() -> None:
-    """Print a line for each way."""
+    """Print a line for each mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=512)
     parser.add_argument("--repeat", type=int, default=5)
@@ -55,7 +55,7 @@ def measure(isolate: bool, episodes: int, repeat: int) -> tuple[float, float]:
     problems.raise_if_any("benchmark")
     assert environment is not None
     tokenizer = episode_tokenizer(chat=False)
-    engine = FakeEngine(answer=lambda request, version: [4, 2])  # no number: every episode has four turns
+    engine = FakeEngine(answer=lambda request, version: [4, 2])  # not a number: every episode has four turns
     player = build_environment_player(environment, engine, tokenizer, sampling=SamplingParams(max_new_tokens=2), seed=0)
     samples = [(replace(make_prompt(0), answer=3), number) for number in range(episodes)]
     times = []

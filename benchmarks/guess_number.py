@@ -1,8 +1,8 @@
-"""Agents that learn from what they are told: `guess-number`, its controls, and a hundred numbers, as a table.
+"""Agents that learn from feedback: `guess-number`, its controls, and a hundred numbers, as a table.
 
-Every run goes through the command. Success is the share of held-out games won within the allowed turns, greedy and
-sampled at temperature 1; each number of the ten comes equally often. `shuffled` answers higher or lower at random.
-`100 numbers` plays seven turns, and the 20 numbers it is tested on were never looked for in training.
+Every run uses the command. Success is the share of held-out games won within the allowed turns, greedy and sampled at
+temperature 1, with each of the ten numbers equally often. `shuffled` answers higher or lower at random. `100 numbers`
+plays seven turns, and its 20 test numbers never occur in training.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HUNDRED = "100 numbers, held-out targets"
 
 @dataclass(frozen=True)
 class Result:
-    """What a run ended with."""
+    """Result of a run."""
 
     before: float
     """Greedy success before reinforcement learning."""
@@ -44,7 +44,7 @@ class Result:
 
 
 def train(*arguments: object, output: Path, seed: int) -> None:
-    """`rlhf train`, unless `output` has a finished run already."""
+    """Run `rlhf train`, unless `output` contains a finished run."""
     summary = output / "summary.json"
     if summary.exists() and json.loads(summary.read_text(encoding="utf-8"))["status"] == "done":
         return
@@ -53,7 +53,7 @@ def train(*arguments: object, output: Path, seed: int) -> None:
 
 
 def result(folder: Path) -> Result:
-    """Of a finished run."""
+    """Read the result of a finished run."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     last = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
     sampled = json.loads(last)["eval/sampled/score"]
@@ -61,7 +61,7 @@ def result(folder: Path) -> Result:
 
 
 def hundred(folder: Path, seed: int, episodes: int) -> Result:
-    """The stages of the quickstart with a hundred numbers, 20 of them held out, and seven turns."""
+    """Stages of the quickstart with a hundred numbers, 20 of them held out, and seven turns."""
     warm, run = environment_runs(load("environments", "guess-number"))
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, Any] = {"name": "guess-number", "numbers": 100, "max_prompt_tokens": 32}
@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--cases", nargs="+", default=[*CASES, HUNDRED], choices=[*CASES, HUNDRED])
-    parser.add_argument("--episodes", type=int, default=600, help="of the case with 100 numbers")
+    parser.add_argument("--episodes", type=int, default=600, help="episodes of the case with 100 numbers")
     parser.add_argument("--output", type=Path, default=Path("runs") / f"guess-number-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
     print("| case | seed | greedy before | greedy after | sampled after | seconds |\n|---|---|---|---|---|---|")

@@ -1,12 +1,12 @@
-"""Weights in flight against weights between batches, where answers have a long tail and the trainer waits for makers.
+"""Weight updates in flight compared with updates between batches, for answers with a long tail of lengths.
 
     python benchmarks/in_flight.py [--real] [--train 0.5 --staleness 1 --prompts 4 --slots 64]
 
-One maker, core's coordinator, 16 answers to a prompt; lengths are geometric, with a mean of a sixth of the limit. By
-default time is simulated and every decoding step costs the same. `--real` has the engine `hf` over a tiny model, whose
-weights each version changes; time is the engine's CPU time, so that other work on the machine does not count. Training
-takes the share `--train` of the time that between-batches needs for an episode's answers. Both modes have the same
-bound on staleness. The last line is one JSON object.
+One maker, core's coordinator, and 16 answers per prompt with geometric lengths, with a mean of a sixth of the limit.
+The trainer waits for the maker. By default time is simulated and every decoding step costs the same. `--real` runs the
+engine `hf` with a tiny model whose weights change with each version. Its time is the engine's CPU time, so that other
+work on the machine does not count. Training takes the share `--train` of the generation time of an episode between
+batches. Both modes have the same bound on staleness. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from rlhf_hf.engine import HfEngine
 from rlhf_ray.config import RayConfig
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 
-SAMPLES = 16  # answers to a prompt
-LIMIT = 240  # tokens of an answer
-PROMPT = 16  # tokens of a prompt
+SAMPLES = 16  # answers per prompt
+LIMIT = 240  # maximum tokens per answer
+PROMPT = 16  # tokens per prompt
 SAMPLING = SamplingParams(max_new_tokens=LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What both modes are given."""
+    """Settings of both modes."""
 
     train: float = 0.5
-    """Time to train on an episode, in that of making one between batches."""
+    """Training time of an episode, relative to its generation time in the mode between batches."""
     staleness: int = 1
     prompts: int = 4
-    """Of an episode."""
+    """Prompts per episode."""
     slots: int = 64
     """Answers decoded at once."""
     episodes: int = 24
@@ -57,13 +57,13 @@ class Case:
         )
 
     def max_batches(self) -> int:
-        """Batches at a time with weights in flight, as in a run."""
+        """Maximum concurrent batches with weights in flight, as in a run."""
         config = RayConfig(max_staleness=self.staleness, weights="in-flight")
         return config.max_batches(self.prompts) or 1
 
 
 def length_of(sample_id: int) -> int:
-    """Tokens of an answer, the same in both modes."""
+    """Length of an answer in tokens, the same in both modes."""
     return 1 + min(LIMIT - 1, int(random.Random(sample_id).expovariate(6 / LIMIT)))
 
 
@@ -76,12 +76,12 @@ class _Group:
 
 
 def simulated_seconds(case: Case, train_steps: float, *, in_flight: bool) -> float:
-    """Decoding steps until the last episode is trained on. One step is one unit of time, however many rows it has."""
+    """Decoding steps until the last episode is trained on. A step takes one unit of time for any number of rows."""
     coordinator, lanes = case.coordinator(), case.max_batches() if in_flight else 1
     now, version, trained, ends = 0.0, 0, 0, None
     waiting: list[tuple[_Group, int]] = []
     active: list[list[Any]] = []
-    batches: dict[int, int] = {}  # lease -> groups that are not over
+    batches: dict[int, int] = {}  # unfinished groups by lease
     while trained < case.episodes:
         if ends is None and coordinator.ready(trained):
             coordinator.take(trained)
@@ -113,7 +113,7 @@ def simulated_seconds(case: Case, train_steps: float, *, in_flight: bool) -> flo
 
 
 def simulate(case: Case) -> dict[str, float]:
-    """Samples a step in both modes."""
+    """Samples per step in both modes."""
     steps = simulated_seconds(replace(case, staleness=1), 0.0, in_flight=False) / case.episodes * case.train
     samples = case.episodes * case.prompts * SAMPLES
     plain = samples / simulated_seconds(case, steps, in_flight=False)
@@ -122,10 +122,10 @@ def simulate(case: Case) -> dict[str, float]:
 
 
 class RealMaker:
-    """The engine `hf` with a tiny model, answers of the drawn lengths, and a trainer that takes time and nothing else.
+    """The engine `hf` with a tiny model, answers of the given lengths, and a trainer that only takes time.
 
-    Its clock is the CPU time of this process, so that other work on the machine does not count, and what the maker
-    rests for is skipped.
+    Its clock is the CPU time of this process, so that other work on the machine does not count. Idle time of the maker
+    is skipped.
     """
 
     def __init__(self, case: Case, train_seconds: float) -> None:
@@ -144,13 +144,13 @@ class RealMaker:
         self._trained = 0
         self._ends: float | None = None
         self._left: Counter[int] = Counter()
-        """Position -> answers that are under way."""
+        """Number of running answers by position."""
         self._leases: Counter[int] = Counter()
-        """First position of a lease -> answers that are under way."""
-        list(self._engine.generate(self._requests([10**6])[:2], SamplingParams(max_new_tokens=2)))  # warms up
+        """Number of running answers by first position of a lease."""
+        list(self._engine.generate(self._requests([10**6])[:2], SamplingParams(max_new_tokens=2)))  # warm-up
 
     def seconds(self, *, in_flight: bool) -> float:
-        """Until the last episode is trained on."""
+        """Seconds until the last episode is trained on."""
         started = self._now()
         while self._trained < self._case.episodes:
             if in_flight:
@@ -175,7 +175,7 @@ class RealMaker:
         return [(request, SAMPLING) for request in self._lease(self._case.max_batches())]
 
     def _take_weights(self) -> None:
-        """The newest version, where the engine has an older one."""
+        """Update the engine to the newest version, if it has an older one."""
         if (version := self._trained) > self._engine.policy_version:
             self._weights["lm_head.weight"] = self._weights["lm_head.weight"] * 1.0001
             self._model.load_state_dict(self._weights)
@@ -210,7 +210,7 @@ class RealMaker:
             self._train()
 
     def _train(self) -> None:
-        """Go on with training: an episode that is complete begins, one that has had its time is published."""
+        """Continue training: start an episode that is complete, and publish one whose training time is over."""
         if self._ends is not None and self._now() >= self._ends:
             self._trained += 1
             self._coordinator.publish(self._trained)
@@ -221,7 +221,7 @@ class RealMaker:
 
 
 def measure(case: Case, repeats: int = 3) -> dict[str, float]:
-    """Samples a second of the engine in both modes; medians of alternating runs."""
+    """Samples per second of the engine in both modes, as medians of alternating runs."""
     torch.set_num_threads(1)
     train = RealMaker(replace(case, episodes=4), 0.0).seconds(in_flight=False) / 4 * case.train
     samples = case.episodes * case.prompts * SAMPLES

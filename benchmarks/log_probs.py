@@ -1,7 +1,9 @@
-"""Log-probs and entropy, forward and backward, at a large vocabulary: all logits at once against chunks.
+"""Log-probs and entropy, forward and backward, at a large vocabulary: all logits at once compared with chunks.
 
-Each side runs in processes of its own, in turn; memory is the peak of the process above what it had before the pass.
-Prints the ratio of medians. `python benchmarks/log_probs.py --tokens 1024`
+    python benchmarks/log_probs.py --tokens 1024
+
+Each side runs in separate processes, in turn. Memory is the peak of the process above its memory before the pass.
+Prints the ratio of medians.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ SIDES = ("plain", "chunked")
 
 
 def measure(side: str, tokens: int, hidden: int, vocabulary: int) -> dict[str, float]:
-    """One pass in this process: seconds, and bytes beyond weights and their gradients."""
+    """Run one pass in this process. Return seconds, and bytes beyond weights and their gradients."""
     import torch
 
     from rlhf_forward.logprobs import entropy, token_log_probs

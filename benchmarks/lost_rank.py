@@ -1,7 +1,7 @@
-"""How soon a run ends after one of its ranks is killed or frozen: within `strategy.timeout_seconds` plus 5 seconds.
+"""Time until a run ends after one of its ranks is killed or frozen, at most `strategy.timeout_seconds` + 5 s.
 
-Two processes train under `ddp`; one of them gets SIGKILL or SIGSTOP between two lines of `metrics.jsonl`. Exits 1 above
-the bound, which holds on an idle machine.
+Two processes train with `ddp`. One of them gets SIGKILL or SIGSTOP between two lines of `metrics.jsonl`. Exits with 1
+above the bound, which holds on an idle machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def wait_for_lines(path: Path, number: int) -> None:
 
 
 def rank_of(launcher: psutil.Process, rank: int) -> psutil.Process:
-    """The process below `launcher` that has this rank."""
+    """Find the child process of `launcher` with this rank."""
     for process in launcher.children(recursive=True):
         if "launched" in " ".join(process.cmdline()) and process.environ().get("RANK") == str(rank):
             return process

@@ -1,8 +1,8 @@
-"""What hooks, metrics, samples, guards, control and checkpoints cost a quickstart run.
+"""Cost of hooks, metrics, samples, guards, control and checkpoints in a quickstart run.
 
-The time inside each of them is added up while the quickstart's PPO stage runs (its warm start is left out: it does
-not change what an episode costs), so that the figure does not drown in the noise between two runs. Exits 1 above the
-bound of 3%.
+The time inside each of them is summed during the quickstart's PPO stage. This is more precise than the difference of
+two runs. The warm start is excluded, since it does not change the cost of an episode. Exits with 1 above the bound of
+3%.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
 
 
 class Clock:
-    """Seconds inside the outermost of the watched calls of each thread, by part."""
+    """Seconds in the outermost of the measured calls of each thread, by part."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -56,7 +56,7 @@ class Clock:
 
         return timed
 
-    # The watch is on while episodes run: what comes before and after is not the loop's.
+    # Measure only while episodes run, since the rest is not part of the loop.
 
     def rlhf_fit_start(self) -> None:
         self.running, self.started = True, time.perf_counter()
@@ -67,7 +67,7 @@ class Clock:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, help="of the quickstart's PPO stage; default: all of them")
+    parser.add_argument("--episodes", type=int, help="episodes of the quickstart's PPO stage, default: all")
     options = parser.parse_args()
     clock = Clock()
     for part, (owner, names) in PARTS.items():

@@ -1,7 +1,7 @@
-"""Peak memory and time of GRPO on a real model by the tokens of one pass (`train.micro_batch_tokens`).
+"""Peak memory and time of GRPO on a real model by tokens per pass (`train.micro_batch_tokens`).
 
-Each bound runs in a process of its own, all weights trained, 8 prompts with 8 answers of at most 24 tokens. The last
-line is one JSON object. Made with the folder of `recipes/smollm2/fetch.py`:
+Each setting runs in a separate process and trains all weights, with 8 prompts and 8 answers of at most 24 tokens each.
+The last line is one JSON object. Measured with the folder of `recipes/smollm2/fetch.py`:
 
     python benchmarks/pass_tokens.py recipes/smollm2/model
 """
@@ -21,7 +21,7 @@ BASELINE = 1024
 
 
 def write_prompts(path: Path) -> None:
-    """Sums of two digits, as chats."""
+    """Write sums of two-digit numbers as chats."""
     draw = random.Random(0)
     with path.open("w") as file:
         for _ in range(64):
@@ -31,7 +31,7 @@ def write_prompts(path: Path) -> None:
 
 
 def run_file(model: Path, prompts: Path, tokens: int, episodes: int) -> dict[str, object]:
-    """A run that trains every weight, without evaluation."""
+    """Run file that trains every weight, without evaluation."""
     return {
         "model": {"path": str(model)},
         "prompts": {"name": "jsonl", "path": str(prompts), "max_prompt_tokens": 64},

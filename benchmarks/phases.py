@@ -1,9 +1,9 @@
-"""Where a PPO iteration's time goes, and how near each phase is to what the machine can do.
+"""Time of the phases of a PPO iteration, compared with the limits of the machine.
 
-A phase's floor is its matrix products at the rate of one large product, or, for the optimizer's step, the bytes it
-reads and writes at the rate of a large copy, both measured in this process before and after the run. Attention scores,
-norms, activation functions and the sampler are not in the floors, nor is padding. What is left of the iteration besides
-the phases and the rewards is the framework's own.
+A phase's floor is the time of its matrix products at the rate of one large product, or, for the optimizer's step, of
+its memory traffic at the rate of a large copy. Both rates are measured in this process before and after the run.
+Attention scores, norms, activation functions, sampling and padding are not included in the floors. The time outside
+phases and rewards is the framework's own.
 
     python benchmarks/phases.py --model M --iterations 3
 """
@@ -25,7 +25,7 @@ import torch
 
 PEERS = Path(__file__).parent / "peers"
 sys.path.insert(0, str(PEERS))
-from inputs import PROMPT_TOKENS, SIZES, Size, write_inputs  # noqa: E402 - beside run_rlhf.py
+from inputs import PROMPT_TOKENS, SIZES, Size, write_inputs  # noqa: E402 - next to run_rlhf.py
 from run_rlhf import run_file  # noqa: E402
 
 import rlhf_forward.scoring  # noqa: E402
@@ -41,7 +41,7 @@ PHASES = ("generate", "scoring forward", "forward", "backward", "step", "rewards
 
 
 class Clock:
-    """Seconds of each phase, while measured episodes run."""
+    """Seconds of each phase during measured episodes."""
 
     def __init__(self, iterations: int) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -102,7 +102,7 @@ def _sampled(groups: Sequence[RolloutGroup]) -> int:
 
 
 def rates() -> tuple[float, float]:
-    """float32 operations a second of a large product, and bytes a second (read and written) of a large copy."""
+    """float32 operations per second of a large product, and bytes per second (read and written) of a large copy."""
     square, large = torch.randn(2048, 2048), torch.randn(64_000_000)
     target = torch.empty_like(large)
 
@@ -118,7 +118,7 @@ def rates() -> tuple[float, float]:
 
 
 def floors(shape: Size, prompt_tokens: float, tokens: float, flops: float) -> dict[str, float]:
-    """Seconds of each phase for so many tokens of prompts and of answers, one optimizer step not counted."""
+    """Seconds of each phase for these numbers of prompt and answer tokens, without the optimizer step."""
     trunk = shape.layers * (4 * shape.hidden**2 + 3 * shape.hidden * shape.intermediate)
     head = shape.vocabulary * shape.hidden
     policy = 2 * (trunk * (prompt_tokens + tokens) + head * tokens) / flops
@@ -128,14 +128,14 @@ def floors(shape: Size, prompt_tokens: float, tokens: float, flops: float) -> di
 
 
 def step_floor(shape: Size, bandwidth: float) -> float:
-    """AdamW reads weight, gradient and two moments and writes three of them, for policy and critic."""
+    """Seconds of AdamW's step: it reads weight, gradient and two moments and writes three of them, for both models."""
     trunk = shape.layers * (4 * shape.hidden**2 + 3 * shape.hidden * shape.intermediate)
     embedding = shape.vocabulary * shape.hidden
     return 7 * 4 * (2 * trunk + 3 * embedding) / bandwidth
 
 
 def watched(iterations: int) -> Clock:
-    """A clock on everything that is not the framework's own work."""
+    """Clock on all work that is not the framework's own."""
     clock = Clock(iterations)
     clock.watch_iterator(HfEngine, "generate", "generate")
     for name in ("policy_forward", "value_forward"):

@@ -1,9 +1,9 @@
-"""What is learnt from the quickstart's preference pairs: held-out pairs told apart, and right answers, as a table.
+"""Learning from the quickstart's preference pairs: held-out pairs in the right order, and right answers, as a table.
 
-Each cell is a run of its own through the command, on `sort-digits`: the right answer, and beside it a near miss. Pairs
-are told apart where the right answer has the higher log-prob, of 1,000 that training never sees; `right` is greedy
-exact match on the same prompts. All runs of one seed start from one warm start. A run that is finished is not made
-again: a stopped table is gone on with by naming its folder in `--output`.
+Each cell is a separate run of the command on `sort-digits`, with pairs of the right answer and a near miss. A pair is
+in the right order if the right answer has the higher log-prob, measured on 1,000 pairs not used in training. `right` is
+greedy exact match on the same prompts. All runs of one seed start from one warm start. Finished runs are not repeated:
+pass the folder of an interrupted table as `--output` to continue it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NUM_PAIRS = 1000
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Empty where no run ended there as it should."""
+    """Summary of a run that ended as expected, otherwise empty."""
     path = folder / "summary.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found if found.get("status") == "done" else {}
 
 
 def run(algorithm: str, seed: int, root: Path) -> Path:
-    """Train, unless that was done before."""
+    """Train, unless the run is already finished."""
     folder, warm_start = root / f"{algorithm}-{seed}", root / f"warm-start-{seed}"
     if not summary(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -45,7 +45,7 @@ def run(algorithm: str, seed: int, root: Path) -> Path:
 
 
 def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
-    """Held-out pairs whose chosen answer the model finds likelier."""
+    """Share of held-out pairs whose chosen answer has the higher log-prob."""
     import torch
 
     from rlhf_core.components import AlgorithmContext
@@ -75,7 +75,7 @@ def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
 
 
 def table(results: dict[str, list[tuple[float, float, float, float]]]) -> str:
-    """Algorithm x pairs and right answers, before -> after, of each seed, as a Markdown table."""
+    """Markdown table of algorithm x pairs and right answers, before -> after, for each seed."""
     lines = ["| algorithm | pairs told apart | right |", "|---|---|---|"]
     for algorithm, seeds in results.items():
         pairs = " ".join(f"{before:.3f}→{after:.3f}" for before, after, _, _ in seeds)

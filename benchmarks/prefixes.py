@@ -1,10 +1,10 @@
-"""One prefix, once: what the engine `hf` gains by computing a prompt, and what turns have in common, one time only.
+"""Speedup of the engine `hf` from computing shared prefixes once: prompts of groups, and earlier turns of episodes.
 
     python benchmarks/prefixes.py [--rounds 5]
 
-Many answers to one prompt, prefilled once and prefilled for each; and episodes of several turns, with what earlier
-turns left in the cache and without. The samples are the same, which is checked. Medians of interleaved rounds; the last
-line is one JSON object.
+Compares many answers to one prompt, prefilled once or for each, and episodes of several turns, with and without the
+cache of earlier turns. Both must produce the same samples. Figures are medians of interleaved rounds. The last line is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EPISODES, TURNS, TURN, OBSERVATION = 16, 6, 24, 24
 
 
 def engine(**options: int) -> HfEngine:
-    """Over a Llama of 5.3M parameters that never ends an answer by itself."""
+    """Engine over a Llama of 5.3M parameters that never ends an answer by itself."""
     tokenizer = tiny_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 ")
     tokenizer.eos_token = None
     model = tiny_model(tokenizer, hidden_size=256, num_layers=6, num_heads=4, seed=0)
@@ -43,7 +43,7 @@ def engine(**options: int) -> HfEngine:
 
 
 def answers(made: HfEngine, sampling: SamplingParams, *, shared: bool) -> Samples:
-    """All answers to one prompt. Not `shared`: each row's prompt is taken for another one."""
+    """Generate all answers to one prompt. With `shared` False, each row's prompt counts as different."""
     prompt = tuple(4 + (7 * i + i * i) % 30 for i in range(PROMPT))
     asked = [GenerationRequest(sample_id=i, prompt_ids=prompt) for i in range(ANSWERS)]
     with nullcontext() if shared else mock.patch("rlhf_hf.running_batch.make_rows", rows_apart):
@@ -52,7 +52,7 @@ def answers(made: HfEngine, sampling: SamplingParams, *, shared: bool) -> Sample
 
 
 def rows_apart(*arguments: Any, **options: Any) -> list[DecodingRow]:
-    """`make_rows`, with a prompt key for each row."""
+    """`make_rows` with a different prompt key for each row."""
     rows = make_rows(*arguments, **options)
     for key, row in enumerate(rows):
         row.prompt_key = key
@@ -60,7 +60,7 @@ def rows_apart(*arguments: Any, **options: Any) -> list[DecodingRow]:
 
 
 def episodes(made: HfEngine, sampling: SamplingParams) -> Samples:
-    """Turns of episodes, each turn with all that stood before; by sample the tokens of all turns."""
+    """Play the turns of episodes, each with all earlier text as its prompt. Return the tokens of all turns by id."""
     asked = [
         GenerationRequest(sample_id=i, prompt_ids=tuple(4 + (i + 3 * k) % 30 for k in range(64)), goes_on=True)
         for i in range(EPISODES)
@@ -79,12 +79,12 @@ def episodes(made: HfEngine, sampling: SamplingParams) -> Samples:
             )
             for each in asked
         ]
-    made.weights_updated(made.policy_version + 1)  # the next round begins with nothing
+    made.weights_updated(made.policy_version + 1)  # the next round starts with an empty cache
     return found
 
 
 def compare(plain: Callable[[], Samples], reused: Callable[[], Samples], rounds: int) -> dict[str, float]:
-    """Seconds of both, and how many times faster the second is. Raises where the samples differ."""
+    """Seconds of both, and the speedup of the second. Raise an error if the samples differ."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds + 1):
         found = []
@@ -94,7 +94,7 @@ def compare(plain: Callable[[], Samples], reused: Callable[[], Samples], rounds:
             measured.append(time.perf_counter() - started)
         if found[0] != found[1]:
             raise AssertionError("the samples differ")
-    before, after = (statistics.median(measured[1:]) for measured in seconds)  # the first warms up
+    before, after = (statistics.median(measured[1:]) for measured in seconds)  # the first round is warm-up
     return {"seconds": round(before, 3), "seconds_reused": round(after, 3), "ratio": round(before / after, 2)}
 
 

@@ -1,7 +1,7 @@
 """The quickstart on several seeds, as a table: `make bench`.
 
-Each seed is a run of its own through the command, so what is measured is what `make train` does. What stands behind
-`--` goes to `rlhf train`: `benchmarks/quickstart.py -- --environment guess-number`.
+Each seed is a separate run of the command, so that the same work as in `make train` is measured. Arguments after `--`
+are passed to `rlhf train`: `benchmarks/quickstart.py -- --environment guess-number`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run(seed: int, folder: Path, arguments: list[str]) -> dict[str, Any]:
 
 
 def table(summaries: dict[int, dict[str, Any]]) -> str:
-    """Seed, held-out score before and after PPO, and seconds, as a Markdown table with the medians last."""
+    """Markdown table of seed, held-out score before and after PPO, and seconds, with the medians last."""
     keys = ("eval_before", "eval_after", "wall_s")
     rows = [(str(seed), *(summary[key] for key in keys)) for seed, summary in summaries.items()]
     rows.append(("median", *(statistics.median(summary[key] for summary in summaries.values()) for key in keys)))
@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}")
-    parser.add_argument("arguments", nargs="*", help="of rlhf train, behind --")
+    parser.add_argument("arguments", nargs="*", help="arguments of rlhf train, after --")
     options = parser.parse_args()
     print(table({seed: run(seed, options.output / f"seed-{seed}", options.arguments) for seed in options.seeds}))
 

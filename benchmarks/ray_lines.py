@@ -1,10 +1,10 @@
-"""Which lines of `rlhf_ray` the seed examples and a `--transport ray` run execute, and how many both do.
+"""Lines of `rlhf_ray` executed by the seed examples, by a `--transport ray` run, and by both.
 
     python benchmarks/ray_lines.py [--missing]
 
-A line is a statement, counted once wherever it ends; docstrings and what only type checkers read are not. Ray runs
-actors' methods on threads of its own and ends them without notice, where `coverage` neither looks nor saves: here the
-package is compiled with a mark before every statement, which writes itself down when it is first passed.
+A line is a statement, counted once even if it spans several lines. Docstrings and code for type checkers do not count.
+Ray runs actors' methods on its own threads and ends them without notice, so `coverage` neither sees nor saves them.
+Instead, the package is compiled with a call before every statement, which records the statement on its first execution.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ RUN = {
 
 
 def statements(tree: ast.Module) -> list[tuple[list[ast.stmt], int]]:
-    """Every statement that is executed, as its block and its place there."""
+    """Yield every executable statement, as its block and its index in it."""
     found = []
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -84,7 +84,7 @@ def _counts(statement: ast.stmt) -> bool:
 
 
 def marked(source: bytes, file: str) -> ast.Module:
-    """The module with a call of the mark before every statement."""
+    """Parse the module and add a recording call before every statement."""
     tree = ast.parse(source)
     for block, place in sorted(statements(tree), key=lambda found: -found[1]):
         line = block[place].lineno
@@ -96,7 +96,7 @@ def marked(source: bytes, file: str) -> ast.Module:
 
 
 def executed(command: list[str], out: Path, folder: Path, package: Path) -> set[str]:
-    """Run a command; `file:line` of all that it, and the processes below it, pass."""
+    """Run a command. Return `file:line` of all statements executed by it and its child processes."""
     site = folder / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(MARK)
@@ -114,7 +114,7 @@ def executed(command: list[str], out: Path, folder: Path, package: Path) -> set[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--missing", action="store_true", help="also list the lines that not both execute")
+    parser.add_argument("--missing", action="store_true", help="also list lines that are not executed by both")
     arguments = parser.parse_args()
     spec = find_spec("rlhf_ray")
     assert spec is not None and spec.origin is not None

@@ -1,11 +1,10 @@
-"""Time and peak memory of scoring and of an update at real vocabularies and contexts, against plain transformers.
+"""Time and peak memory of scoring and of an update at real vocabularies and contexts, compared with transformers.
 
-A small Llama made in code (hidden 256, 4 layers, head tied to the embedding) with a vocabulary of 49k to 256k reads one
-sample of 1k to 8k tokens, all but 16 of them its answer. Plain: the model's logits of all positions and their
-log-softmax. Ours: `policy_forward` as the trainer calls it. Scoring is without gradients; an update is forward and
-backward. Every measurement is a process of its own; memory is its high-water mark above what it held before the pass,
-gradients of the weights included in an update. What plain transformers would need more memory for than is free is left
-out, by name.
+A generated small Llama (hidden 256, 4 layers, head tied to the embedding) with a vocabulary of 49k to 256k processes
+one sample of 1k to 8k tokens, all but 16 of them its answer. Plain: the model's logits of all positions and their
+log-softmax. Ours: `policy_forward` as called by the trainer. Scoring runs without gradients. An update is forward and
+backward. Every measurement is a separate process. Memory is its high-water mark above the memory before the pass,
+including weight gradients in an update. Plain cases that need more than the free memory are listed as not run.
 
     python benchmarks/real_model_memory.py --contexts 1024 8192
 """
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
 SIDES, PHASES = ("plain", "ours"), ("scoring", "update")
 PROMPT_TOKENS, HIDDEN, LAYERS = 16, 256, 4
 PLAIN_COPIES = {"scoring": 2.2, "update": 3.3}
-"""How many times all float32 logits, roughly, a plain pass holds at once."""
+"""Approximate number of copies of all float32 logits that a plain pass holds at once."""
 DEADLINE_SECONDS = 600
 
 
 def build_model(vocabulary: int, context: int) -> LlamaForCausalLM:
-    """The same random weights for both sides."""
+    """Build the same random weights for both sides."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -53,13 +52,13 @@ def build_model(vocabulary: int, context: int) -> LlamaForCausalLM:
 
 
 def plain_log_probs(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
-    """[A]: as a loop over transformers is mostly written."""
+    """Log-probs [A] as usually computed in a loop over transformers."""
     log_probs = model(input_ids=ids[None]).logits[0, PROMPT_TOKENS - 1 : -1].float().log_softmax(-1)
     return log_probs.gather(-1, ids[PROMPT_TOKENS:, None]).squeeze(-1)
 
 
 def our_log_probs(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
-    """[A]: as the trainer computes them."""
+    """Log-probs [A] as computed by the trainer."""
     import torch
 
     from rlhf_core.batching import collate
@@ -80,7 +79,7 @@ def our_log_probs(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
 
 
 def measure(side: str, phase: str, vocabulary: int, context: int) -> dict[str, float]:
-    """One pass in this process."""
+    """Run one pass in this process."""
     import torch
 
     from rlhf_passes.fast_passes import fast_passes
@@ -99,12 +98,12 @@ def measure(side: str, phase: str, vocabulary: int, context: int) -> dict[str, f
 
 
 def free_bytes() -> int:
-    """What the system says is available."""
+    """Available memory reported by the system."""
     return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
 
 
 def run(side: str, phase: str, vocabulary: int, context: int, threads: int) -> dict[str, float] | None:
-    """The measurement in a process of its own; None where memory would not do."""
+    """Measure in a separate process. None if memory is insufficient."""
     if side == "plain" and PLAIN_COPIES[phase] * 4 * vocabulary * context > 0.9 * free_bytes():
         return None
     command = [sys.executable, __file__, "--measure", side, phase, str(vocabulary), str(context)]
@@ -117,7 +116,7 @@ def run(side: str, phase: str, vocabulary: int, context: int, threads: int) -> d
 
 
 def line(phase: str, vocabulary: int, context: int, threads: int) -> str:
-    """A row of the table; both sides must have found the same log-probs."""
+    """Row of the table. Checks that both sides got the same log-probs."""
     plain, ours = (run(side, phase, vocabulary, context, threads) for side in SIDES)
     assert ours is not None
     cells = [phase, f"{vocabulary:,}", f"{context:,}", f"{ours['seconds']:.2f}", f"{ours['bytes'] / 1e9:.2f}"]

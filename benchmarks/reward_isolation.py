@@ -1,7 +1,7 @@
-"""Cost of `isolate` for a reward: the quickstart's PPO stage with `regex` as its reward, in the run and in a process.
+"""Cost of `isolate` for a reward: the quickstart's PPO stage with `regex` as its reward, with and without a process.
 
-Runs of both kinds take turns; compared is the time of their episodes, of which the first of each run is left out (the
-reward's process starts in it). Exits 1 above the bound of 5%, which holds on an idle machine.
+Runs of both kinds take turns. The time of their episodes is compared, without the first of each run, in which the
+reward's process starts. Exits with 1 above the bound of 5%, which holds on an idle machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlhf_start.quickstart import stage as quickstart_stage
 
 BOUND = 0.05
 SORTED = "0*1*2*3*4*5*6*7*8*9*"
-"""Matches digits in order: nearly the quickstart's own reward."""
+"""Matches sorted digits, nearly the quickstart's own reward."""
 
 
 class Stopwatch:

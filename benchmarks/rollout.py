@@ -1,18 +1,18 @@
-"""Rollout tokens/s of the engines `hf` and `vllm` against transformers `generate`, interleaved in one run.
+"""Rollout tokens/s of the engines `hf` and `vllm` compared with transformers `generate`, interleaved in one run.
 
-Fixed: every answer has the same number of tokens. Varied: answers end at one of several EOS tokens, so that lengths
-are about geometric, with a queue of 4x the batch; `generate` takes the queue batch by batch. All sample from the
-same model and prompts at temperature 1; tokens after an answer's end are not counted for any.
+Fixed: every answer has the same number of tokens. Varied: answers end at one of several EOS tokens, so that lengths are
+approximately geometric, with a queue of 4x the batch. `generate` processes the queue in batches. All sample from the
+same model and prompts at temperature 1. Tokens after an answer's end are not counted.
 
     python benchmarks/rollout.py --models S M --repeats 5 --threads 2 --engines hf vllm
     python benchmarks/rollout.py --device cuda --dtype bfloat16 --models 0.5B --engines hf
 
-With `--model DIR` a model folder writes groups instead: 8 answers to each of 8 prompts, of 24 and of 64 tokens, at
-top_p 1 and 0.95. The column `different prompts` is `hf` with 64 prompts of the same lengths, which share no prefix.
+With `--model DIR` a model folder generates groups instead: 8 answers to each of 8 prompts, of 24 and of 64 tokens, at
+top_p 1 and 0.95. The column `different prompts` is `hf` with 64 prompts of the same lengths that do not share a prefix.
 
     python benchmarks/rollout.py --model recipes/smollm2/model
 
-`vllm` runs in its own process, `vllm-in-process` in this one; both need `make setup-vllm`.
+`vllm` runs in its own process, `vllm-in-process` in this one. Both need `make setup-vllm`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SIZES: dict[str, dict[str, int]] = {
 HEADS = {"S": 4, "M": 8, "0.5B": 14, "1.5B": 12}
 BATCH, NEW_TOKENS, QUEUE = 32, 64, 4
 MEAN_VARIED_TOKENS = 26
-"""Mean of the geometric lengths before the cut at NEW_TOKENS."""
+"""Mean of the geometric lengths before truncation at NEW_TOKENS."""
 GROUPS, GROUP_SIZE, FOLDER_NEW_TOKENS = 8, 8, (24, 64)
 SUBJECTS = ("rain", "whales", "an old clock", "two brothers", "a railway", "bread", "a letter", "the desert")
 APART = "different prompts"
@@ -55,18 +55,18 @@ ENGINES: dict[str, tuple[str, dict[str, object]]] = {
     "hf": ("hf", {}),
     "vllm": ("vllm", {}),
 }
-"""Column -> engine and options."""
+"""Engine and options by column."""
 
 
 def build_model(size: str, dtype: torch.dtype, device: str = "cpu") -> LlamaForCausalLM:
-    """A random Llama; its distributions are nearly uniform, so the number of EOS ids sets the lengths."""
+    """Build a random Llama. Its distributions are nearly uniform, so the number of EOS ids determines the lengths."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES[size], num_attention_heads=HEADS[size], bos_token_id=None, eos_token_id=None)
     return LlamaForCausalLM(config).to(dtype).to(device).eval()
 
 
 def build_requests(count: int) -> list[GenerationRequest]:
-    """Different prompts of 16 to 64 tokens, in no order of length."""
+    """Build different prompts of 16 to 64 tokens, not sorted by length."""
     generator = torch.Generator().manual_seed(0)
     requests = []
     for index in range(count):
@@ -77,7 +77,7 @@ def build_requests(count: int) -> list[GenerationRequest]:
 
 
 def build_groups(tokenizer: PreTrainedTokenizerBase, *, shared: bool) -> list[GenerationRequest]:
-    """8 chats with 8 answers each; not `shared`: as many different chats, of the same lengths."""
+    """Build 8 chats with 8 answers each, or with `shared` False as many different chats of the same lengths."""
     requests = []
     for group in range(GROUPS):
         for answer in range(GROUP_SIZE):
@@ -94,7 +94,7 @@ def build_groups(tokenizer: PreTrainedTokenizerBase, *, shared: bool) -> list[Ge
 def run_engine(
     engine: RolloutEngine, requests: Sequence[GenerationRequest], new_tokens: int = NEW_TOKENS, top_p: float = 1.0
 ) -> float:
-    """Tokens a second of one pass."""
+    """Tokens per second of one pass."""
     start, sampling = time.perf_counter(), SamplingParams(max_new_tokens=new_tokens, top_p=top_p)
     tokens = sum(len(answer.token_ids) for answer in engine.generate(requests, sampling))
     return tokens / (time.perf_counter() - start)
@@ -108,7 +108,7 @@ def run_generate(
     top_p: float = 1.0,
     batch: int = BATCH,
 ) -> float:
-    """Tokens a second of transformers `generate`, left-padded batch after batch."""
+    """Tokens per second of transformers `generate`, with left-padded batches."""
     start, tokens = time.perf_counter(), 0
     for first in range(0, len(requests), batch):
         prompts = [request.prompt_ids for request in requests[first : first + batch]]
@@ -140,7 +140,7 @@ def interleave(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str,
 def build_engine(
     column: str, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: int = BATCH
 ) -> RolloutEngine:
-    """The engine of a column, with a tokenizer that ends no answer."""
+    """Build the engine of a column, with a tokenizer without EOS."""
     name, options = ENGINES[column]
     selected = load("engines", name)
     tokenizer.eos_token = None
@@ -168,7 +168,7 @@ def compare(size: str, case: str, dtype: torch.dtype, device: str, engines: Sequ
 
 
 def compare_folder(folder: Path, dtype: torch.dtype, device: str, engines: Sequence[str], repeats: int) -> None:
-    """Print a line for each length and top_p of groups that a model folder writes."""
+    """Print a line for each length and top_p of groups generated by a model folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
     model.generation_config.eos_token_id = None
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -188,7 +188,7 @@ def compare_folder(folder: Path, dtype: torch.dtype, device: str, engines: Seque
 
 
 def summary(measured: dict[str, list[float]]) -> str:
-    """Medians of all sides, and of the ratios of neighbours in time to `generate`."""
+    """Medians of all sides, and of the ratios to `generate` of measurements that are adjacent in time."""
     base = measured["generate"]
     parts = [f"generate {statistics.median(base):8,.0f} tokens/s"]
     for column in (each for each in measured if each != "generate"):
@@ -208,7 +208,7 @@ def vllm_version() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["S", "M"])
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a folder with a chat template, in place of these")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="model folder with a chat template, instead of these")
     parser.add_argument("--cases", nargs="+", choices=["fixed", "varied"], default=["fixed", "varied"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", default="cpu")

@@ -1,7 +1,7 @@
 """Compare the metrics of short runs with those of another checkout, bit for bit: `same_metrics.py OTHER_CHECKOUT`.
 
-Both checkouts need a `.venv` (`make setup`). Each run is started in both and its `metrics.jsonl` compared, except
-times, throughput and memory: the quickstart (in this process, in two ddp processes, over Ray without staleness),
+Both checkouts need a `.venv` (`make setup`). Each run is started in both, and its `metrics.jsonl` is compared except
+for times, throughput and memory: the quickstart (in this process, in two ddp processes, over Ray without staleness),
 guess-number, DPO and distillation. Use it after a change that must not change results.
 """
 
@@ -28,7 +28,7 @@ QUICKSTART: dict[str, list[str]] = {
 
 
 def run(checkout: Path, output: Path, arguments: list[str]) -> list[dict[str, Any]]:
-    """The comparable metrics of a run by one checkout. Exits with its output if it fails."""
+    """Run with one checkout and return its comparable metrics. Exits with the run's output if it fails."""
     command = [str(checkout / ".venv/bin/rlhf"), "train", *arguments, EPISODES, "--output", str(output), "--quiet"]
     done = subprocess.run(command, cwd=output.parent, capture_output=True, text=True, timeout=SECONDS, check=False)
     if done.returncode:
@@ -50,7 +50,9 @@ def differences(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> lis
 
 
 def data_runs(folder: Path, model: Path) -> dict[str, list[str]]:
-    """Run files of DPO and distillation, on pairs and prompts made in `folder`; `model`: folder of a digit model."""
+    """Run files of DPO and distillation, on pairs and prompts written to `folder`. `model` is the folder of a digit
+    model.
+    """
     rng = random.Random(0)
     pairs, prompts = folder / "pairs.jsonl", folder / "prompts.jsonl"
     digits = ["".join(rng.choices("0123456789", k=8)) for _ in range(256)]
@@ -76,10 +78,10 @@ def data_runs(folder: Path, model: Path) -> dict[str, list[str]]:
 
 
 def main() -> int:
-    """Print each difference; exit 1 if there is one."""
+    """Print each difference. Exit with 1 if there is one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("other", type=Path, help="another checkout of this repository, with its .venv")
-    parser.add_argument("--only", action="append", help="a run's name; may be given several times")
+    parser.add_argument("--only", action="append", help="name of a run, may be repeated")
     options = parser.parse_args()
     here = Path(__file__).resolve().parents[1]
     failed = 0

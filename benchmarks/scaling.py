@@ -1,9 +1,9 @@
-"""Whether a PPO iteration's cost grows linearly: seconds a token and peak memory, over prompts and answer lengths.
+"""Whether a PPO iteration's cost grows linearly: seconds per token and peak memory by prompts and answer lengths.
 
-Exits with 1 where a token of an answer costs 1.2 times what it costs in the first case.
+Exits with 1 if an answer token costs more than 1.2 times its cost in the first case.
 
-The model is S or M of `peers/inputs.py` (1.18M or 35.7M parameters); all prompts of an iteration make one update, whose
-passes are bounded by tokens. A token is one of a prompt or of an answer. Every case is a process of its own.
+The model is S or M of `peers/inputs.py` (1.18M or 35.7M parameters). All prompts of an iteration make one update, whose
+passes are bounded by tokens. Tokens include those of prompts and of answers. Every case is a separate process.
 
     python benchmarks/scaling.py --model S --prompts 32 128 512 1024 --new-tokens 64 128 256 512
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 PEERS = Path(__file__).parent / "peers"
 sys.path.insert(0, str(PEERS))
-from inputs import PROMPT_TOKENS, SIZES, write_inputs  # noqa: E402 - beside run_rlhf.py
+from inputs import PROMPT_TOKENS, SIZES, write_inputs  # noqa: E402 - next to run_rlhf.py
 
 BASE_PROMPTS, BASE_NEW_TOKENS = 32, 64
 BOUND = 1.2
@@ -29,7 +29,7 @@ DEADLINE_SECONDS = 900
 
 
 def measure(model: str, prompts: int, new_tokens: int, iterations: int, threads: int) -> tuple[float, float, float]:
-    """Microseconds a token and a token of an answer (medians of the iterations), and peak bytes."""
+    """Microseconds per token and per answer token (medians of the iterations), and peak bytes."""
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(Path(folder), model, varied=False, num_prompts=prompts)
         command = [sys.executable, str(PEERS / "run_rlhf.py"), "--inputs", folder, "--prompts", str(prompts)]

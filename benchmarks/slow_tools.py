@@ -1,9 +1,9 @@
-"""Tools that take their time: 64 episodes at once, whose calls take 0 to 2 seconds, against the slowest one alone.
+"""Slow tools: 64 concurrent episodes whose calls take 0 to 2 seconds, compared with the slowest episode alone.
 
-Every episode calls a tool after each of its turns; how long each call takes is drawn from the episode's seed. The
-slowest chain is the largest sum of one episode's calls: no engine and no schedule could end sooner. The engine's idle
-share is what it waited for environments, of the whole rollout. A prefilled token is one of a turn's prefix, which the
-engine passes again for every turn; the last column says how many of them it had seen in an earlier turn.
+Every episode calls a tool after each of its turns. The duration of each call is drawn from the episode's seed. The
+slowest chain is the largest sum of one episode's calls, a lower bound for any engine and schedule. The engine's idle
+share is its time waiting for environments, relative to the rollout. Prefilled tokens are those of a turn's prefix,
+which the engine processes again for every turn. The last column is the share already processed in an earlier turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BOUND = 1.3
 
 
 class SlowTool:
-    """Sleeps in each step, as a plain function, and writes down how long."""
+    """Sleeps in each step, as a plain function, and records the duration."""
 
     def __init__(self, *, log: str = "") -> None:
         self._log = Path(log)
@@ -49,7 +49,7 @@ class SlowTool:
 
 
 def measure(folder: Path, seed: int) -> dict[str, float]:
-    """One episode of the loop: all 64 games once."""
+    """Play one episode of the loop: all 64 games once."""
     log = folder / "slept"
     run = {
         "model": {"path": "builtin:tiny-digits", "device": "cpu"},
@@ -58,7 +58,7 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
         "engine": {"name": "hf", "max_new_tokens": 16, "max_batch_size": EPISODES},
         "eval": None,
         "train": {
-            "episodes": 2,  # the first one finds out that calls take time, and warms up
+            "episodes": 2,  # warm-up, in which the player also detects that calls take time
             "prompts_per_episode": EPISODES,
             "samples_per_prompt": 1,
             "train_batch_size": EPISODES,
@@ -84,12 +84,12 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
 
 
 def prefilled(samples: Path) -> tuple[float, float]:
-    """Tokens prefilled per episode, and the share that an earlier turn of the same episode had passed."""
+    """Tokens prefilled per episode, and the share already processed in an earlier turn of the same episode."""
     passed = again = 0
     lines = samples.read_text(encoding="utf-8").splitlines()
     for line in lines:
         sample = json.loads(line)
-        length = len(sample["prompt"])  # the alphabet of the tiny model has one character a token
+        length = len(sample["prompt"])  # the tiny model has one token per character
         before = 0
         for turn in sample["turns"]:
             if turn["role"] == "policy":

@@ -1,7 +1,7 @@
-"""How long the command takes to say something: `--help`, `plugins list` and `config check` of the quickstart.
+"""Start-up time of the command: `--help`, `plugins list` and `config check` of the quickstart.
 
-Each is started anew; the yardstick is the same interpreter importing nothing. Exits 1 above a bound, which holds on an
-idle machine.
+Each is started as a new process and compared with the same interpreter importing nothing. Exits with 1 above a bound,
+which holds on an idle machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RLHF = str(Path(sys.executable).parent / "rlhf")
 
 
 def measure(command: list[str], runs: int) -> tuple[float, float]:
-    """Median seconds of wall-clock and of user time; the first run, which fills the disk's cache, is left out."""
+    """Median seconds of wall-clock and of user time, without the first run, which fills the disk cache."""
     wall, user = [], []
     for _ in range(runs + 1):
         started = time.perf_counter()

@@ -1,13 +1,12 @@
-"""Memory and step time of each strategy against `ddp`: a model of 100M parameters on two processes.
+"""Memory and step time of each strategy compared with `ddp`: a model of 100M parameters on two processes.
 
     python benchmarks/strategies.py [--num-processes 2] [--parameters-m 100] [--rounds 3] [--only ddp,fsdp]
 
-What weights, gradients and optimizer state should take is what the strategies say of themselves
-(`Strategy.state_bytes`, which `rlhf plan` goes by). Beside it: Adam's moments, counted tensor by tensor (8 bytes a
-parameter, shared out by all but `ddp`); and the process's own high-water mark (GPU: the allocator's) above what it
-held before the model was built, while the model is built and wrapped, and during the updates, where activations,
-buckets and gathered parts come on top. Strategies take turns, `--rounds` times; figures are medians over the rounds,
-of the worse process.
+Expected sizes of weights, gradients and optimizer state are those declared by the strategies (`Strategy.state_bytes`,
+which `rlhf plan` uses). Other columns: Adam's moments, summed over tensors (8 bytes per parameter, sharded by all but
+`ddp`), and the process's high-water mark (GPU: the allocator's) above its memory before building the model, while the
+model is built and wrapped, and during the updates, which add activations, buckets and gathered parts. Strategies take
+turns, `--rounds` times. Figures are medians over the rounds, of the worse process.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def build_model(parameters_m: float) -> torch.nn.Module:
 
 
 class PeakMemory:
-    """Bytes above what was held at the start."""
+    """Peak bytes above the memory at the start."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -75,15 +74,15 @@ class PeakMemory:
         self._start = self.restart()
 
     def restart(self) -> int:
-        """Forget the peak so far. Returns the bytes held now."""
+        """Reset the peak. Return the current bytes."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # lowers the kernel's high-water mark to now
+            Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's high-water mark
         return self.read()
 
     def read(self) -> int:
-        """The peak since the last restart."""
+        """Peak since the last restart."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._start
         status = Path("/proc/self/status").read_text()
@@ -119,7 +118,7 @@ def measure(rank: int, num_processes: int, port: int, case: StrategyCase, parame
     os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
     strategy = case.make()
     strategy.setup()
-    Training(strategy).update()  # imports and thread pools are not the model's
+    Training(strategy).update()  # imports and thread pools are not part of the model
     torch.manual_seed(0)
     memory = PeakMemory(strategy.device)
     model = build_model(parameters_m)
@@ -151,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-processes", type=int, default=2)
     parser.add_argument("--parameters-m", type=float, default=100.0, help="model size in million parameters")
-    parser.add_argument("--only", help="names, with commas")
+    parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("runs/benchmark-strategies"))
@@ -166,7 +165,7 @@ def main() -> None:
 
 
 def measured(case: StrategyCase, num_processes: int, parameters_m: float, output: Path) -> dict[str, Any]:
-    """One strategy, in processes of its own."""
+    """Measure one strategy in separate processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

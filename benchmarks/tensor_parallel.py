@@ -2,12 +2,12 @@
 
     python benchmarks/tensor_parallel.py [--parameters-m 300] [--layouts fsdp:2 fsdp:4 tensor:4 sequence:4]
 
-A Llama is made in code and saved. In each layout every process reads its part of that folder, makes some updates on
-the same rows, and saves the whole; its own high-water mark (VmHWM of Linux, of which the peak is taken anew for each
-of the three) stands beside what it holds of weights and moments, tensor by tensor, beside what `rlhf plan` says it
-needs without activations and libraries, and beside the bytes of the whole: weights, gradients and moments of the model
-in float32. The ratio is of weights and moments, to the first layout. `tensor` is `fsdp` with
-`tensor_parallel: 2`, `sequence` the same with `sequence_parallel`; what follows the colon are processes.
+A Llama is generated and saved. In each layout every process reads its part of that folder, makes some updates on the
+same rows, and saves the whole model. The process's own high-water mark (VmHWM of Linux, reset for each of the three
+phases) is printed with the bytes of its weights and moments, with the estimate of `rlhf plan` without activations and
+libraries, and relative to the bytes of the whole model: weights, gradients and moments in float32. The ratio is that of
+weights and moments to the first layout. `tensor` is `fsdp` with `tensor_parallel: 2`, and `sequence` the same with
+`sequence_parallel`. The number after the colon is the number of processes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def save_model(folder: Path, parameters_m: float, vocabulary: int) -> None:
-    """About so many million parameters with tied embeddings: 11 hidden² a layer."""
+    """Save a model of about this many million parameters with tied embeddings: 11 hidden² per layer."""
     hidden = 64
     while LAYERS * 11 * hidden**2 + vocabulary * hidden < parameters_m * 1e6:
         hidden += 64
@@ -64,10 +64,10 @@ def save_model(folder: Path, parameters_m: float, vocabulary: int) -> None:
 
 
 class PeakMemory:
-    """The most bytes this process held."""
+    """Peak memory of this process in bytes."""
 
     def restart(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # lowers the kernel's high-water mark to now
+        Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's high-water mark
 
     def read(self) -> int:
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
@@ -125,7 +125,7 @@ def work(rank: int, processes: int, port: int, options: dict[str, Any], updates:
 
 
 def measured(layout: str, updates: int, folder: str) -> list[dict[str, Any]]:
-    """What each process of a layout tells; its saved folder is loaded."""
+    """Results of each process of a layout. Also checks that the saved folder loads."""
     name, _, processes = layout.partition(":")
     with socket.socket() as free, tempfile.TemporaryDirectory() as out:
         free.bind(("127.0.0.1", 0))

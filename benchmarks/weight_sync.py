@@ -1,12 +1,12 @@
-"""Weight sync of the transport `ray` against copying the same bytes once: full, chunked, direct and LoRA.
+"""Weight sync of the transport `ray` compared with copying the same bytes once: full, chunked, direct and LoRA.
 
     python benchmarks/weight_sync.py [--megabytes 10 100 500] [--makers 1] [--repeats 5]
 
-One process publishes a model of so many MB through the run's own coordinator to actors that hold it beside their live
-weights, check names, shapes and checksum, and swap it in. `copy` is `Tensor.copy_` of the model into another, in one
-process. Everything computes with one thread, as two actors do that share two cores. Times are medians, printed as
-ratios to `copy`; `direct` goes over gloo, here through the loopback interface; `lora` sends a hundredth of the bytes,
-and is compared with copying everything.
+One process publishes a model of this many MB through the run's own coordinator to actors. They store it in addition to
+their live weights, check names, shapes and checksum, and swap it in. `copy` is `Tensor.copy_` of the model into
+another, in one process. Every process uses one thread, like two actors that share two cores. Times are medians, printed
+as ratios to `copy`. `direct` uses gloo, here over the loopback interface. `lora` sends a hundredth of the bytes, and is
+compared with copying everything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WARM_UP = 8
 
 
 def make_model(megabytes: int) -> nn.Module:
-    """Square layers of 1 MB; every hundredth (at least one) is the adapter."""
+    """Create square layers of 1 MB. One in a hundred (at least one) is the adapter."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(max(1, megabytes * 10**6 // LAYER_BYTES))))
 
@@ -49,7 +49,7 @@ def adapter_of(model: nn.Module) -> frozenset[str]:
 
 
 class Receiver:
-    """A maker without the making."""
+    """A maker that only receives weights."""
 
     def __init__(self, name: str, coordinator: Any, megabytes: int) -> None:
         torch.set_num_threads(1)
@@ -72,7 +72,7 @@ class Receiver:
         checksums: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
-        """As `ExperienceMakerHolder` takes it."""
+        """Receive an update like `ExperienceMakerHolder`."""
         if options.get("chunk_start"):
             self._weights.begin(version, sender=sender, adapter_only=not fully_update)
         if new_actor_state_dict is not None:
@@ -87,7 +87,7 @@ class Receiver:
 
 
 class OneProcess:
-    """What a sync asks of a strategy."""
+    """The part of a strategy that a sync uses."""
 
     is_main = True
     device = torch.device("cpu")
@@ -118,7 +118,7 @@ def time_copy(megabytes: int, repeats: int) -> float:
 def time_sync(
     mode: Literal["full", "chunked", "direct", "adapter"], megabytes: int, makers: int, repeats: int
 ) -> tuple[float, float]:
-    """Seconds of a publish until every maker generates with it, and bytes sent."""
+    """Seconds from a publish until every maker generates with it, and bytes sent."""
     settings = RayConfig(prompts_per_lease=1, max_staleness=0, lease_seconds=600, heartbeat_seconds=600)
     coordinator: Any = (
         ray.remote(Coordinator)
@@ -149,7 +149,7 @@ def time_sync(
 
 
 def median(action: Callable[[], None], repeats: int) -> float:
-    """Of the seconds of `repeats` calls, after some to warm up: shared memory is slow when it is first written."""
+    """Median seconds of `repeats` calls, after warm-up, since shared memory is slow when first written."""
     times = []
     for _ in range(_WARM_UP + repeats):
         started = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Seconds and peak memory of a PPO iteration: this project against TRL, in processes that take turns.
+"""Seconds and peak memory of a PPO iteration: this project compared with TRL, in processes that take turns.
 
-Both start from the same files (`inputs.py`): random Llama, tokenizer, reward model, 32 prompts of 16 to 64 tokens; both
-sample 64 tokens (or fewer, of geometric length, with --cases varied) at temperature 1, score them with the reward
-model, run reference and critic, and make one AdamW step of policy and critic an epoch, without gradient clipping and
-without gradient checkpointing.
+Both start from the same files (`inputs.py`): a random Llama, a tokenizer, a reward model, and 32 prompts of 16 to 64
+tokens. Both sample 64 tokens (or fewer, of geometric length, with --cases varied) at temperature 1, score them with the
+reward model, run reference and critic, and make one AdamW step of policy and critic per epoch, without gradient
+clipping and without gradient checkpointing.
 
-TRL runs in an environment of its own:
+TRL runs in its own environment:
 
     python3 -m venv peer && peer/bin/pip install torch==2.13.0 transformers==5.19.0 trl==1.12.0
     python benchmarks/peers/compare.py --peer-python peer/bin/python
@@ -33,14 +33,13 @@ HERE = Path(__file__).parent
 PROMPTS, NEW_TOKENS = 32, 64
 DEADLINE_SECONDS = 1200
 PEER_PRECISIONS = {"fp32": ["fp32"], "bf16": ["bf16", "bf16-weights"]}
-"""What a precision is compared with: TRL's `bf16=True` casts for the update alone, so that a model whose weights are
-bfloat16 throughout is the other thing a user of it may do."""
+"""TRL's precisions by ours. TRL's `bf16=True` only casts in the update, so users may also choose bfloat16 weights."""
 
 Result = Mapping[str, Any]
 
 
 def run(command: Sequence[str], threads: int) -> Result:
-    """One process, to its end: what it prints on its last line."""
+    """Run one process to its end and return the JSON of its last line."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, env=environment, check=False
@@ -52,7 +51,7 @@ def run(command: Sequence[str], threads: int) -> Result:
 
 
 def commands(options: argparse.Namespace, inputs: Path, case: str, precision: str) -> dict[str, list[str]]:
-    """Side -> the command that measures it."""
+    """Commands that measure each side."""
     work = ["--inputs", str(inputs), "--prompts", str(PROMPTS), "--new-tokens", str(NEW_TOKENS)]
     work += ["--iterations", str(options.iterations), "--epochs", str(options.epochs), "--device", options.device]
     ours = [sys.executable, str(HERE / "run_rlhf.py"), *work, "--precision", precision]
@@ -67,7 +66,7 @@ def commands(options: argparse.Namespace, inputs: Path, case: str, precision: st
 
 
 def compare(options: argparse.Namespace, size: str, case: str, precision: str) -> None:
-    """Print a line for each side: median seconds of all its iterations, its highest memory, ratios to ours."""
+    """Print a line for each side: median seconds of all its iterations, its maximum memory, and ratios to ours."""
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(Path(folder), size, varied=case == "varied", num_prompts=PROMPTS)
         sides = commands(options, Path(folder), case, precision)
@@ -90,14 +89,14 @@ def compare(options: argparse.Namespace, size: str, case: str, precision: str) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", required=True, help="Python of the environment that holds TRL")
+    parser.add_argument("--peer-python", required=True, help="Python of the environment with TRL")
     parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["S", "M"])
     parser.add_argument("--cases", nargs="+", choices=["fixed", "varied"], default=["fixed", "varied"])
     parser.add_argument("--precisions", nargs="+", choices=list(PEER_PRECISIONS), default=["fp32"])
-    parser.add_argument("--iterations", type=int, default=3, help="measured in each process, after one of warm-up")
-    parser.add_argument("--rounds", type=int, default=2, help="processes of each side")
+    parser.add_argument("--iterations", type=int, default=3, help="measured iterations per process, after warm-up")
+    parser.add_argument("--rounds", type=int, default=2, help="number of processes per side")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--micro-batch-tokens", type=int, help="bound of our passes; default: the framework's own")
+    parser.add_argument("--micro-batch-tokens", type=int, help="tokens per pass of ours, by default the framework's")
     parser.add_argument("--peer-micro-batches", type=int, default=1, help="gradient accumulation of TRL's update")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count())

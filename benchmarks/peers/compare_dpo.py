@@ -1,13 +1,13 @@
-"""Speed and peak memory of a step on preference pairs, with a real model: this project against TRL, in turn.
+"""Speed and peak memory of a step on preference pairs with a real model: this project compared with TRL, in turn.
 
-Both start from the same model folder and take the same pairs in the same order, 8 a step, none of them twice: answers
-of 40 to 120 tokens. For DPO (--kind dpo) both hold a reference of the same weights, compute its log-probs in the step,
-and have the same beta; a reward model (--kind reward-model) starts from a head of zeros on both sides. Both make one
-AdamW step of all weights in float32, without clipping of gradients. TRL's steps are measured in passes of several
-sizes, and in the leanest way, pair by pair with gradient checkpointing; ours at its own default. Behind the table are
-the losses and the margins of every step of both sides, which agree where both did the same work.
+Both start from the same model folder and use the same pairs in the same order, 8 per step, without repetition, with
+answers of 40 to 120 tokens. For DPO (--kind dpo) both hold a reference with the same weights, compute its log-probs in
+the step, and use the same beta. A reward model (--kind reward-model) starts from a head of zeros on both sides. Both
+make one AdamW step of all weights in float32, without gradient clipping. TRL's steps are measured with several pass
+sizes, and with its smallest memory, pair by pair with gradient checkpointing. Ours use the default. The table is
+followed by the losses and margins of every step of both sides, which agree if both did the same work.
 
-TRL runs in an environment of its own:
+TRL runs in its own environment:
 
     python3 -m venv peer && peer/bin/pip install torch==2.13.0 transformers==5.19.0 trl==1.16.0
     python benchmarks/peers/compare_dpo.py --peer-python peer/bin/python --model recipes/smollm2/model
@@ -29,7 +29,7 @@ SEED = 0
 def main() -> None:
     parser = option_parser(__doc__, [8, 4, 2])
     parser.add_argument("--kind", choices=KINDS, default="dpo")
-    parser.add_argument("--pairs", type=int, default=8, help="of a step")
+    parser.add_argument("--pairs", type=int, default=8, help="pairs per step")
     options = parser.parse_args()
     pairs = list(make_pairs(options.pairs * (options.iterations + 2)))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,12 @@
-"""Speed and peak memory of a PPO iteration on a real model: this project against TRL, in processes that take turns.
+"""Speed and peak memory of a PPO iteration with a real model: this project compared with TRL, in turn.
 
-`compare.py` does the same on models made in code. Here policy, reference and critic are of a model folder, and the
-reward is a tiny model of its tokens with random weights, the same files on both sides. Both sample an answer to each
-of the prompts at temperature 1 until it ends, run reference and critic, and make one AdamW step of all weights of
-policy and critic in float32, without clipping of gradients. TRL's update is measured in passes of several sizes, and
-in the leanest way, with gradient checkpointing; ours at its own default.
+`compare.py` does the same with generated models. Here policy, reference and critic come from a model folder, and the
+reward is a tiny model with the same tokens and random weights, the same files on both sides. Both sample one answer to
+each prompt at temperature 1 until it ends, run reference and critic, and make one AdamW step of all weights of policy
+and critic in float32, without gradient clipping. TRL's update is measured with several pass sizes, and with its
+smallest memory, with gradient checkpointing. Ours uses the default.
 
-TRL runs in an environment of its own:
+TRL runs in its own environment:
 
     python3 -m venv peer && peer/bin/pip install torch==2.13.0 transformers==5.19.0 trl==1.12.0
     python benchmarks/peers/compare_ppo.py --peer-python peer/bin/python --model recipes/smollm2/model
@@ -23,8 +23,8 @@ from turns import compare, option_parser, sides
 
 def main() -> None:
     parser = option_parser(__doc__, [8, 4, 2])
-    parser.add_argument("--prompts", type=int, default=8, help="of an iteration, with an answer to each")
-    parser.add_argument("--new-tokens", type=int, default=24, help="of an answer, at most")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts per iteration, with one answer each")
+    parser.add_argument("--new-tokens", type=int, default=24, help="maximum tokens per answer")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_real_inputs(Path(folder), options.model, num_prompts=options.prompts)

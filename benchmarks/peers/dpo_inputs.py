@@ -1,4 +1,4 @@
-"""What both sides of `compare_dpo.py` are given: preference pairs made in code, with answers of 40 to 120 tokens."""
+"""Inputs of both sides of `compare_dpo.py`: generated preference pairs, with answers of 40 to 120 tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_inputs import SUBJECTS
 
 PAIRS_FILE = "pairs.jsonl"
 IN_TURN_FILE = "in-turn.jsonl"
-"""The same pairs in the order in which a run of ours comes to them, for a trainer that reads them as they stand."""
+"""The same pairs in the order in which our run uses them, for a trainer that reads them in file order."""
 ANSWER_TOKENS = (40, 120)
 KINDS = ("dpo", "reward-model")
 BETA, LEARNING_RATE = 0.1, 1e-5
@@ -21,7 +21,7 @@ TEXT = (
     "have and every year in spring some of them come back with their children to look for what is left of it under "
     "grass stones and small white flowers while others stay at home because they know how long a day can be there"
 )
-"""Everyday English, a token a word; answers are made of its words."""
+"""Everyday English, one token per word. Answers consist of its words."""
 
 
 def side_parser(description: str | None) -> argparse.ArgumentParser:
@@ -30,8 +30,8 @@ def side_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--kind", choices=KINDS, default="dpo")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--inputs", type=Path, required=True)
-    parser.add_argument("--pairs", type=int, required=True, help="of a step")
-    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser.add_argument("--pairs", type=int, required=True, help="pairs per step")
+    parser.add_argument("--iterations", type=int, required=True, help="measured steps, after one of warm-up")
     return parser
 
 
@@ -41,7 +41,7 @@ def make_pairs(count: int, seed: int = 0) -> Iterator[Mapping[str, str]]:
     shortest, longest = ANSWER_TOKENS
     for number in range(count):
         question = f"Question {number}: what do you know about {chance.choice(SUBJECTS)}?"
-        # A sentence ends with a full stop, and the answer with its end-of-turn token, which count, too.
+        # The period of each sentence and the end-of-turn token of the answer are tokens, too.
         lengths = [chance.randint(shortest, longest) * 9 // 10 for _ in range(2)]
         chosen, rejected = (_answer(chance, length) for length in lengths)
         prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
@@ -49,7 +49,7 @@ def make_pairs(count: int, seed: int = 0) -> Iterator[Mapping[str, str]]:
 
 
 def write_pairs(folder: Path, pairs: Sequence[Mapping[str, str]], order: Sequence[int]) -> None:
-    """Both files. order: the indices of `pairs` in the order in which they are trained on."""
+    """Write both files. `order` contains the indices of `pairs` in training order."""
     lines = [json.dumps(pair) + "\n" for pair in pairs]
     (folder / PAIRS_FILE).write_text("".join(lines))
     (folder / IN_TURN_FILE).write_text("".join(lines[index] for index in order))

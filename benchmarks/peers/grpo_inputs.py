@@ -1,6 +1,6 @@
-"""What both sides of `compare_grpo.py` are given: prompts as chat messages, and a reward that needs no model.
+"""Inputs of both sides of `compare_grpo.py`: prompts as chat messages, and a reward without a model.
 
-The prompts ask for long answers, so that nearly all of them take every token they may and both sides do the same work.
+The prompts request long answers, so that nearly all answers have the maximum length and both sides do the same work.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ SUBJECTS = (
     "whales",
     "a letter that arrives forty years late, and what its reader does on the day after",
 )
-"""Of different lengths, in no order."""
+"""Subjects of different lengths, in random order."""
 
 
 def write_prompts(folder: Path) -> None:
-    """`prompts.jsonl`, as both sides read it."""
+    """Write `prompts.jsonl`, which both sides read."""
     asked = [[{"role": "user", "content": f"Write a long story about {each}."}] for each in SUBJECTS]
     (folder / PROMPTS_FILE).write_text("".join(json.dumps({"prompt": each}) + "\n" for each in asked))
 
 
 def share_of_vowels(text: str) -> float:
-    """The reward: how many of the characters are vowels; hardly two answers have the same."""
+    """Reward: the share of characters that are vowels, which differs for almost all answers."""
     return sum(text.lower().count(vowel) for vowel in "aeiou") / max(1, len(text))
 
 
 def vowels(rollouts: Sequence[Any]) -> list[float]:
-    """The reward as a run file names it."""
+    """The same reward in the form used by a run file."""
     return [share_of_vowels(rollout.completion) for rollout in rollouts]

@@ -1,8 +1,8 @@
-"""What both sides of a comparison start from: the same model, tokenizer, reward model and prompts, as files.
+"""Inputs of both sides of a comparison: the same model, tokenizer, reward model and prompts, as files.
 
-Random Llamas of two sizes. Their embeddings share one constant feature, through which the head makes special tokens
-impossible and, for answers of varied length, ends an answer at each token with the same probability: lengths are then
-geometric, whatever the random weights say.
+The models are random Llamas of two sizes. Their embeddings share one constant feature, through which the head makes
+special tokens impossible and, for answers of varied length, ends an answer at each token with the same probability.
+Lengths are then geometric, independent of the random weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transformers import (
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
 MEAN_VARIED_TOKENS = 26
-"""Mean of the geometric lengths before the cut at `new_tokens`."""
+"""Mean of the geometric lengths before truncation at `new_tokens`."""
 PROMPT_TOKENS = (16, 64)
 ASKED = (
     "Write a long story about",
@@ -37,7 +37,7 @@ ASKED = (
     "Write a long poem about",
     "Two old friends talk for a whole evening. Write down what they say about",
 )
-"""What a model of a folder is asked about each of `SUBJECTS`: answers take nearly every token that they may."""
+"""Starts of the prompts about each of `SUBJECTS`, whose answers have nearly the maximum length."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ SIZES = {
     "0.5B": Size(896, 24, 14, 4864, 32_000),
     "1.5B": Size(1536, 28, 12, 8960, 32_000),
 }
-"""1.18M and 35.7M parameters; the others are for a GPU."""
+"""1.18M and 35.7M parameters. The others are for a GPU."""
 REWARD = Size(32, 1, 2, 64, 0)
-"""The reward model, so small that its time does not count."""
+"""Shape of the reward model, small enough that its time is negligible."""
 
 
 def write_real_inputs(folder: Path, model: Path, *, num_prompts: int) -> None:
-    """As `write_inputs`, for the model of a folder: a link to it, a reward model of its tokens, and questions to it."""
+    """Like `write_inputs`, for a model folder: a link to it, a reward model with its tokens, and prompts for it."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     (folder / "model").symlink_to(model.resolve(), target_is_directory=True)
     with torch.random.fork_rng(devices=[]):
@@ -80,7 +80,7 @@ def write_real_inputs(folder: Path, model: Path, *, num_prompts: int) -> None:
 
 
 def write_inputs(folder: Path, size: str, *, varied: bool, num_prompts: int) -> None:
-    """`folder/model`, `folder/reward` (each with the tokenizer) and `folder/prompts.jsonl`."""
+    """Write `folder/model`, `folder/reward` (each with the tokenizer) and `folder/prompts.jsonl`."""
     shape = SIZES[size]
     tokenizer = build_tokenizer(shape.vocabulary)
     with torch.random.fork_rng(devices=[]):
@@ -96,7 +96,7 @@ def write_inputs(folder: Path, size: str, *, varied: bool, num_prompts: int) -> 
 
 
 def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Every token is a word: `w7` is token 7."""
+    """Create a tokenizer in which every token is a word: `w7` is token 7."""
     words = {word: index for index, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), vocabulary))])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
@@ -106,14 +106,14 @@ def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def peak_bytes(device: str) -> int:
-    """The most memory held so far: of the GPU as torch counts it, or the high-water mark of this process."""
+    """Peak memory so far: of the GPU as counted by torch, or the high-water mark of this process."""
     if device != "cpu":
         return torch.cuda.max_memory_allocated()
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 def prompt_texts(vocabulary: int, count: int) -> list[str]:
-    """Different prompts of 16 to 64 tokens, in no order of length."""
+    """Different prompts of 16 to 64 tokens, not sorted by length."""
     generator = torch.Generator().manual_seed(0)
     shortest, longest = PROMPT_TOKENS
     texts = []
@@ -143,7 +143,7 @@ def _config(shape: Size, vocabulary: int, pad: int = PAD) -> LlamaConfig:
 
 @torch.no_grad()
 def _shape_endings(model: LlamaForCausalLM, varied: bool) -> None:
-    """Feature 0 is the same everywhere, and the head reads from it how likely special tokens are."""
+    """Make feature 0 constant, from which the head reads the logits of special tokens."""
     vocabulary = model.config.vocab_size
     model.model.embed_tokens.weight[:, 0] = 2.0
     for layer in model.model.layers:

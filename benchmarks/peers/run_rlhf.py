@@ -1,4 +1,4 @@
-"""One side of a comparison: PPO iterations by `rlhf_core.train`, as the command makes them."""
+"""One side of a comparison: PPO iterations of `rlhf_core.train`, as in the command."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Watch:
 
 
 def measure(run: Mapping[str, Any], iterations: int, device: str, watch: Watch | None = None) -> dict[str, Any]:
-    """Train, and say what `iterations` of it took after one of warm-up; the run has one more than these.
+    """Train and report on `iterations` iterations after one of warm-up.
 
-    Its last iteration also writes the final checkpoint, and is not measured.
+    The run has one more iteration, which also writes the final checkpoint and is not measured.
     """
     from rlhf_core import train
 
@@ -53,7 +53,7 @@ def measure(run: Mapping[str, Any], iterations: int, device: str, watch: Watch |
 
 
 def run_file(inputs: Path, options: argparse.Namespace) -> Mapping[str, Any]:
-    """The run: PPO as TRL's defaults have it, with a KL penalty, a critic, and a reward model."""
+    """Run file of PPO with TRL's defaults, a KL penalty, a critic, and a reward model."""
     return {
         "model": {"path": str(inputs / "model"), "device": options.device},
         "prompts": {"name": "jsonl", "path": str(inputs / "prompts.jsonl")},
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=Path, required=True)
     parser.add_argument("--prompts", type=int, required=True)
     parser.add_argument("--new-tokens", type=int, required=True)
-    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--micro-batch-tokens", type=int)

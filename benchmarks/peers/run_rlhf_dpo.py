@@ -1,4 +1,4 @@
-"""One side of `compare_dpo.py`: steps of DPO or of a reward model by `rlhf_core.train`, as the command makes them."""
+"""One side of `compare_dpo.py`: steps of DPO or of a reward model with `rlhf_core.train`, as in the command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from run_rlhf import Watch, measure
 
 
 class PairWatch(Watch):
-    """Tokens of the pairs of each step, and what its loss and the margin of its implicit rewards were."""
+    """Tokens of the pairs of each step, its loss, and the margin of its implicit rewards."""
 
     def __init__(self) -> None:
         super().__init__("cpu")
@@ -28,7 +28,7 @@ class PairWatch(Watch):
 
 
 def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
-    """One AdamW step of all weights in float32 an episode, without clipping of gradients; no pair comes twice."""
+    """Run file with one AdamW step of all weights in float32 per episode, without gradient clipping. Pairs are new."""
     return {
         "model": {"path": str(options.model), "dtype": "float32"},
         "prompts": {"name": "jsonl", "path": str(options.inputs / PAIRS_FILE)},

@@ -1,4 +1,4 @@
-"""One side of `compare_grpo.py`: GRPO iterations by `rlhf_core.train`, as the command makes them."""
+"""One side of `compare_grpo.py`: GRPO iterations of `rlhf_core.train`, as in the command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from run_rlhf import measure
 
 
 def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
-    """One AdamW step of all weights in float32 an iteration, without KL penalty and clipping of gradients."""
+    """Run file with one AdamW step of all weights in float32 per iteration, without KL penalty or gradient clipping."""
     return {
         "model": {"path": str(options.model), "dtype": "float32"},
         "prompts": {"name": "jsonl", "path": str(options.inputs / grpo_inputs.PROMPTS_FILE)},
@@ -38,9 +38,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--inputs", type=Path, required=True)
-    parser.add_argument("--samples", type=int, required=True, help="answers to a prompt")
+    parser.add_argument("--samples", type=int, required=True, help="answers per prompt")
     parser.add_argument("--new-tokens", type=int, required=True)
-    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
     parser.add_argument("--micro-batch-tokens", type=int)
     options = parser.parse_args()
     print(json.dumps(measure(run_file(options), options.iterations, "cpu")))

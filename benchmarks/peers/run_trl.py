@@ -1,4 +1,4 @@
-"""The other side of a comparison: TRL's PPO trainer on the same files. Runs in an environment of its own."""
+"""The other side of a comparison: TRL's PPO trainer on the same files. Runs in its own environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inputs import peak_bytes
 
 
 def count_generated(model: Any, pad_token_id: int, tokens: list[int]) -> None:
-    """Let `model.generate` also write down how many tokens it made."""
+    """Make `model.generate` record the number of generated tokens."""
     generate = model.generate
 
     def counted(input_ids: Any, **rest: Any) -> Any:
@@ -27,7 +27,7 @@ def count_generated(model: Any, pad_token_id: int, tokens: list[int]) -> None:
 
 
 def build_trainer(options: argparse.Namespace, output: str, tokens: list[int]) -> Any:
-    """tokens: where each iteration's number of generated tokens is written down."""
+    """Build TRL's trainer. `tokens` receives the number of generated tokens of each iteration."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -35,7 +35,7 @@ def build_trainer(options: argparse.Namespace, output: str, tokens: list[int]) -
 
     model, reward = str(options.inputs / "model"), str(options.inputs / "reward")
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    if tokenizer.pad_token_id == tokenizer.eos_token_id:  # the trainer leaves out every pad token of a text
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:  # the trainer drops all pad tokens of a text
         tokenizer.pad_token = tokenizer.unk_token
     lines = [json.loads(line) for line in (options.inputs / "prompts.jsonl").read_text().splitlines()]
     prompts = [{"input_ids": tokenizer(line["prompt"])["input_ids"]} for line in lines]
@@ -66,7 +66,7 @@ def build_trainer(options: argparse.Namespace, output: str, tokens: list[int]) -
     )
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
     critic = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=dtype)
-    if options.gradient_checkpointing:  # the trainer itself takes no notice of its config's option
+    if options.gradient_checkpointing:  # the trainer ignores the option of its config
         policy.gradient_checkpointing_enable()
         critic.gradient_checkpointing_enable()
     count_generated(policy, tokenizer.pad_token_id, tokens)
@@ -78,16 +78,16 @@ def build_trainer(options: argparse.Namespace, output: str, tokens: list[int]) -
         reward_model=AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1, dtype=dtype),
         value_model=critic,
         train_dataset=Dataset.from_list(prompts),
-        # TRL builds a loader for it in any case, and uses it only to show samples, which is off.
+        # TRL always builds a loader for it, but uses it only to show samples, which is off.
         eval_dataset=Dataset.from_list(prompts[:1]),
     )
-    # Else each pass over the last batch of the prompts, here the only one, makes an optimizer step of its own.
+    # Otherwise each pass over the last batch of prompts, here the only one, makes a separate optimizer step.
     trainer.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = False
     return trainer
 
 
 def measure(trainer: Any, device: str) -> tuple[list[float], int]:
-    """Train; seconds of each iteration, and the most memory held until the last has ended."""
+    """Train. Return seconds of each iteration, and the peak memory until the end of the last."""
     from transformers import TrainerCallback
 
     marks: list[float] = []
@@ -111,12 +111,12 @@ def main() -> None:
     parser.add_argument("--inputs", type=Path, required=True)
     parser.add_argument("--prompts", type=int, required=True)
     parser.add_argument("--new-tokens", type=int, required=True)
-    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--precision", choices=["fp32", "bf16", "bf16-weights"], default="fp32")
-    parser.add_argument("--micro-batch", type=int, required=True, help="answers in a pass of the update")
+    parser.add_argument("--micro-batch", type=int, required=True, help="answers per pass of the update")
     parser.add_argument("--gradient-checkpointing", action="store_true")
-    parser.add_argument("--fixed", action="store_true", help="answers do not stop before their last token")
+    parser.add_argument("--fixed", action="store_true", help="answers do not stop early")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

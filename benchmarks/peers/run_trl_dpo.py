@@ -1,4 +1,4 @@
-"""The other side of `compare_dpo.py`: TRL's trainers on the same pairs. Runs in an environment of its own."""
+"""The other side of `compare_dpo.py`: TRL's trainers on the same pairs. Runs in its own environment."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def build_trainer(options: argparse.Namespace, output: str) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     if options.kind == "reward-model":
         scorer = AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=1, dtype=torch.float32)
-        scorer.score.weight.data.zero_()  # as ours starts
-        # The score is read at the last token that is no padding, so that padding must be another than the last token.
+        scorer.score.weight.data.zero_()  # the same initial value as ours
+        # The score is read at the last token that is not padding, so the padding token must differ from the last token.
         config = RewardConfig(pad_token=tokenizer.unk_token, **common)
         return RewardTrainer(model=scorer, args=config, train_dataset=data, processing_class=tokenizer)
     load = AutoModelForCausalLM.from_pretrained
@@ -56,7 +56,7 @@ def build_trainer(options: argparse.Namespace, output: str) -> Any:
 
 
 def tokens_of_steps(trainer: Any, pairs: int, steps: int) -> list[int]:
-    """Tokens of each step's rows: each answer with the prompt before it."""
+    """Tokens of each step's rows: each answer with its prompt."""
     columns = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")
     counts = [sum(len(row.get(name) or ()) for name in columns) for row in trainer.train_dataset]
     return [sum(counts[step * pairs : (step + 1) * pairs]) for step in range(steps)]
@@ -64,7 +64,7 @@ def tokens_of_steps(trainer: Any, pairs: int, steps: int) -> list[int]:
 
 def main() -> None:
     parser = side_parser(__doc__)
-    parser.add_argument("--micro-batch", type=int, required=True, help="pairs in a pass of the update")
+    parser.add_argument("--micro-batch", type=int, required=True, help="pairs per pass of the update")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The other side of `compare_grpo.py`: TRL's GRPO trainer on the same files. Runs in an environment of its own."""
+"""The other side of `compare_grpo.py`: TRL's GRPO trainer on the same files. Runs in its own environment."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--inputs", type=Path, required=True)
-    parser.add_argument("--samples", type=int, required=True, help="answers to a prompt")
+    parser.add_argument("--samples", type=int, required=True, help="answers per prompt")
     parser.add_argument("--new-tokens", type=int, required=True)
-    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
-    parser.add_argument("--micro-batch", type=int, required=True, help="answers in a pass of the update")
+    parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
+    parser.add_argument("--micro-batch", type=int, required=True, help="answers per pass of the update")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What the comparisons on a real model share: their options, the sides that take turns, and the table of a run."""
+"""Common parts of the comparisons on a real model: options, sides that take turns, and the table of a run."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from compare import HERE, Result, run
 
 
 def option_parser(description: str | None, micro_batches: Sequence[int]) -> argparse.ArgumentParser:
-    """The options of every comparison on a real model. micro_batches: passes of TRL's update."""
+    """Options of every comparison on a real model. `micro_batches` are the default pass sizes of TRL's update."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", required=True, help="Python of the environment that holds TRL")
-    parser.add_argument("--model", type=Path, required=True, help="a model folder with a chat template")
+    parser.add_argument("--peer-python", required=True, help="Python of the environment with TRL")
+    parser.add_argument("--model", type=Path, required=True, help="model folder with a chat template")
     parser.add_argument(
-        "--micro-batches", type=int, nargs="*", default=list(micro_batches), help="samples (or pairs) in TRL's passes"
+        "--micro-batches", type=int, nargs="*", default=list(micro_batches), help="samples (or pairs) per pass of TRL"
     )
     parser.add_argument("--lean-micro-batches", type=int, nargs="*", default=[1], help="with gradient checkpointing")
-    parser.add_argument("--micro-batch-tokens", type=int, help="bound of our passes; default: the framework's own")
-    parser.add_argument("--iterations", type=int, default=3, help="measured in each process, after one of warm-up")
-    parser.add_argument("--rounds", type=int, default=1, help="processes of each side")
+    parser.add_argument("--micro-batch-tokens", type=int, help="tokens per pass of ours, by default the framework's")
+    parser.add_argument("--iterations", type=int, default=3, help="measured iterations per process, after warm-up")
+    parser.add_argument("--rounds", type=int, default=1, help="number of processes per side")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     return parser
 
 
 def sides(options: argparse.Namespace, work: Sequence[str], ours: str, theirs: str) -> dict[str, list[str]]:
-    """Side -> the command that measures it; ours is the first. ours, theirs: scripts beside this one."""
+    """Commands that measure each side, ours first. `ours` and `theirs` are scripts in this folder."""
     common = [*work, "--iterations", str(options.iterations)]
     found = {"rlhf": [sys.executable, str(HERE / ours), *common]}
     if options.micro_batch_tokens is not None:
@@ -44,7 +44,7 @@ def sides(options: argparse.Namespace, work: Sequence[str], ours: str, theirs: s
 
 
 def compare(options: argparse.Namespace, commands: Mapping[str, Sequence[str]], work: str) -> dict[str, list[Result]]:
-    """Run the sides in turn, and print what was found. work: what an iteration does, in words."""
+    """Run the sides in turn and print the results. `work` describes an iteration."""
     print(f"{platform.machine()}, {options.threads} threads, {options.model.name}: {work}", flush=True)
     found: dict[str, list[Result]] = {side: [] for side in commands}
     for _ in range(options.rounds):
@@ -56,7 +56,7 @@ def compare(options: argparse.Namespace, commands: Mapping[str, Sequence[str]], 
 
 
 def report(found: Mapping[str, list[Result]]) -> None:
-    """A line for each side (medians over all its iterations, its highest memory), then what ours is of TRL's."""
+    """Print a line for each side (medians over all its iterations, its peak memory), then ratios of ours to TRL's."""
     seconds = {side: statistics.median(s for each in runs for s in each["seconds"]) for side, runs in found.items()}
     peaks = {side: max(each["peak_bytes"] for each in runs) for side, runs in found.items()}
     print("| side | seconds an iteration | tokens | of them a second | peak GB |\n|---|---|---|---|---|")

@@ -163,7 +163,16 @@ def quiet_progress() -> RunProgress:
 
 
 def shown(metrics: Mapping[str, Any], *, with_losses: bool = True) -> list[str]:
-    """Return an episode's main values, if present: reward, KL, length, losses."""
+    """Return an episode's main values, if present: reward, KL, length, losses.
+
+    Args:
+        metrics: Metrics of an update or an episode, by name.
+        with_losses: Include the losses.
+
+    Example:
+        >>> shown({"reward/mean": 0.5, "loss/policy": 0.01, "policy/entropy": 1.2})
+        ['reward 0.500', 'loss policy 0.010']
+    """
     values = [(label, metrics.get(key)) for key, label in _SHOWN]
     if with_losses:
         values += [(key.replace("loss/", "loss "), value) for key, value in metrics.items() if key.startswith("loss/")]

@@ -126,5 +126,9 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
     """Replace `{{name}}` in a text, or `__name__` in a path, by its value.
 
     The folder of test templates is not named `tests`, so that our wheel does not appear to contain tests.
+
+    Example:
+        >>> _fill("{{name}}/__snake__.py", {"name": "my-reward", "snake": "my_reward"})
+        'my-reward/my_reward.py'
     """
     return _PLACEHOLDER.sub(lambda match: values[match[1] or match[2]], text)

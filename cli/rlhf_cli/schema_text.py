@@ -21,7 +21,16 @@ _BOUNDS = {
 
 
 def option_rows(model: type[BaseModel]) -> list[list[str]]:
-    """Return a row for each option: name, type with bounds, default, description."""
+    """Return a row for each option: name, type with bounds, default, description.
+
+    Example:
+        >>> from pydantic import Field
+        >>> from rlhf_core import Section
+        >>> class Options(Section):
+        ...     size: int = Field(4, ge=1, description="Number of rows.")
+        >>> option_rows(Options)
+        [['size', 'integer >= 1', '4', 'Number of rows.']]
+    """
     schema = model.model_json_schema()
     required = schema.get("required", [])
     return [

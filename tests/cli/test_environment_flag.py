@@ -116,7 +116,7 @@ def test_what_is_no_environment_is_refused_before_anything_runs(run_file, games,
     ("family", "section", "told"),
     [
         ("qwen3", {"history": "append"}, None),
-        ("chatml", {"tool_format": "xml"}, r"there is no tool format 'xml'"),
+        ("chatml", {"tool_format": "xml"}, r"unknown tool format 'xml'"),
     ],
 )
 def test_a_dry_run_holds_the_chat_template_against_the_section(tmp_path, games, family, section, told):

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("rlhf_core/**/*.py", "cli/rlhf_cli/**/*.py", "libraries/*/src/**/*.py", "plugins/*/*/src/**/*.py")
+SOURCES = (
+    "rlhf_core/**/*.py",
+    "cli/rlhf_cli/**/*.py",
+    "*/src/**/*.py",
+    "libraries/*/src/**/*.py",
+    "plugins/*/*/src/**/*.py",
+)
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

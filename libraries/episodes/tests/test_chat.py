@@ -329,7 +329,5 @@ def test_a_templates_own_form_of_calls_that_is_not_known():
 
 
 def test_an_unknown_format():
-    with pytest.raises(
-        ConfigError, match=r"environment.tool_format: there is no tool format 'xml'\n.*one of auto, hermes"
-    ):
+    with pytest.raises(ConfigError, match=r"environment.tool_format: unknown tool format 'xml'\n.*one of auto, hermes"):
         ChatFormat(chat_tokenizer("chatml"), tool_format="xml")

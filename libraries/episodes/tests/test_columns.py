@@ -114,7 +114,7 @@ def test_any_values_arrive_exactly(grade: dict[str, float], depth: int, judge: d
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"grade": {0: [1.0]}}, r"1 values of the column 'grade' for the 3 tokens of turn 0"),
+        ({"grade": {0: [1.0]}}, r"1 values of column 'grade' for the 3 tokens of turn 0"),
         ({"grade": [1.0]}, r"a column 'grade' that does not map the 3 turns to values: \[1.0\]"),
         ({"grade": {7: 1.0}}, r"a column 'grade' that does not map the 3 turns to values"),
         ({"grad": {0: 1.0}}, "a column 'grad', which it does not declare in `columns`"),

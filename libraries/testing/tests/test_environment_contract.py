@@ -128,6 +128,6 @@ def test_faults_are_found_and_named(install, tmp_path):
         "draw tasks from task.seed",
         "the reward of turn 0 is nan",
         "step raised ValueError: invalid literal for int()",
-        "step gave ('once more', 0.0), not (observation, reward, done)",
+        "step returned ('once more', 0.0), not (observation, reward, done)",
     ):
         assert hint in report, f"{hint}\n{report}"

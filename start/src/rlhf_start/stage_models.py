@@ -26,7 +26,12 @@ def stage_models(config: Any) -> dict[str, str]:
 
 
 def value_at(config: Any, key: str) -> Any:
-    """Return the value at a dotted key, or None."""
+    """Return the value at a dotted key, or None.
+
+    Example:
+        >>> value_at({"model": {"path": "my-model"}}, "model.path"), value_at({}, "model.path")
+        ('my-model', None)
+    """
     for part in key.split("."):
         config = config.get(part) if isinstance(config, dict) else None
     return config

@@ -1,1 +1,1 @@
-"""Environments of several turns."""
+"""Multi-turn environments."""

@@ -202,9 +202,9 @@ def _validate_outcome(value: object) -> Outcome:
         raise EnvironmentFault(f"returned the status {value.status!r:.100}, not one of {', '.join(get_args(Status))}")
     if value.status == "failed":
         raise EnvironmentFault("reported that the episode failed")
-    taken = RESERVED.intersection(value.metrics)
-    if taken:
-        raise EnvironmentFault(f"returned a metric named {min(taken)}, a name that core uses itself")
+    reserved = RESERVED.intersection(value.metrics)
+    if reserved:
+        raise EnvironmentFault(f"returned a metric named {min(reserved)}, a name that core uses itself")
     try:
         columns = json.loads(json.dumps(dict(value.columns), default=lambda value: value.tolist(), allow_nan=False))
     except (AttributeError, TypeError, ValueError) as error:
@@ -294,9 +294,9 @@ def _row_columns(row: Row, columns: Mapping[str, Any], kinds: Mapping[str, Colum
             values[name], turns = [kind.fill] * len(row.ids), values[name]
             for turn, end in row.turn_ends.items():
                 size = len(row.turns[row.own_turns[turn]].token_ids)
-                own = turns.get(str(turn), kind.fill)
-                if isinstance(own, list) and len(own) != size:
-                    problem = f"returned {len(own)} values of the column {name!r} for the {size} tokens of turn {turn}"
+                value = turns.get(str(turn), kind.fill)
+                if isinstance(value, list) and len(value) != size:
+                    problem = f"returned {len(value)} values of column {name!r} for the {size} tokens of turn {turn}"
                     raise EnvironmentFault(problem)
-                values[name][end + 1 - size : end + 1] = own if isinstance(own, list) else [own] * size
+                values[name][end + 1 - size : end + 1] = value if isinstance(value, list) else [value] * size
     return Columns(values, kinds)

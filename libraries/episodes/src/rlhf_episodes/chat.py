@@ -68,7 +68,7 @@ class ChatFormat:
         """
         if tool_format not in ("auto", *FORMATS):
             raise ConfigError(
-                f"there is no tool format {tool_format!r}",
+                f"unknown tool format {tool_format!r}",
                 where="environment.tool_format",
                 hint=f"one of auto, {', '.join(FORMATS)}",
             )
@@ -141,14 +141,14 @@ class ChatFormat:
             return FORMATS[self._wanted_format]
         if not self._template.renders_tools:
             return FORMATS["hermes"]
-        found = self._template.call_format
-        if found is None:
+        call_format = self._template.call_format
+        if call_format is None:
             raise ConfigError(
                 "it renders tools, but writes calls in a form that cannot be read",
                 where=WHERE,
                 hint=f"set environment.tool_format to one of {', '.join(FORMATS)}, to describe tools in that form",
             )
-        return found
+        return call_format
 
     def check(self, tools: Sequence[Tool] = ()) -> HistoryCheck:
         """Check how the template changes history after user messages and, with tools, after their results.
@@ -176,8 +176,8 @@ class ChatFormat:
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a sampled turn. An engine should stop at each of them."""
-        own = (self._tokenizer.eos_token_id, self.end_of_turn_id)
-        return self._given_eos.union(int(token) for token in own if token is not None)
+        tokens = (self._tokenizer.eos_token_id, self.end_of_turn_id)
+        return self._given_eos.union(int(token) for token in tokens if token is not None)
 
     def ends(self, eos_token_ids: frozenset[int]) -> tuple[str, ...]:
         """Return the end of turn as a stop text for engines that do not stop at its token (with base models)."""
@@ -269,20 +269,20 @@ class ChatFormat:
         if takes and (not tools or self._is_native()):
             # Some templates require the id of the call.
             return [{"tool_call_id": "call00000", **each} if _role(each) == "tool" else each for each in messages]
-        found: list[Message] = []
+        merged: list[Message] = []
         after_result = False
         for message in messages:
             is_result = _role(message) == "tool"
             content = message.get("content")
             if is_result:
                 content = f"<tool_response>\n{content}\n</tool_response>"
-            joins = after_result and _role(message) in ("tool", "user") and isinstance(content, str)
-            if joins:
-                found[-1] = {"role": "user", "content": f"{found[-1]['content']}\n{content}"}
+            is_merged = after_result and _role(message) in ("tool", "user") and isinstance(content, str)
+            if is_merged:
+                merged[-1] = {"role": "user", "content": f"{merged[-1]['content']}\n{content}"}
             else:
-                found.append({"role": "user", "content": content} if is_result else message)
-            after_result = is_result or joins
-        return found
+                merged.append({"role": "user", "content": content} if is_result else message)
+            after_result = is_result or is_merged
+        return merged
 
     def _check_history(self, tools: Sequence[Tool]) -> HistoryCheck:
         begin, end = self._template.thinking_markers

@@ -46,7 +46,12 @@ def _calling(name: str, arguments: object) -> Message:
 
 
 def shared_length(one: str, other: str) -> int:
-    """Length of the longest common prefix of two texts, in characters."""
+    """Return the length of the longest common prefix of two texts, in characters.
+
+    Example:
+        >>> shared_length("<think>", "<thought>")
+        3
+    """
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
@@ -62,7 +67,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
         """Render the conversation as text, with `prompt` including the generation prompt.
 
-        Raises `DataError` if there is no template or it refuses the messages.
+        Raises `DataError` if the tokenizer does not have a template or the template refuses the messages.
         """
         try:
             return self._try(messages, tools, prompt=prompt)
@@ -102,7 +107,7 @@ class ChatTemplate:
         return closing if self._rest(self.render([USER, _DUMMY, USER])).startswith(closing) else ""
 
     def refusal(self, role: str, *, first: bool = False) -> str | None:
-        """Return why a message of this role cannot follow a reply (`first`: precede a user message), if it cannot."""
+        """Return why a message of this role cannot follow a reply (or start a conversation, if `first`), or None."""
         if (role, first) not in self._refusals:
             probe: Message = {"role": role, "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
             try:
@@ -114,7 +119,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_results_of_calls(self) -> bool:
-        """Whether a tool's result can follow the message that calls it. Others may be refused before it (gpt-oss)."""
+        """Whether a tool's result can follow the message with its call. gpt-oss refuses it after other messages."""
         try:
             result: Message = {"role": "tool", "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
             text = self._try([USER, _calling(_PROBE, {"text": _REPLY}), result])
@@ -124,7 +129,7 @@ class ChatTemplate:
 
     @cached_property
     def thinking_markers(self) -> tuple[str, str]:
-        """The beginning and the end of a thought, as text or as special tokens."""
+        """Start and end markers of a thought, as text or special tokens."""
         return markers_of("\n".join([str(self._tokenizer.chat_template), *self._tokenizer.get_added_vocab()]))
 
     @cached_property
@@ -153,17 +158,17 @@ class ChatTemplate:
         # Some templates require the arguments as an object, others as JSON text.
         for message in (_calling(_PROBE, arguments), _calling(_PROBE, json.dumps(arguments))):
             try:
-                start = self._try([USER], [_PROBE_TOOL])
-                whole = self._try([USER, message], [_PROBE_TOOL], prompt=False)
+                without_call = self._try([USER], [_PROBE_TOOL])
+                with_call = self._try([USER, message], [_PROBE_TOOL], prompt=False)
             except Refusal:
                 continue
-            if _PROBE not in start:
+            if _PROBE not in without_call:
                 continue
-            place = shared_length(start, whole)
+            position = shared_length(without_call, with_call)
             # Include the beginning of a tag that starts like the thought at the end of the prompt (`<|` in gemma4).
-            rendered = "".join(whole[:place].rpartition(">")[2].partition("<")[1:]) + whole[place:]
-            if (found := recognise(rendered, _PROBE_CALL)) is not None:
-                return found, None
+            rendered = "".join(with_call[:position].rpartition(">")[2].partition("<")[1:]) + with_call[position:]
+            if (known := recognise(rendered, _PROBE_CALL)) is not None:
+                return known, None
             own = getattr(self._tokenizer, "response_template", None)
             if (parsed := recognise_reply(rendered, _PROBE_CALL, own if isinstance(own, dict) else None)) is not None:
                 return None, parsed
@@ -189,10 +194,10 @@ class ChatTemplate:
 
     def _rest(self, text: str) -> str:
         """Return the text after the dummy reply, or after the call if the dummy is its argument."""
-        _, found, rest = text.partition(_REPLY)
+        _, reply, rest = text.partition(_REPLY)
         for end in _CALL_ENDS:
             rest = rest.removeprefix(end)
-        if not found:
+        if not reply:
             raise ConfigError(
                 "it changes the text of an assistant's reply, so turns cannot be appended with it",
                 where=WHERE,

@@ -354,7 +354,7 @@ def remaining_tokens(tokens_left: int | None, context_left: int | None, turn_tok
     Args:
         tokens_left: Tokens left to the episode, or None without a limit.
         context_left: Tokens left in the branch's context, or None without a limit.
-        turn_tokens: Maximum tokens of all remaining turns, used if there is no other limit.
+        turn_tokens: Maximum tokens of all remaining turns, used if both limits are None.
 
     Example:
         >>> remaining_tokens(100, 60, 512), remaining_tokens(None, None, 512)

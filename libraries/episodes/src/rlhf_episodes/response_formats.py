@@ -35,11 +35,11 @@ class ResponseFormat:
     def message(self, text: str) -> Message | None:
         """Convert a reply with its special tokens to a message for the chat template, or None if it cannot be read."""
         try:
-            found = self._parser.message(self._family.template, text)
+            parsed = self._parser.message(self._family.template, text)
         except UnreadableReply:
             return None
-        texts = {name: value for name in _TEXTS if isinstance(value := found.get(name), str)}
-        calls = [call for call in map(_read, found.get("tool_calls") or []) if call.error is None]
+        texts = {name: value for name in _TEXTS if isinstance(value := parsed.get(name), str)}
+        calls = [call for call in map(_read, parsed.get("tool_calls") or []) if call.error is None]
         content = texts.pop("content", "")
         # With calls, a thought replaces the content: templates that support both refuse them together.
         if calls and ("thinking" in texts or not self._family.content_precedes_calls):
@@ -51,28 +51,28 @@ class ResponseFormat:
         if family.tag not in text:
             return
         try:
-            found = self._parser.message(family.template, text, tools).get("tool_calls") or []
+            calls = self._parser.message(family.template, text, tools).get("tool_calls") or []
         except UnreadableReply as error:
             yield unreadable(str(error))
             return
         num_cut = text.count(family.tag) - text.count(family.end) if family.end else 0
-        whole = found[: len(found) - num_cut] if num_cut > 0 else found
-        yield from map(_read, whole)
+        complete = calls[: len(calls) - num_cut] if num_cut > 0 else calls
+        yield from map(_read, complete)
         if num_cut > 0:
             yield unreadable(f"{family.end} is missing")
 
 
 def recognise_reply(text: str, call: ToolCall, own: Mapping[str, Any] | None) -> ResponseFormat | None:
     """Return the format in which `text` is exactly this call: the tokenizer's `own` template or a known one."""
-    brought = () if own is None else (Family(name="own", tag="", end=None, template=own, in_channels=True),)
-    found = (ResponseFormat(family) for family in (*brought, *FAMILIES) if family.tag in text)
-    return next((form for form in found if form.tools.parse(text) == (call,)), None)
+    own_family = () if own is None else (Family(name="own", tag="", end=None, template=own, in_channels=True),)
+    formats = (ResponseFormat(family) for family in (*own_family, *FAMILIES) if family.tag in text)
+    return next((form for form in formats if form.tools.parse(text) == (call,)), None)
 
 
 def format_of_tokens(tokens: Container[str]) -> ResponseFormat | None:
     """Return the format of a tokenizer that has a special token for calls but whose chat template omits calls."""
-    found = (family for family in FAMILIES if family.tag.startswith("<|") and family.tag in tokens)
-    return next((ResponseFormat(replace(family, in_channels=False)) for family in found), None)
+    families = (family for family in FAMILIES if family.tag.startswith("<|") and family.tag in tokens)
+    return next((ResponseFormat(replace(family, in_channels=False)) for family in families), None)
 
 
 def _read(call: Any) -> ToolCall:

@@ -96,9 +96,9 @@ def _plain_calls(call: Any) -> list[Any]:
     """Return a parsed call in a list, or convert a list of Python calls: `[add(a=1, text='x')]`."""
     if not isinstance(call, str):
         return [call]
-    listed = ast.parse(call, mode="eval").body
+    tree = ast.parse(call, mode="eval").body
     calls = []
-    for each in listed.elts if isinstance(listed, ast.List) else [listed]:
+    for each in tree.elts if isinstance(tree, ast.List) else [tree]:
         if not isinstance(each, ast.Call) or each.args:
             raise ValueError("a call is written NAME(KEY=VALUE, …)")
         arguments = {str(keyword.arg): ast.literal_eval(_JsonNames().visit(keyword.value)) for keyword in each.keywords}

@@ -30,9 +30,9 @@ def split_thought(text: str) -> tuple[str, str]:
         >>> split_thought("<think>2 + 2 = 4</think>Four.")
         ('<think>2 + 2 = 4</think>', 'Four.')
     """
-    begun = [end for begin, end in MARKERS if text.lstrip().startswith(begin)]
-    end = next((end for end in begun or dict(MARKERS).values() if end in text), None)
+    expected_ends = [end for begin, end in MARKERS if text.lstrip().startswith(begin)]
+    end = next((end for end in expected_ends or dict(MARKERS).values() if end in text), None)
     if end is None:
-        return (text, "") if begun else ("", text)
+        return (text, "") if expected_ends else ("", text)
     place = text.index(end) + len(end)
     return text[:place], text[place:]

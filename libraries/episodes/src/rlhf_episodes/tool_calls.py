@@ -40,8 +40,8 @@ class ToolFormat:
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         """Return the text of a reply with this content followed by the calls."""
-        written = self.joined(calls) if calls and self.joined else ""
-        return f"{content}\n{written}" if content and written else content or written
+        call_text = self.joined(calls) if calls and self.joined else ""
+        return f"{content}\n{call_text}" if content and call_text else content or call_text
 
     def message(self, content: str, calls: Sequence[ToolCall]) -> Message:
         """Return a reply with this content and these calls as a message for the chat template."""
@@ -77,11 +77,11 @@ class ToolFormat:
 
     def describe(self, tools: Sequence[Tool]) -> str:
         """Return a section for the system message that lists the tools and explains how to call them."""
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         return (
             "# Tools\n\nYou may call one or more functions to help with the user's request.\n\n"
             "These functions are available, each as a JSON schema within <tools></tools>:\n"
-            f"<tools>\n{listed}\n</tools>\n\n"
+            f"<tools>\n{schemas}\n</tools>\n\n"
             f"To call a function, write its name and its arguments as JSON, in this form:\n{self.example}"
         )
 

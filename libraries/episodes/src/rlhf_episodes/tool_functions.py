@@ -113,10 +113,10 @@ def _parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any
     """Return the type and default of each parameter, with `inspect.Parameter.empty` for no default."""
     try:
         signature = inspect.signature(function).parameters
-        written = {name: each.annotation for name, each in signature.items() if each.annotation is not each.empty}
+        types = {name: each.annotation for name, each in signature.items() if each.annotation is not each.empty}
         names = getattr(inspect.unwrap(function), "__globals__", {})
         # Without the return type, whose names may only be imported for type checkers.
-        hints = typing.get_type_hints(SimpleNamespace(__annotations__=written), globalns=names, include_extras=True)
+        hints = typing.get_type_hints(SimpleNamespace(__annotations__=types), globalns=names, include_extras=True)
     except Exception as error:  # third-party annotations may raise anything
         raise PluginError(f"its signature cannot be read: {error}", where=where) from error
     for name, each in signature.items():

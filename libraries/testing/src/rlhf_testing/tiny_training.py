@@ -209,8 +209,8 @@ def largest_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torc
 
 def moved_fraction(start: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> float:
     """Share of the values of `now` that differ from `start`."""
-    moved = sum(int((tensor != start[name]).sum()) for name, tensor in now.items())
-    return moved / sum(tensor.numel() for tensor in now.values())
+    num_moved = sum(int((tensor != start[name]).sum()) for name, tensor in now.items())
+    return num_moved / sum(tensor.numel() for tensor in now.values())
 
 
 def change_cosine(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rlhf_core.errors import DivergenceError, RlhfError
 from rlhf_core.hookspecs import Moment
 from rlhf_core.runfolder.folder import RunFolder
-from rlhf_guards.checks import Plateau, beyond
+from rlhf_guards.checks import Plateau, check_bound
 from rlhf_guards.config import GuardsConfig, PlateauGuard
 from rlhf_guards.guards import Guards
 
@@ -47,7 +47,7 @@ def test_an_update_that_diverged_is_found_and_another_error_is_not(make):
 
 @given(value=st.floats(-10, 10), bound=st.floats(-5, 5), sign=st.sampled_from([1, -1]))
 def test_a_bound_is_crossed_exactly_beyond_it(value, bound, sign):
-    found = beyond({"kl/mean": value}, "kl/mean", bound, sign=sign)
+    found = check_bound({"kl/mean": value}, "kl/mean", bound, sign=sign)
     assert (found is not None) == (value > bound if sign == 1 else value < bound)
 
 

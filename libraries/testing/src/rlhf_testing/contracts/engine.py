@@ -161,13 +161,13 @@ class EngineContract(ComponentContract):
     def test_truncated_sampling_says_what_it_kept(self, bench: Bench) -> None:
         sampling = SamplingParams(max_new_tokens=6, top_k=3)
         requests = make_requests(6)
-        found = bench.answers(requests, sampling)
-        for done in found.values():
+        answers = bench.answers(requests, sampling)
+        for done in answers.values():
             assert done.support_ids is not None, "top_k requires support_ids in the completion"
             assert len(done.support_ids) == len(done.token_ids), "support_ids must have one set per token"
             for token, kept in zip(done.token_ids, done.support_ids, strict=True):
                 assert token in kept and len(kept) >= 3, f"sampled token {token}, support_ids {list(kept)}"
-        gap = bench.gap_of(requests, found, 1.0)
+        gap = bench.gap_of(requests, answers, 1.0)
         assert gap <= self.log_prob_tolerance, f"log-probs under top_k are {gap:.3g} nats off: renormalize them"
 
     def test_greedy_takes_the_likeliest(self, bench: Bench) -> None:
@@ -177,16 +177,16 @@ class EngineContract(ComponentContract):
         from rlhf_forward.logprobs import response_logits
 
         requests = make_requests(4)
-        found = bench.answers(requests, SamplingParams(max_new_tokens=6, greedy=True))
+        answers = bench.answers(requests, SamplingParams(max_new_tokens=6, greedy=True))
         for request in requests:
-            batch = as_experience([(request.prompt_ids, found[request.sample_id])])
+            batch = as_experience([(request.prompt_ids, answers[request.sample_id])])
             with torch.no_grad():
                 logits = causal_lm_logits(bench.twin, batch.sequences, batch.attention_mask)
             logits = response_logits(logits, batch.num_actions)[0]
             taken = logits.gather(-1, batch.sequences[0, batch.prompt_length :, None])[:, 0]
             short = float((logits.amax(-1) - taken).max())
             assert short <= 1e-3, f"sample {request.sample_id}: chose a logit {short:.3g} below the maximum"
-        assert bench.gap_of(requests, found, 1.0) <= self.log_prob_tolerance, "greedy log-probs are at temperature 1"
+        assert bench.gap_of(requests, answers, 1.0) <= self.log_prob_tolerance, "greedy log-probs are at temperature 1"
 
     def test_a_sample_is_the_same_alone_and_again(self, bench: Bench) -> None:
         requests = make_requests(7)
@@ -199,8 +199,8 @@ class EngineContract(ComponentContract):
                 assert again[sample_id].token_ids == done.token_ids, f"sample {sample_id} differs in another order"
 
     def test_samples_of_one_prompt_differ(self, bench: Bench) -> None:
-        found = bench.answers(make_requests(8, same_prompt=True))
-        assert len({done.token_ids for done in found.values()}) > 1, "eight samples of one prompt are identical"
+        answers = bench.answers(make_requests(8, same_prompt=True))
+        assert len({done.token_ids for done in answers.values()}) > 1, "eight samples of one prompt are identical"
 
     def test_a_stop_text_ends_an_answer_and_stays_in_it(self, bench: Bench) -> None:
         (request,) = make_requests(1)
@@ -215,9 +215,9 @@ class EngineContract(ComponentContract):
 
     def test_max_length_counts_the_prompt(self, bench: Bench) -> None:
         requests = make_requests(5)
-        found = bench.answers(requests, SamplingParams(max_new_tokens=8, max_length=11))
+        answers = bench.answers(requests, SamplingParams(max_new_tokens=8, max_length=11))
         for request in requests:
-            total = len(request.prompt_ids) + len(found[request.sample_id].token_ids)
+            total = len(request.prompt_ids) + len(answers[request.sample_id].token_ids)
             assert total <= 11, f"prompt and answer have {total} tokens, above max_length=11"
 
     def test_weights_changed_in_place(self, bench: Bench) -> None:
@@ -233,11 +233,11 @@ class EngineContract(ComponentContract):
         requests = make_requests(7)
         expected = bench.answers(requests)
         batches = [[(each, PLAIN) for each in part] for part in (requests[:3], (), (), requests[3:5], requests[5:])]
-        found = {
+        answers = {
             each.sample_id: each for each in bench.engine.generate_in_flight(lambda: batches.pop(0) if batches else ())
         }
-        assert sorted(found) == sorted(expected), "each request needs one completion, also if it joins later"
-        for sample_id, done in found.items():
+        assert sorted(answers) == sorted(expected), "each request needs one completion, also if it joins later"
+        for sample_id, done in answers.items():
             assert not done.policy_versions, f"sample {sample_id} has a single version: leave policy_versions empty"
             if self.batch_invariant:
                 assert done.token_ids == expected[sample_id].token_ids, f"sample {sample_id} differs when others join"
@@ -257,10 +257,10 @@ class EngineContract(ComponentContract):
                 engine.cancel(canceled)
             return [(each, PLAIN) for each in requests] if calls == 1 else ()
 
-        found = {each.sample_id: each.token_ids for each in engine.generate_in_flight(between)}
-        assert sorted(found) == sorted(expected.keys() - {canceled}), "all requests but the canceled one must complete"
+        answers = {each.sample_id: each.token_ids for each in engine.generate_in_flight(between)}
+        assert sorted(answers) == sorted(expected.keys() - {canceled}), "all but the canceled request must complete"
         if self.batch_invariant:
-            for sample_id, token_ids in found.items():
+            for sample_id, token_ids in answers.items():
                 assert token_ids == expected[sample_id].token_ids, (
                     f"sample {sample_id} differs when another is canceled"
                 )
@@ -283,25 +283,25 @@ class EngineContract(ComponentContract):
                 bench.engine.weights_updated(before + 1)
             return [(each, PLAIN) for each in {1: requests, 4: later}.get(calls, ())]
 
-        found = {each.sample_id: each for each in bench.engine.generate_in_flight(between)}
+        answers = {each.sample_id: each for each in bench.engine.generate_in_flight(between)}
         assert bench.engine.policy_version == before + 1
-        for done in (done for done in found.values() if done.policy_versions):
+        for done in (done for done in answers.values() if done.policy_versions):
             who = f"sample {done.sample_id} ({done.policy_versions})"
             assert len(done.policy_versions) == len(done.token_ids), f"{who}: needs one version per token"
             assert set(done.policy_versions) == {before, before + 1}, f"{who}: versions must be {before}, {before + 1}"
             assert list(done.policy_versions) == sorted(done.policy_versions), f"{who}: versions must not decrease"
             assert done.policy_version == before, f"{who}: policy_version must be the oldest"
         bench.twin.load_state_dict(weights, strict=False)
-        started_later = {r.sample_id: found[r.sample_id] for r in later}
+        started_later = {r.sample_id: answers[r.sample_id] for r in later}
         assert {done.policy_version for done in started_later.values()} == {before + 1}
         gap = bench.gap_of(later, started_later, PLAIN.temperature)
         assert gap <= self.log_prob_tolerance, f"answers of the new weights are {gap:.3g} nats off: is old state used?"
 
     def _check_weights(self, bench: Bench, version: int) -> None:
         requests = make_requests(6)
-        found = bench.answers(requests, WARM)
-        assert {done.policy_version for done in found.values()} == {version}
-        gap = bench.gap_of(requests, found, WARM.temperature)
+        answers = bench.answers(requests, WARM)
+        assert {done.policy_version for done in answers.values()} == {version}
+        gap = bench.gap_of(requests, answers, WARM.temperature)
         assert gap <= self.log_prob_tolerance, f"version {version}: {gap:.3g} nats off: are old weights used?"
 
 

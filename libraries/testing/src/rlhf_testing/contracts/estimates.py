@@ -39,13 +39,13 @@ class EstimatesContract:
         import torch
 
         result, mask = advantage_case.make().advantages(advantage_case.episode), advantage_case.episode.action_mask
-        found = result.advantages
-        assert found is not None, "advantages() must set the episode's advantages"
-        assert found.shape == mask.shape, f"advantages must be {tuple(mask.shape)}, got {tuple(found.shape)}"
-        assert found.dtype == torch.float32, f"advantages must be float32, got {found.dtype}"
-        assert bool(torch.isfinite(found).all()), "advantages must be finite"
-        assert not found[~mask].any(), "advantages must be 0 outside the mask"
-        assert found[mask].abs().max() > 0, "all advantages are 0, although scores differ"
+        advantages = result.advantages
+        assert advantages is not None, "advantages() must set the episode's advantages"
+        assert advantages.shape == mask.shape, f"advantages must be {tuple(mask.shape)}, got {tuple(advantages.shape)}"
+        assert advantages.dtype == torch.float32, f"advantages must be float32, got {advantages.dtype}"
+        assert bool(torch.isfinite(advantages).all()), "advantages must be finite"
+        assert not advantages[~mask].any(), "advantages must be 0 outside the mask"
+        assert advantages[mask].abs().max() > 0, "all advantages are 0, although scores differ"
         bad = {name: value for name, value in result.metrics.items() if not math.isfinite(value)}
         assert not bad, f"metrics of the episode must be finite, got {bad}"
 
@@ -89,8 +89,8 @@ class EstimatesContract:
         """All answers may fail or succeed, as at the start and the end of many runs."""
         import torch
 
-        found = advantage_case.make().advantages(advantage_case.flat).advantages
-        assert found is not None and bool(torch.isfinite(found).all())
+        advantages = advantage_case.make().advantages(advantage_case.flat).advantages
+        assert advantages is not None and bool(torch.isfinite(advantages).all())
 
 
 def estimates_of_ranks(

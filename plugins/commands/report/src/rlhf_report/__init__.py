@@ -36,7 +36,7 @@ def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Pat
         DataError: if a file of a run is damaged. The message names the file.
     """
     if not run_folders:
-        raise UserInputError("no run folder given", where="report", hint="rlhf report RUN_DIR...")
+        raise UserInputError("no run folder was passed", where="report", hint="rlhf report RUN_DIR...")
     runs = _with_unique_names([read_run(path) for path in run_folders])
     page = output or Path(run_folders[0]) / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)

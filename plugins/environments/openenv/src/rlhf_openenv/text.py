@@ -17,7 +17,7 @@ class NoAction(Exception):
 def action_of(reply: str, field: str | None) -> dict[str, Any]:
     """Parse the action in a reply, after the thought: its text as `field`, or the first JSON object in it.
 
-    Raises `NoAction` if there is no JSON object or it is invalid.
+    Raises `NoAction` if a JSON object is missing or invalid.
 
     Example:
         >>> action_of('<think>3?</think>I guess {"number": 3}', None)

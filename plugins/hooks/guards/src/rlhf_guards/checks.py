@@ -14,7 +14,7 @@ from .config import PlateauGuard
 _WATCHED = ("loss/", "reward/")
 
 
-def not_finite(moment: Moment) -> str | None:
+def check_finite(moment: Moment) -> str | None:
     """Check whether a loss, a gradient norm or a reward is NaN or infinite."""
     if isinstance(moment.error, DivergenceError):
         return moment.error.message
@@ -22,13 +22,13 @@ def not_finite(moment: Moment) -> str | None:
     return f"{', '.join(broken)} is not a finite number" if broken else None
 
 
-def beyond(metrics: Metrics, metric: str, bound: float, *, sign: int) -> str | None:
+def check_bound(metrics: Metrics, metric: str, bound: float, *, sign: int) -> str | None:
     """Check whether a metric is above its bound (sign 1) or below it (sign -1).
 
     Example:
-        >>> beyond({"kl/mean": 0.25}, "kl/mean", 0.1, sign=1)
+        >>> check_bound({"kl/mean": 0.25}, "kl/mean", 0.1, sign=1)
         'kl/mean is 0.25, above 0.1'
-        >>> beyond({"policy/entropy": 0.5}, "policy/entropy", 0.1, sign=-1) is None
+        >>> check_bound({"policy/entropy": 0.5}, "policy/entropy", 0.1, sign=-1) is None
         True
     """
     value = metrics.get(metric)

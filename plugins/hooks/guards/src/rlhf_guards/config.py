@@ -23,7 +23,7 @@ _ACTION = (
 
 
 class NonFiniteGuard(Section):
-    """A loss, gradient or reward that is NaN or infinite. Its update is never made."""
+    """Triggers if a loss, gradient norm or reward is NaN or infinite. Its update is never applied."""
 
     action: Grave = Field(
         "stop", description="skip: omit this update. stop: end the run. rollback: return to the last good checkpoint."

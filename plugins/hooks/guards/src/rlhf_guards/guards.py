@@ -11,7 +11,7 @@ from rlhf_core.hookspecs import Action, Moment, hookimpl
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.util import read_lines
 
-from .checks import Plateau, beyond, not_finite
+from .checks import Plateau, check_bound, check_finite
 from .config import GuardsConfig
 
 logger = logging.getLogger("rlhf")
@@ -55,8 +55,8 @@ class Guards:
     def _problem(self, name: str, options: Any, moment: Moment) -> str | None:
         if name in _BOUNDS:
             metric, sign = _BOUNDS[name]
-            return beyond(moment.metrics, metric, options.bound, sign=sign)
-        return not_finite(moment) if name == "non_finite" else self._plateau.problem(moment.episode, moment.metrics)
+            return check_bound(moment.metrics, metric, options.bound, sign=sign)
+        return check_finite(moment) if name == "non_finite" else self._plateau.problem(moment.episode, moment.metrics)
 
     def _action(self, name: str, kind: Any, problem: str, moment: Moment) -> Action | None:
         """Return the action of a triggered guard, or None for a warning, which is logged once per episode."""

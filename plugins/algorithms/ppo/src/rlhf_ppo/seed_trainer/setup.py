@@ -77,11 +77,11 @@ def config_of(
     if not apply_loss_mask:
         values["aggregation"] = "sequence-mean-token-sum-norm"
     for name in sorted(options.model_fields_set & values.keys()):
-        own = getattr(options, name)
-        if own != values[name]:
+        option = getattr(options, name)
+        if option != values[name]:
             parameter = _PARAMETERS.get(name, name)
             raise UserInputError(
-                f"{name} is {own!r} here, but the trainer's own {parameter} is {values[name]!r}",
+                f"{name} is {option!r} here, but the trainer's own {parameter} is {values[name]!r}",
                 where=f"{_WHERE}.options",
                 hint=f"omit {name} from the options, and pass {parameter}=… to the trainer",
             )
