@@ -20,6 +20,7 @@ from typing import Any
 from moved_names import moved_names_page
 from public_surface import library_surface, plugin_page, transport_page
 from pydantic import BaseModel
+from reference_api import prose
 from reference_lists import commands_page, config_page, errors_page, hooks_page, table
 
 from rlhf_cli.schema_text import option_rows
@@ -194,7 +195,7 @@ def page(kind: str) -> str:
     ]
     for result in results:
         members = fields_table(result) if is_dataclass(result) else methods(result)
-        parts += [f"### `{result.__module__}.{result.__name__}`", inspect.getdoc(result) or "", *members]
+        parts += [f"### `{result.__module__}.{result.__name__}`", prose(inspect.getdoc(result)), *members]
     if kind == "environments":
         parts += tools_part()
     shared = shared_options(kind)
@@ -215,7 +216,7 @@ def sections_page() -> str:
         "one, see [sections.md](../sections.md).",
         "## Base class of its options",
         "### `rlhf_core.Section`",
-        inspect.getdoc(Section) or "",
+        prose(inspect.getdoc(Section)),
         table(["member", "", "meaning"], [method_row(name, vars(Section)[name]) for name in ("check", "adapt")]),
         "## The plugins of this repository",
     ]
@@ -239,9 +240,9 @@ def tools_part() -> list[str]:
         "## Tools in a `run` of your own",
         "From `rlhf_episodes`. [environments.md](../environments.md#2-tools) has an example.",
         table(["name", "", "meaning"], [method_row("converse", converse), constructor]),
-        inspect.getdoc(converse) or "",
+        prose(inspect.getdoc(converse)),
         "### `rlhf_episodes.ToolFunction`",
-        inspect.getdoc(ToolFunction) or "",
+        prose(inspect.getdoc(ToolFunction)),
         *methods(ToolFunction),
         "Its attributes: `name` (text), `schema` (a `Tool`), `function`.",
         table(["type", "definition", "meaning"], rows),
@@ -264,7 +265,7 @@ def installed(kind: str) -> Iterable[SelectedPlugin]:
 def plugin_part(selected: SelectedPlugin, shared: type[BaseModel] | None) -> list[str]:
     """Return a plugin's name, summary, requirements, and its own options."""
     component = selected.component
-    doc = inspect.getdoc(selected.function) if selected.function else None
+    doc = prose(inspect.getdoc(selected.function)) if selected.function else None
     parts = [f"### `{selected.name}`", doc or f"{component.summary.rstrip('.')}.", f"From `{selected.distribution}`."]
     if component.requires:
         parts.append(f"Needs {', '.join(f'`{name}`' for name in component.requires)}.")

@@ -105,26 +105,30 @@ def _description(value: ast.expr | None) -> str:
 
 
 def prose(text: str | None) -> str:
-    """Convert a docstring to Markdown: sections become lists, examples and indented parts become code."""
+    """Convert a docstring to Markdown: sections become lists, examples and other indented parts become code."""
     lines: list[str] = []
-    section = code = False
+    section = ""
+    is_code = False
     for line in (text or "").splitlines():
+        is_indented = line.startswith("    ")
         if match := _SECTION.match(line):
-            lines += [*(["```"] if code else []), "", f"{match[1]}:", ""]
-            section, code = not match[1].startswith("Example"), False
-        elif section and line.startswith("    ") and line[4:5] != " ":
+            section = match[1]
+        elif line.strip() and not is_indented:
+            section = ""
+        in_list = section not in ("", "Example", "Examples")
+        if line.strip() and is_code != (is_code := is_indented and not in_list):
+            lines.append("\n```text" if is_code else "```\n")
+        if match:
+            lines += ["", line, ""]
+        elif in_list and is_indented and line[4] != " ":
             name, colon, rest = line.strip().partition(":")
             lines.append(f"- `{name}`:{rest}" if colon and " " not in name else f"- {line.strip()}")
-        elif section and line.startswith("     "):
+        elif in_list and is_indented:
             lines.append(f"  {line.strip()}")
         else:
-            is_code = line.startswith("    ") and not section
-            if is_code != code and line.strip():
-                lines.append("```" if code else "\n```text")
-                code = is_code
-            section = section and not line.strip()
-            lines.append(line)
-    return "\n".join([*lines, *(["```"] if code else [])]).strip()
+            lines.append(line[4:] if is_code and section else line)
+    text = "\n".join([*lines, *(["```"] if is_code else [])])
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
 def _code(text: str) -> str:

@@ -79,7 +79,8 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
             batches = [algorithm.collate(items) for items in micro_batches]
             counts = all_reduced_sum(algorithm.counts(batch) for batch in batches)
             for batch in batches:
-                backward(sum(total / counts[term] for term, total in algorithm.loss(models, batch).sums.items()))
+                sums = algorithm.loss(models, batch).sums
+                backward(sum(algorithm.terms[name].coefficient * sums[name] / counts[name] for name in sums))
         algorithm.end_episode()
     """
 
@@ -98,7 +99,7 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
 
     @abstractmethod
     def collate(self, items: Sequence[ItemT]) -> BatchT:
-        """Pad items to their longest and stack them to a batch on the CPU, a dataclass that the trainer moves.
+        """Pad and stack items into a batch on the CPU: a dataclass, whose tensors the trainer moves to the device.
 
         Args:
             items: At least one, of this rank. May be a single masked item.
@@ -229,15 +230,14 @@ class GroupPass(ABC):
     """A pass that adds values to finished samples, in the process that made them, for many groups at once.
 
     `RolloutAlgorithm.passes` builds it once per process that makes samples. `run` is called on every rank after the
-    groups of a batch of prompts are sampled and scored, `published` after the models there have new weights.
+    groups of a batch of prompts are sampled and scored, `published` after the process's trained models get new weights.
 
     Example:
         for version in versions:
             for prompts in batches_of_this_rank:
                 groups = score(sample_answers(prompts))
-                for each in passes:
-                    groups = add_to_items(groups, each.run(groups))
-            each.published(version + 1)
+                groups = add_to_items(groups, group_pass.run(groups))
+            group_pass.published(version + 1)
     """
 
     columns: Mapping[str, Column] = {}
@@ -357,7 +357,7 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
 
     @abstractmethod
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ItemT | None:
-        """Convert one record of the prompt source to an item, or None if it is too long. Raises `DataError`."""
+        """Convert one record to an item, or None if it is too long. Raises `DataError` for an invalid record."""
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Raise `DataError` if keys or types of a record are wrong.
@@ -368,7 +368,7 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
     def prepare_items(
         self, items: Sequence[ItemT], reference: Callable[[Sequence[ItemT]], Sequence[Tensor]]
     ) -> Sequence[ItemT]:
-        """Return the items with values of a frozen model (DPO's reference log-probs).
+        """Return the items with values of a frozen model (DPO's reference log-probs). Called before they are used.
 
         `reference` returns a row of `reference_forward` per item, from the frozen model. Every rank must make the same
         calls. Cache the results, since items repeat in each epoch.

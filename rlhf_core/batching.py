@@ -19,7 +19,7 @@ _FIELDS: Mapping[str, Column] = dict.fromkeys(
 )
 """Optional per-token fields that `BufferItem` and `Experience` share."""
 _MAX_IMBALANCE = 1.02
-"""Maximum imbalance (longest part / longest part of the best split) at which adjacent rows are kept together."""
+"""Maximum ratio of the longest part to that of the greedy split at which adjacent rows are kept together."""
 _LARGE_MODEL_PARAMETERS = 50_000_000
 UnitT = TypeVar("UnitT")
 DataT = TypeVar("DataT")

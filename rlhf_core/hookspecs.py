@@ -2,7 +2,8 @@
 
 A hook plugin is any object or module with methods named as below. Mark them with `hookimpl` or just use the names, and
 declare only the arguments you need, by name. Every `_start` is followed by its `_end`, whose `error` is the failure or
-None. A plugin may get an `_end` without its `_start`, if the `_start` of another plugin failed.
+None. Events without a `_start`, such as `update`, also fire their `_end` after a failure. A plugin may get an `_end`
+without its `_start`, if the `_start` of another plugin failed.
 
 Setup hooks run in the process that the user started, trainer hooks on rank 0 of the trainer, and maker hooks in the
 processes that generate answers. With the transport `local` these are one process. Order within a run:
@@ -185,7 +186,7 @@ class TrainerHooks:
 
     @hookspec
     def rlhf_update_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        """An optimizer step is done. It writes line `step` (from 1) of `metrics.jsonl`.
+        """An optimizer step, which writes line `step` (from 1) of `metrics.jsonl`, is done or has failed.
 
         `metrics`: values known immediately (losses, gradient norm). `rlhf_metrics` gets the complete line later.
         """

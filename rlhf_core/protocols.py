@@ -62,8 +62,8 @@ class PromptSource(Protocol):
 class Sampler(Protocol):
     """Chooses the records to train on, from the success of earlier ones (`Section.sampler`).
 
-    The owner of the prompts calls all methods but `judge`: over Ray the coordinator's process, otherwise every rank,
-    with the same arguments. `judge` is called in the process that made the group, over Ray on another instance.
+    The owner of the prompts calls its methods: with the transport `local` every rank, with the same arguments, and over
+    Ray the coordinator's process. Over Ray, `judge` is called on another instance, in the process that made the group.
 
     Example:
         while episode_is_incomplete:  # one wave: all positions of an episode, or replacements for refused groups
@@ -244,11 +244,12 @@ class ExperienceChannel(Protocol):
 class Logger(Protocol):
     """Sends the metrics of a run to a tracking server, a database or a file.
 
-    Core calls it on rank 0 only. It opens its resources at the first `log`, since a run may make no update. `log` may
-    be called again after `finish`, and for a `step` that was logged before: a resume or a rollback repeats updates.
+    Core calls it only in the process that the user started (rank 0). It opens its resources at the first `log`, since a
+    run may make no update. `log` may be called again after `finish`, and for a `step` that was logged before: a resume
+    or a rollback repeats updates.
 
     Example:
-        logger = build(config, context)  # on rank 0
+        logger = build(config, context)  # in the process that the user started (rank 0)
         try:
             for step, metrics in enumerate(updates, start=1):
                 logger.log(step, metrics)

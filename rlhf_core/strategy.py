@@ -120,7 +120,7 @@ class Strategy(Place):
         """Wrap a model for training. `max_grad_norm` is set here because Gemini accepts it only in its constructor."""
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Return the context of one micro-batch's forward and backward. Only the last one must reduce gradients."""
+        """Return the context of one micro-batch's forward and backward. Only the last one needs to reduce gradients."""
         return nullcontext()
 
     @abstractmethod

@@ -82,8 +82,8 @@ class EvalConfig(EvalSetOptions):
     def _check_names(cls, sets: dict[str, EvalSet]) -> dict[str, EvalSet]:
         for name in sets:
             if not _SET_NAME.fullmatch(name) or name in _RESERVED_SET_NAMES:
-                reserved = ", ".join(_RESERVED_SET_NAMES)
-                raise ValueError(f"{name!r}: a set's name consists of letters, digits, . _ and -, but not {reserved}")
+                reserved = " or ".join(_RESERVED_SET_NAMES)
+                raise ValueError(f"{name!r}: a set's name has letters, digits, . _ and -, and cannot be {reserved}")
         return sets
 
     @model_validator(mode="after")

@@ -98,7 +98,7 @@ def adapt_sections(run: ResolvedRun) -> ResolvedRun:
             before, after = redact_mapping(options_of(options)), redact_mapping(options_of(adapted))
         reasons = options.adapt_reasons
         for each in option_changes(before, after):
-            why = reasons.get(each.key.partition(".")[0]) or reasons.get("", "as the rest of the run needs it")
+            why = reasons.get(each.key.partition(".")[0]) or reasons.get("", "to fit the rest of the run")
             changes.append(replace(each, key=f"{place}.{each.key}", why=why))
         return adapted
 

@@ -221,7 +221,7 @@ def _index(items: list[Any], key: str, path: str) -> int:
 
 
 def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[Override] = ()) -> LoadedRun:
-    """Return a run as one mapping: the file or mapping, then `overrides` in order, the last one wins.
+    """Return a run as one mapping: the file or mapping, then `overrides` in order. Later ones win.
 
     Short forms are expanded. `resolve` checks the result. Raises `ConfigError`.
     """

@@ -51,7 +51,7 @@ class TransportConfig(Section):
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if self.updates_in_flight() and not run.engine.component.in_flight:
             problem = f"the engine {run.engine.name} accepts new weights only between two batches"
-            yield Problem("weights", problem, "set weights: between-batches, or use an engine that supports this")
+            yield Problem("weights", problem, "set weights: between-batches, or use another engine")
         started = self.own_processes()
         if started is not None and (limit := find_process_limit(run.strategy, started.trainers)):
             yield Problem(started.option, f"{limit[0]}, not {started.trainers}", limit[1])
@@ -70,7 +70,7 @@ class TransportConfig(Section):
 
 
 def find_process_limit(strategy: SelectedPlugin, num_processes: int) -> tuple[str, str] | None:
-    """Return why the strategy cannot train on `num_processes`, and a hint at those that can, or None if it can."""
+    """Return why the strategy cannot train on `num_processes`, and a hint that names others, or None if it can."""
 
     def can(each: Component) -> bool:
         return each.max_processes is None or num_processes <= each.max_processes

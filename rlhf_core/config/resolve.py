@@ -145,7 +145,7 @@ def resolve_reward(entry: Mapping[str, Any], where: str) -> Configured:
 
 
 def _take_sections(run: dict[str, Any], select: Selector) -> dict[str, Configured]:
-    """Take the plugins' sections out of the run file `given`, and check their options.
+    """Remove the plugins' sections from the mapping `run`, and check their options.
 
     A section with problems is `INVALID`. A section may be nested in another plugin's section.
     """

@@ -24,7 +24,7 @@ OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
 class ReadsInvalid(BaseException):
-    """A check reads an invalid section. Not an `Exception`, so that a check does not catch it by accident."""
+    """Raised if a check reads an invalid section. Not an `Exception`, so that a check does not catch it by accident."""
 
 
 class _Invalid:

@@ -1,7 +1,7 @@
 """The core sections of a run file: every option with its type, bounds, unit and meaning.
 
 The plugins of the other sections (`algorithm`, `strategy`, `engine`, `transport`, `prompts`, `optimizer`, each of
-`rewards`) bring their own models. The options that core itself reads from these sections are here: `EngineConfig`,
+`rewards`) define their own models. The options that core itself reads from these sections are here: `EngineConfig`,
 `PromptsConfig`, `OptimizerConfig`, `RewardEntry`.
 """
 
@@ -38,8 +38,8 @@ class LoraConfig(Section):
         0.0,
         ge=0,
         lt=1,
-        description="Dropout on the adapter's input while learning from a dataset. Off when answers are sampled, so "
-        "that the ratio compares the same function.",
+        description="Dropout on the adapter's input while learning from a dataset. Off when answers are sampled, "
+        "because the ratio must compare a function with itself.",
     )
     target_modules: list[str] | None = Field(
         None, min_length=1, description="Names of the layers that get an adapter. If null, all linear layers."
@@ -129,8 +129,8 @@ class EngineConfig(Section):
 
     max_new_tokens: Count = Field(128, description="Maximum answer length, in tokens.")
     temperature: float = Field(1.0, gt=0, description="Softmax temperature of sampling.")
-    top_k: int = Field(0, ge=0, description="Sample only from the k most likely tokens, 0: off.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Sample from the smallest set with this probability, 1: off.")
+    top_k: int = Field(0, ge=0, description="Sample only from the k most likely tokens. 0 is off.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Sample from the smallest set with this probability. 1 is off.")
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, description="Strings that end an answer, besides the end-of-sequence token."
     )
@@ -168,7 +168,7 @@ class OptimizerConfig(Section):
         description="Learning-rate schedule after warm-up: its name, or a mapping with its options.",
     )
     warmup_episodes: int = Field(0, ge=0, description="Episodes over which the learning rate rises from 0.")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="Maximum global gradient norm, for clipping. null: off.")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="Clip gradients to this global norm. null is off.")
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         name, strategy = run.optimizer.name, run.strategy
@@ -195,7 +195,7 @@ class RewardCallOptions(Section):
         None, description="Run in a separate process that can be killed at a deadline. If null, the reward's default."
     )
     memory_limit_bytes: Count | None = Field(
-        None, description="With isolate: resident memory at which the process is killed. If null, half of the total."
+        None, description="With isolate: resident memory that ends the process. If null, half of the available memory."
     )
 
     def fitted_to(self, reward: Component) -> Self:
@@ -234,7 +234,7 @@ class RewardScaling(Section):
     """Scaling and clipping of an answer's combined score before advantages are computed."""
 
     clip: tuple[float, float] | None = Field(
-        None, description="[low, high] bounds of the combined score, null: off. The clipped fraction is logged."
+        None, description="[low, high] bounds of the combined score. null is off. The clipped fraction is logged."
     )
     normalise: bool = Field(
         False, description="Subtract the running mean of all combined scores and divide by their standard deviation."

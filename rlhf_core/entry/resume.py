@@ -24,7 +24,7 @@ _FIXED = ("model.path", "model.lora", "algorithm.name", "optimizer.name", "promp
 
 
 def find_resumed_run(resume: str | None, output: Path | None) -> Path | None:
-    """Return the folder of the run that `--resume` continues, or None if `auto` starts a new run in `output`.
+    """Return the folder of the run that `--resume` continues, or None for a new run (`auto` may start one in `output`).
 
     Raises:
         UserInputError: `auto` finds no run, `output` is another folder, or a plugin of the run is not installed.

@@ -84,8 +84,8 @@ def train(
         rewards: functions of this process that score answers, as in a reward file: `rewards=[brevity]` in a
             notebook. Added to the run's `rewards`, without the default reward. Only for one process.
         origin: folder of a run that `run` comes from. Log and manifest list the differences.
-        trust: which code files named by `run` may be executed. False: for a run file, those in and below its folder
-            and those in `overrides`, for a mapping all of them. True: all.
+        trust: which code files named by `run` may be executed. False: of a run file, those in and below its folder
+            and those in `overrides`. Of a mapping, all. True: all.
         on_check: with `dry_run`, called with the inputs that were built for the check.
 
     Returns:

@@ -250,7 +250,11 @@ class HookRelay:
         return call
 
     def _call(self, event: str, arguments: Mapping[str, Any]) -> list[Any]:
-        """Call the hooks through pluggy. Plain hooks name themselves in errors, so this handles only wrappers."""
+        """Call the hooks of an event through pluggy, and return their results, in which None is omitted.
+
+        Raises `HookError` with the name of the plugin if a hook wrapper raises an error or changes the results to an
+        invalid value. Errors of plain hooks already contain the name.
+        """
         caller = self._callers[event]
         try:
             results: Any = caller(**arguments)
@@ -263,7 +267,7 @@ class HookRelay:
                 _check_result(result, event, self._wrappers(caller))
             return results
         if event in (_TRANSFORM, _DECIDE):
-            message = f"{caller.name} returned {type(results).__name__}, not the list of answers that it got by yield"
+            message = f"{caller.name} returned {type(results).__name__}, not the list of results from its yield"
             raise HookError(message, where=self._wrappers(caller))
         return []
 
@@ -285,7 +289,7 @@ class HookRelay:
         return {name: arguments.get(name) for name in names}
 
     def _hint(self, hooks: _HookFunctions) -> str:
-        """Return a hint at the right name of an unknown hook, or at the lists of hooks."""
+        """Return a hint that suggests the right name of an unknown hook, or refers to the lists of hooks."""
         known = [PREFIX + event for event in self._callers]
         wrong = [name for name in vars(hooks) if name.startswith(PREFIX) and name not in known]
         if wrong and wrong[0] in _REMOVED_DECISIONS:

@@ -39,16 +39,16 @@ class ModelKind(ABC):
 
     A plugin's `build` is a subclass, or returns an instance of one. `rlhf_models.CausalLM` is the base class for models
     that transformers can load. An instance is stored with each loaded model and its copies, so it should contain
-    options only. Core calls `check` and `load_tokenizer` in the process that checks a run, `load_policy` and
-    `disable_noise` in every process that holds the model, `encode` for every prompt, `inputs` before every forward
-    pass, and `save_policy` on rank 0.
+    options only. Core calls `check` in the process that checks a run, `load_tokenizer` and `load_policy` in every
+    process that needs the tokenizer or the model, `disable_noise` in every process that trains the model, `encode` for
+    every prompt, `inputs` before every forward pass, and `save_policy` on rank 0.
 
     Example:
         kind = model_kind_for(config)
         kind.check()
         tokenizer = kind.load_tokenizer()
         policy = kind.load_policy(dtype=torch.float32, seed=0, tokenizer=tokenizer)  # in every process
-        kind.disable_noise(policy, adapters=True)
+        kind.disable_noise(policy, adapters=True)  # in every trainer process
         kind.save_policy(policy, weights, tokenizer, folder, adapter)  # on rank 0
     """
 
@@ -141,7 +141,7 @@ class ModelKind(ABC):
         Args:
             input_ids: [B, S] int64, padded on either side.
             attention_mask: [B, S] bool, True = a real token.
-            columns: Name -> [B, ...], the prompt columns marked `model_input`. Empty without a prompt source.
+            columns: Name -> [B, ...], the prompt columns marked `model_input`. Empty if the caller has only ids.
         """
         return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0), **columns}
 

@@ -125,7 +125,7 @@ def run_file(path: Path, where: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's file may raise anything
         sys.modules.pop(module_name, None)
-        raise PluginError(f"{path.name} fails to run: {error_text(error)}", where=where, hint="fix it") from error
+        raise PluginError(f"{path.name} fails to run: {error_text(error)}", where=where, hint="fix the file") from error
     return module
 
 

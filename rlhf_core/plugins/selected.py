@@ -82,7 +82,10 @@ class SelectedPlugin:
         return built
 
     def import_build(self) -> Callable[[BaseModel, object], Any]:
-        """Import the function that `build` calls. Raises `PluginError`, also if a required module is missing or old."""
+        """Import the function that `build` calls.
+
+        Raises `PluginError`, also if a required module is missing or its version is not supported.
+        """
         if self.function is not None:
             return partial(_build_plain, self.function, self.kind, tuple(self.component.config.model_fields))
         if self.is_unread:

@@ -67,7 +67,7 @@ class RewardCaller:
             call: The next caller, or the reward itself.
 
         Raises:
-            RewardFault: The whole call failed. Core then retries it.
+            RewardFault: The whole call failed. Core retries it as often as the option `retries` allows.
         """
         return await call(rollouts, timeout_seconds)
 

@@ -146,7 +146,7 @@ class RewardRunner:
         self._hung_threads = {thread for thread in self._hung_threads if thread.is_alive()}
         if (num_hung := len(self._hung_threads)) >= MAX_ABANDONED:
             raise RewardFault(
-                f"{num_hung} calls hang, and threads cannot be stopped. isolate: true runs it in a process instead"
+                f"{num_hung} calls hang, and threads cannot be stopped. isolate: true runs the reward in a process"
             )
 
         def call() -> object:

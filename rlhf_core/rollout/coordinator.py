@@ -257,7 +257,7 @@ class RolloutCoordinator(Generic[GroupT]):
             episode.outcomes = dict.fromkeys(episode.accepted) | episode.outcomes
 
     def _open_next(self) -> bool:
-        """Open the next episode, if it may start."""
+        """Create the ledger of the next episode and draw its prompts. Returns False if it may not start yet."""
         if self.why_closed() is not None:
             return False
         index = self._next_episode
@@ -300,7 +300,7 @@ class RolloutCoordinator(Generic[GroupT]):
         if episode.refused > self._max_refill_factor * self._prompts_per_episode:
             if episode.emptied == episode.refused:
                 raise RewardError(
-                    f"episode {index} lost all samples: the reward policy dropped those of {episode.emptied} prompts",
+                    f"episode {index} lost all samples: on_failure dropped those of {episode.emptied} prompts",
                     where="rewards",
                     hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
                 )

@@ -86,7 +86,8 @@ class PlayerContext:
     seed: int
     """The run's seed."""
     purpose: Purpose
-    """train: samples to train on. greedy: one more answer to each training prompt, as a baseline."""
+    """train: samples to train on. greedy: one more answer to each training prompt, as a baseline. evaluation: held-out
+    prompts."""
     times: PhaseTimes
     """A player that calls `engine` itself adds its seconds and tokens here. The default player adds its own."""
     journal: Journal

@@ -168,7 +168,7 @@ class RunFolder:
         checks = [(path, type_problem(path)) for path in (*files, self.performance, self.path / "actors.json")]
         for path, problem in (*checks, (self.control, type_problem(self.control, is_folder=True))):
             if problem is not None:
-                raise UserInputError(problem, where=str(path), hint="remove it, it does not belong in a run folder")
+                raise UserInputError(problem, where=str(path), hint="remove it, as it is not a file of a run")
 
     @property
     def holds_run(self) -> bool:

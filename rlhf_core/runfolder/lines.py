@@ -17,7 +17,7 @@ class RunLines(LineFile):
     def __init__(self, path: Path, key: str, last: int, *, instead: str, count: int | None = None) -> None:
         """Open the file and cut lines whose number under `key` is above `last`, which the resumed checkpoint lacks.
 
-        instead: hint that helps a user without this file. count: remaining lines according to the checkpoint.
+        instead: end of a hint, what to do without this file. count: remaining lines according to the checkpoint.
 
         Raises:
             CheckpointError: there are fewer or more lines.

@@ -57,7 +57,7 @@ class Decisions:
     """Whether a signal or an action ends the run after the episode."""
     checkpoint_requested: bool = False
     finished: Action | None = None
-    """The action that ends the run as complete."""
+    """The action that ends the run as done."""
     rollbacks: int = 0
     """Number of rollbacks of the run so far."""
 

@@ -100,7 +100,7 @@ class EpisodeEstimator:
         """
         if not collected.rows:
             raise RlhfError(
-                "all samples of an episode were dropped by the reward policy",
+                "all samples of an episode were dropped by the rewards' on_failure",
                 where="rewards",
                 hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
             )

@@ -41,7 +41,7 @@ class FitResult:
     step: int
     """Number of updates of the whole run."""
     finished: Action | None = None
-    """Action that ended the run before its last episode, with its origin and reason. None if the run is complete."""
+    """Action that ended the run before its last episode, with its origin and reason. None if all episodes ran."""
 
 
 class Transport(Protocol):

@@ -340,7 +340,7 @@ class TrainerSession(Trainer[list[Any]]):
         try:
             self._save_model()
         except CheckpointError as second:
-            return CheckpointError(f"{error.message}. {second.message}", where=error.where, hint=error.hint)
+            return CheckpointError(f"{error.message}, and {second.message}", where=error.where, hint=error.hint)
         written = f"The model after update {self.num_updates} is written"
         return OnlyModelError(
             f"{error.message}. {written}",

@@ -125,7 +125,7 @@ class LocalChannel:
         return self.coordinator.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state. Finished groups of a transport that makes episodes ahead of training are made again."""
+        """Restore the state. Finished groups of a transport that samples ahead of training are sampled again."""
         self.coordinator.load_state_dict(
             {**state, "open": {index: _reopen(saved) for index, saved in state["open"].items()}}
         )

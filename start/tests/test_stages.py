@@ -145,7 +145,7 @@ def test_a_pause_during_the_warm_start_holds_it_until_it_is_resumed(tmp_path, ca
     control.thread.join()
     assert control.codes == [0, 0] and control.num_updates[0] == control.num_updates[1] < 2
     out = capfd.readouterr().out
-    assert "warm-start: paused; resume goes on" in out and "warm-start: goes on" in out
+    assert "warm-start: paused: `resume` continues the run" in out and "warm-start: resumed" in out
     assert result.summary["status"] == status(folder / "warm-start") == "done"
     assert [event["command"] for event in RunFolder(folder / "warm-start").events(CONTROL)] == ["pause", "resume"]
     assert RunFolder(folder).events(CONTROL) == []

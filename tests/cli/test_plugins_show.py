@@ -33,8 +33,8 @@ def test_a_policy_loss_and_an_advantage_have_options_and_docstring(capsys):
 
 def test_a_reward_shows_all_of_its_docstring_once(capsys):
     told = shown(capsys, "exact-match")
-    assert told.count("1 where the completion equals") == 1
-    assert "A sample without an answer is an error." in told
+    assert told.count("1 if the completion equals") == 1
+    assert "ValueError: if a sample lacks an answer" in told
 
 
 def test_a_module_of_hooks_and_a_command(install, capsys):

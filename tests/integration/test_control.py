@@ -136,7 +136,7 @@ def test_the_command_steers_a_run_of_two_processes(tmp_path):
         set_lr = command("control", folder, "set", "lr=1e-5")
         assert set_lr.returncode == 0, set_lr.stderr
         assert len(lines(folder / "metrics.jsonl")) == step
-        assert command("control", folder, "resume").stdout == "goes on\n"
+        assert command("control", folder, "resume").stdout == "resumed\n"
         assert command("control", folder, "pause").returncode == 0
         process.send_signal(signal.SIGTERM)  # a paused run hears it
         _, err = process.finish()

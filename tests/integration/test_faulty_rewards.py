@@ -87,7 +87,7 @@ def test_samples_without_a_score_may_be_left_out(tmp_path, name):
 
 
 def test_an_episode_of_which_nothing_is_left_is_an_error(tmp_path):
-    with pytest.raises(RewardError, match="episode 1 lost all samples: the reward policy dropped"):
+    with pytest.raises(RewardError, match="episode 1 lost all samples: on_failure dropped"):
         start(run_file("raises", {"on_failure": "drop"}), tmp_path / "run")
     check_folder(tmp_path / "run", episodes=1)
 

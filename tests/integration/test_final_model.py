@@ -159,7 +159,7 @@ def test_where_neither_has_room_the_error_says_both(tmp_path, no_room, monkeypat
         raise CheckpointError("the model cannot be written: no room", where="model")
 
     monkeypatch.setattr("rlhf_models.causal_lm.CausalLM.save_policy", full)
-    with pytest.raises(CheckpointError, match="the disk is full; the model cannot be written: no room"):
+    with pytest.raises(CheckpointError, match="the disk is full, and the model cannot be written: no room"):
         start({}, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["model"]) == ("failed", None)

@@ -311,7 +311,7 @@ def test_prompts_that_are_left_out_are_told(tmp_path, capsys, dry_run):
 def test_a_dry_run_says_who_makes_prompts_that_have_no_text(capsys):
     assert rlhf(["train", "--environment", "guess-number", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "the environment makes the prompts, each when its episode begins\n" in out
+    assert "the environment makes each prompt when its episode begins\n" in out
     assert "0 tokens" not in out and "ids: " not in out
 
 

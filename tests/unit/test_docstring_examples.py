@@ -48,3 +48,10 @@ def test_examples_of_a_module_run(path: Path, tmp_path: Path, monkeypatch: pytes
         report: list[str] = []
         failed, _ = doctest.DocTestRunner(optionflags=OPTIONS).run(example, out=report.append)
         assert not failed, "".join(report)
+
+
+def test_at_least_forty_docstrings_have_an_example() -> None:
+    parser = doctest.DocTestParser()
+    sources = (path.read_text(encoding="utf-8") for path in WITH_EXAMPLES)
+    docstrings = (text for source in sources for text in re.findall(r'"""(.*?)"""', source, re.DOTALL))
+    assert sum(bool(parser.get_examples(text)) for text in docstrings) >= 40

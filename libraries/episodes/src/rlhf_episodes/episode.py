@@ -245,7 +245,10 @@ class Episode:
             self.rows.pop()
 
     def continue_row(self, row: EpisodeRow, messages: Messages) -> EpisodeRow:
-        """Append new messages after the last turn. Return the row, or a new one if the template changes its history."""
+        """Append new messages after the last turn and return the row.
+
+        With `history: branch`, return a new row if the template renders earlier replies differently than sampled.
+        """
         if row.messages is None:
             if messages is None:
                 return row

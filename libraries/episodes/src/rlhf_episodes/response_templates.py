@@ -23,7 +23,7 @@ class Family:
     in_channels: bool = False
     """Whether special tokens separate the parts of a reply, so that its text alone would mix them."""
     content_precedes_calls: bool = True
-    """Whether chat templates write a reply's content before its calls. If not, content before calls is dropped."""
+    """Whether chat templates write a reply's content before its calls. If not, calls replace the content."""
 
 
 _FUNCTION = {"name": "{name}", "arguments": "{content}"}

@@ -61,7 +61,7 @@ class EnvironmentConfig(Section):
         "default: true for `tools`, false for most others.",
     )
     memory_limit_bytes: Count | None = Field(
-        None, description="With isolate: resident memory limit of its process. null is half of the available memory."
+        None, description="With isolate: resident memory limit. null is half of the machine's (or container's) memory."
     )
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:

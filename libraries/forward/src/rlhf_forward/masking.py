@@ -88,7 +88,7 @@ def _totals(values: Tensor, mask: Tensor, all_reduce: Reduce) -> tuple[Tensor, T
 
 
 def var_over_ranks(values: Tensor, mask: Tensor, all_reduce: Reduce) -> Tensor:
-    """Biased variance (divided by the count) over the True positions of all ranks, 0 without any.
+    """Biased variance (divided by the count) over the True positions of all ranks, 0 for an empty mask.
 
     Calls `all_reduce` twice.
     """
@@ -145,7 +145,7 @@ def whiten_by_counts(values: Tensor, counts: Tensor, eps: float = 1e-8) -> Tenso
 
 
 def last_true_index(mask: Tensor) -> Tensor:
-    """[B, A] bool -> [B] int64: index of the last True of each row, -1 without any."""
+    """[B, A] bool -> [B] int64: index of the last True of each row, -1 for a row of False."""
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     if mask.shape[-1] == 0:
         return torch.full(mask.shape[:-1], -1, dtype=torch.int64, device=mask.device)

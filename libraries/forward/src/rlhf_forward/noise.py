@@ -77,7 +77,7 @@ def inverse_cdf_sample(
         Tokens with log-probs and support.
 
     Raises:
-        DivergenceError: Logits are not finite.
+        DivergenceError: The logits of a row are not a distribution (NaN, +inf, or only -inf).
 
     Example:
         >>> logits = torch.tensor([[0.5, 0.3, 0.2]]).log()

@@ -74,7 +74,7 @@ def _by_length(plain: Forward, lengths: Tensor) -> Forward:
 
 
 def _insert(result: Any, part: Any, is_selected: Tensor) -> Any:
-    """Write `part` ([1, N + 1, D], or a tuple of such, without the last position) to the N selected tokens."""
+    """Write `part` ([1, N + 1, D], or a tuple of such tensors, without the last position) to the N selected tokens."""
     if isinstance(part, tuple):
         results = result or (None,) * len(part)
         return tuple(_insert(one, each, is_selected) for one, each in zip(results, part, strict=True))

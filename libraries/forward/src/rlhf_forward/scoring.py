@@ -20,7 +20,7 @@ class _OnePass(GroupPass):
 
 
 class ReferencePass(_OnePass):
-    """Adds `reference_log_probs`, the reference's log-probs of the sampled tokens under the sampling parameters."""
+    """Adds `reference_log_probs`, log-probs of the sampled tokens at the temperature and support of the sampling."""
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
         def log_probs(model: nn.Module, batch: Experience) -> Tensor:

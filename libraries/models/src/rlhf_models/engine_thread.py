@@ -158,7 +158,7 @@ class EngineThread:
             return [(each.request, each.sampling) for each in self._take()]
 
     def _take(self) -> list[_OpenRequest]:
-        """Move waiting requests to the engine: one per sample id and branch, and in a batch one sampling setup."""
+        """Move waiting requests to the engine: one per sample id and branch, with equal sampling in a batch."""
         taken: list[_OpenRequest] = []
         with self._changed:
             waiting = [each for each in self._waiting if not each.answer.done()]

@@ -17,7 +17,7 @@ every rank."""
 def needs(
     what: Needs, *, compares_answers: bool = False, greedy_answer: bool = False
 ) -> Callable[[FunctionT], FunctionT]:
-    """Declare the input that an advantage estimator (`rlhf.advantages`) needs. Without declaration, the whole episode.
+    """Declare the input that an advantage estimator (`rlhf.advantages`) needs. The default is the whole episode.
 
     With `scalars` the estimator is called with an `EpisodeView` and returns [B] values, one for all tokens of a row.
     Otherwise it is called with an `AdvantageInput` of the rows that it needs, and returns [B, A].
@@ -25,7 +25,7 @@ def needs(
     Args:
         what: `scalars`, `row` or `episode`.
         compares_answers: Whether it compares the answers to one prompt, so that a single answer has advantage 0.
-        greedy_answer: Whether it reads `greedy_scores`. Makers then also sample and score a greedy answer per prompt.
+        greedy_answer: Whether it reads `greedy_scores`. Each prompt then also gets a greedy answer, which is scored.
 
     Returns:
         A decorator, which returns the estimator itself.
@@ -64,7 +64,7 @@ def needs_greedy_answer(estimator: Callable[..., Any] | None) -> bool:
     """Whether an estimator has declared by `needs` that it reads the score of a greedy answer.
 
     Args:
-        estimator: An advantage estimator. False for None.
+        estimator: An advantage estimator, or None, for which the result is False.
     """
     return bool(getattr(estimator, "greedy_answer", False))
 

@@ -47,7 +47,7 @@ def estimated(
         [R, A] float32.
 
     Raises:
-        RlhfError: The estimator compares with a greedy answer, and the episode lacks them.
+        RlhfError: The estimator compares with a greedy answer, and the episode lacks greedy answers.
     """
     import torch
 

@@ -24,7 +24,7 @@ _HINT = (
 
 
 class FlatGroups:
-    """Counts successive episodes without any difference within a group, and warns at the third."""
+    """Counts successive episodes in which no group has different scores, and warns at the third."""
 
     def __init__(self, estimator: Callable[..., Any] | None) -> None:
         """Start counting.

@@ -51,7 +51,7 @@ class PolicyObjective(RolloutAlgorithm):
     Example:
         class Grpo(PolicyObjective): ...
 
-        def build(config: GrpoConfig, context: AlgorithmContext) -> Grpo:  # FunctionSection with `advantage`
+        def build(config: GrpoConfig, context: AlgorithmContext) -> Grpo:  # options with `advantage`
             sampling = context.sampling
             return Grpo(config, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     """
@@ -108,7 +108,7 @@ class PolicyObjective(RolloutAlgorithm):
         return model_passes(context, self.roles)
 
     def set_option(self, name: str, value: float) -> None:
-        """Change `kl_coef` if there is a reference model. Other options raise `UserInputError`."""
+        """Change `kl_coef`. Raises `UserInputError` for other options, for 0, and if `kl_coef` was 0 (no reference)."""
         if name != "kl_coef" or self.config.kl_coef == 0 or value == 0:
             super().set_option(name, value)
         self.config = self.config.model_copy(update={name: value})
@@ -205,7 +205,11 @@ class PolicyObjective(RolloutAlgorithm):
     def _measure_entropy(
         self, controller: EntropyController, episode: Experience, view: EpisodeView, metrics: dict[str, float]
     ) -> None:
-        """Estimate the sampling policy's entropy as the mean of -log p over the tokens that it sampled."""
+        """Add the entropy of the sampling policy and the current coefficient to `metrics`.
+
+        The entropy is estimated as the mean of -log p over the sampled tokens of all ranks. The controller also
+        receives it, to adapt the coefficient.
+        """
         entropy = -float(mean_over_ranks(episode.action_log_probs, episode.action_mask, view.all_reduce))
         controller.measure(entropy)
         metrics["policy/sampled_entropy"] = entropy

@@ -35,7 +35,7 @@ class PolicyObjectiveSection(FunctionSection):
         "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
     ] = Field("token-mean", description="Aggregation of token losses over the global batch.")
     norm_length: int | None = Field(
-        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens. null is engine.max_new_tokens."
+        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens. null uses engine.max_new_tokens."
     )
     entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
     kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty. 0 runs without a reference model.")
@@ -54,13 +54,13 @@ class PolicyObjectiveSection(FunctionSection):
         description="Policy loss: clip, an installed one or FILE.py:NAME. {name: …, option: …} sets its options.",
     )
     clip_eps: float | None = Field(
-        None, gt=0, description="Lower bound 1 - clip_eps (and upper bound) of the ratio. null is the loss's default."
+        None, gt=0, description="Bounds of the ratio: 1 - clip_eps, and 1 + clip_eps. null uses the loss's default."
     )
     clip_eps_high: float | None = Field(
-        None, gt=0, description="Upper bound 1 + clip_eps_high of the ratio (DAPO: clip-higher). null is clip_eps."
+        None, gt=0, description="Upper bound 1 + clip_eps_high of the ratio (DAPO: clip-higher). null uses clip_eps."
     )
     overlong_buffer_tokens: int | None = Field(
-        None, ge=1, description="Penalize answers within this distance of engine.max_new_tokens (DAPO). null is off."
+        None, ge=1, description="Penalize answers within this many tokens of engine.max_new_tokens (DAPO). null is off."
     )
     overlong_penalty: float = Field(1.0, gt=0, description="Penalty subtracted from the score of a full-length answer.")
     mask_truncated: bool = Field(False, description="Mask answers that were cut by the token limit (DAPO).")

@@ -208,7 +208,7 @@ def torch_step(
         The global gradient norm before clipping, `inf` for a skipped step.
 
     Raises:
-        DivergenceError: the norm is not finite, and the loss is not scaled.
+        DivergenceError: the norm is not finite, and the loss is not scaled or its scale is already 1.
     """
     params = _with_gradients(optimizer)
     grads = [param.grad for param in params if param.grad is not None]

@@ -1,4 +1,4 @@
-"""Starts the processes of a launch, waits for them, and ends those that are lost or run on after a failure."""
+"""Starts the processes of a launch, waits for them, and ends those that are lost or keep running after a failure."""
 
 from __future__ import annotations
 

@@ -81,7 +81,9 @@ def state_dict_shards_of(
     only: Callable[[str], bool] | None = None,
     gather: Callable[[str, Tensor], Tensor] | None = None,
 ) -> Iterator[dict[str, Tensor]]:
-    """Iterate over `model.state_dict()` in shards, tied tensors once. At most one shard and one tensor are in memory.
+    """Iterate over `model.state_dict()` in shards, tied tensors once.
+
+    At most one shard and one more tensor are held in full at a time.
 
     Args:
         model: the model, possibly sharded over processes.

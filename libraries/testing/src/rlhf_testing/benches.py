@@ -51,7 +51,7 @@ def trained_models(algorithm: Algorithm[Any, Any], policy: nn.Module, device: st
 
 @dataclass
 class LossBench(ABC):
-    """An algorithm with its models, and the trainer's objective: each term's sum over all batches by its count."""
+    """An algorithm with its models, and the trainer's objective: each term's sum over all batches, over its count."""
 
     make: Callable[[], Algorithm[Any, Any]]
     algorithm: Algorithm[Any, Any]

@@ -34,7 +34,8 @@ _SUITES: Mapping[str, type] = {
     "advantages": contracts.AdvantageContract,
     "policy_losses": contracts.PolicyLossContract,
 }
-"""Contract suite of each kind. The suite of an algorithm depends on `feeds`. A logger's might write to a server."""
+"""Contract suite of each kind. That of an algorithm depends on `feeds`. Loggers lack one here, since their suite might
+write to a server."""
 
 
 class Verdict(NamedTuple):
@@ -71,7 +72,7 @@ def check_plugin(ref: PluginRef, *, whole: bool) -> Verdict:
     recorder = _FailureRecorder()
     with TemporaryDirectory() as folder:
         Path(folder, "pytest.ini").touch()  # keeps pytest from reading the configuration of a parent folder
-        suite = Path(folder, f"test_{abs(hash((ref.kind, ref.name)))}.py")  # names must differ for pytest
+        suite = Path(folder, f"test_{abs(hash((ref.kind, ref.name)))}.py")  # pytest imports only one file per name
         suite.write_text(f"from {__name__} import suite\n\nTestPlugin = suite({ref.kind!r}, {ref.name!r}, {whole})\n")
         # Heavy imports only slow commands down, so they are not an error.
         options = ["--maxfail=1", "-k", "not light", "-p", "no:cacheprovider", "--assert=plain", "-W", "ignore"]

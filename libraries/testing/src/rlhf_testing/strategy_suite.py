@@ -58,7 +58,8 @@ def observe(strategy: Strategy, folder: Path) -> dict[str, Any]:
         folder: Empty folder for saved models.
 
     Returns:
-        Results by observation, the same on every rank. Each contains losses, gradient norms and weights.
+        Results by name of the observation, the same on every rank. Those of a training are its losses, gradient norms
+        and weights.
     """
     import torch
 

@@ -75,10 +75,10 @@ def environment_key(variable: str, *, where: str, hint: str | None = None) -> st
     Args:
         variable: its name.
         where: location named in the error, such as the option that names the variable.
-        hint: hint of the error. None suggests to export the variable.
+        hint: hint of the error. None suggests exporting the variable.
 
     Raises:
-        UserInputError: if the variable is not set or empty.
+        UserInputError: if the variable is unset or empty.
 
     Example:
         >>> environment_key("NO_SUCH_KEY", where="judge.key_env")

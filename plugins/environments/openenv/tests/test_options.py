@@ -70,7 +70,7 @@ def test_an_observation_as_text():
     ("observation", "field", "said"),
     [
         ("warm", None, "an observation of the type str, not dict"),
-        ({"hint": "warm"}, "text", 'without "text": its fields are hint'),
+        ({"hint": "warm"}, "text", 'without "text" .its fields: hint'),
         ({"hint": "\ud800"}, "hint", "a lone surrogate"),
         ({"hint": "x" * 1_000_001}, "hint", "1000001 characters"),
     ],

@@ -119,7 +119,7 @@ def test_the_key_is_in_no_log(caplog, monkeypatch):
         ({"agent": {"harness": {"id": "bash"}}}, "the harness bash runs code written by the model", "agent.runtime"),
         ({"agent": {"runtime": {"type": "moon"}}}, "agent.runtime: ", "agent"),
         ({"args": {"endless": True}}, "is infinite", "num_tasks"),
-        ({"args": {"highest": -1}}, "is empty", "args"),
+        ({"args": {"highest": -1}}, "has zero tasks", "args"),
         ({"args": {"highest": "x"}}, "highest: ", "args"),
         ({"records": [{"prompt": [{"role": "user", "content": "Go."}]}]}, "provides its own prompts", None),
     ],

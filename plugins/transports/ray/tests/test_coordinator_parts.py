@@ -45,7 +45,7 @@ class TestActorRegistry:
         assert registry.stuck() == {"b": "sent no heartbeat for 15 s"}
         now[0] = 101
         registry.record_heartbeat("a")
-        assert registry.stuck()["a"] == "makes 2 prompts from 4 for 101 s"
+        assert registry.stuck()["a"] == "has been busy for 101 s (makes 2 prompts from 4)"
         registry.forget("a")
         assert list(registry) == ["b"]
 

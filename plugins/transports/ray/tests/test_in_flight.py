@@ -220,7 +220,7 @@ def worker_of(shared: SharedEngine, staged: StagedWeights, max_batches: int) -> 
 def test_batches_are_made_side_by_side_and_each_is_sent_when_it_is_done(
     engine: Engine, shared: SharedEngine, staged: StagedWeights
 ) -> None:
-    """The second batch is over before the long answer of the first; a third begins in its lane."""
+    """The second batch ends before the long answer of the first. A third batch takes its place."""
     feed: Any = Feed([[50, 2], [3, 4], [5]])
 
     def hold(step: int) -> None:
@@ -237,7 +237,7 @@ def test_batches_are_made_side_by_side_and_each_is_sent_when_it_is_done(
     assert feed.under_way[0] == 0 and max(feed.under_way) == 1
 
 
-def test_an_error_in_a_lane_ends_the_loop(engine: Engine, shared: SharedEngine, staged: StagedWeights) -> None:
+def test_an_error_in_a_batch_ends_the_loop(engine: Engine, shared: SharedEngine, staged: StagedWeights) -> None:
     def fails(step: int) -> None:
         if step == 5:
             raise RlhfError("out of memory", where="engine fake")
@@ -276,7 +276,7 @@ def test_weights_come_in_the_middle_of_an_episode(
 
 
 @pytest.mark.parametrize(
-    ("options", "lanes"),
+    ("options", "max_batches"),
     [
         ({}, None),
         ({"weights": "in-flight"}, 2),
@@ -285,8 +285,8 @@ def test_weights_come_in_the_middle_of_an_episode(
         ({"weights": "in-flight", "prompts_per_lease": 1}, 32),
     ],
 )
-def test_as_many_batches_at_a_time_as_the_bound_lets_it_have(options: dict[str, Any], lanes: int | None) -> None:
-    assert RayConfig(**options).max_batches(64) == lanes
+def test_as_many_batches_at_a_time_as_the_bound_lets_it_have(options: dict[str, Any], max_batches: int | None) -> None:
+    assert RayConfig(**options).max_batches(64) == max_batches
 
 
 def test_what_cannot_go_together_is_said_at_check(run_file: Callable[..., dict[str, Any]]) -> None:

@@ -139,7 +139,7 @@ class TestDynamicSampling:
         ("make", "said"),
         [
             (make_group, "dynamic sampling: episode 0 drew 8 prompts that were all refused"),
-            (empty, "rewards: episode 0 lost all samples: the reward policy dropped those of 8 prompts"),
+            (empty, "rewards: episode 0 lost all samples: on_failure dropped those of 8 prompts"),
         ],
     )
     def test_refills_are_bounded_and_say_why(self, make, said):

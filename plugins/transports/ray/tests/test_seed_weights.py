@@ -148,5 +148,5 @@ def test_an_adapter_for_a_model_without_one_is_refused(module: nn.Module) -> Non
     staged = StagedWeights({"policy": module})
     staged.begin(1, adapter_only=True)
     staged.stage(1, "policy", {"bias": torch.zeros(2)})
-    with pytest.raises(SyncError, match="is without one"):
+    with pytest.raises(SyncError, match="does not have one"):
         staged.commit(1)

@@ -60,7 +60,7 @@ def test_a_maker_that_has_no_weights_yet_is_shown(tmp_path: Path) -> None:
     with RunFolder.take(tmp_path):
         shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0
-    assert "maker-0  pid 6  waits for 0 s  no weights yet" in shown.output
+    assert "maker-0  pid 6  waits (for 0 s)  no weights yet" in shown.output
 
 
 def test_stop_sends_no_process_a_signal_but_asks_the_driver_which_is_gone_when_the_folder_is_free(
@@ -103,7 +103,7 @@ def test_status_shows_what_a_driver_wrote(tmp_path: Path) -> None:
     with RunFolder.take(tmp_path):
         shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
-    assert "waits for 1.5 s  version 0  restarted 1 times" in shown.output
+    assert "waits (for 1.5 s)  version 0  restarted 1 times" in shown.output
 
 
 def test_a_driver_elsewhere_that_says_nothing_any_more_is_not_called_stopped(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ Fault = TypeVar("Fault", bound=RewardFault)
 MAX_DEADLINES = 4
 """Maximum total time of all calls, in deadlines of one call."""
 MAX_TIMEOUTS = 16
-"""Maximum number of late calls per deadline: each call gets at least this fraction of a deadline."""
+"""Maximum number of late calls per deadline: each call gets at least a deadline divided by this number."""
 MAX_LOST = 256
 """Maximum number of calls per deadline that lose their process."""
 

@@ -34,9 +34,9 @@ class AdvantageInput:
     values: Tensor | None = None
     """[B, A] float32, the critic's value of the state before each token. None without a critic."""
     log_probs: Tensor | None = None
-    """[B, A] float32 nats, under the sampling policy."""
+    """[B, A] float32 nats, under the policy that sampled, on the distribution that it sampled from."""
     trainer_log_probs: Tensor | None = None
-    """[B, A] float32 nats, under the trainer's policy at the start of the episode. None if it is not run then."""
+    """[B, A] float32 nats, under the trainer's policy at the start of the episode. None if it does not run then."""
     reference_log_probs: Tensor | None = None
     """[B, A] float32 nats. None without a reference."""
     named_rewards: Mapping[str, Tensor] = field(default_factory=dict)

@@ -64,7 +64,7 @@ def group_normalised(
         eps: Added to the std.
 
     Returns:
-        [B] float32, 0 in groups of one or without different scores.
+        [B] float32, 0 in groups of one and in groups with equal scores.
 
     Example:
         >>> scores, groups = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])

@@ -118,7 +118,7 @@ def effective_sample_size(weights: Tensor, mask: Tensor, all_reduce: Reduce = si
         all_reduce: Sums over ranks. Collective.
 
     Returns:
-        Scalar in (0, 1], or 0 without True positions.
+        Scalar in (0, 1] in the dtype of `weights`, or 0 if no position counts or all weights are 0.
 
     Example:
         >>> effective_sample_size(torch.tensor([1.0, 3.0]), torch.tensor([True, True]))  # 4^2 / (2 * 10)

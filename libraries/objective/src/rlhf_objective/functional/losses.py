@@ -89,7 +89,7 @@ def cispo_policy_loss(
         log_probs, old_log_probs, advantages, mask, clip_eps_low, clip_eps_high: As for `ppo_policy_loss`.
 
     Returns:
-        Losses, ratio, and which weights were clipped.
+        Losses, ratio (detached, before the clip), and which weights were clipped.
     """
     ratio = importance_ratio(log_probs, old_log_probs, mask).detach()
     weight = ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)

@@ -48,7 +48,7 @@ class OffPolicyCorrection:
     ratio: Tensor
     """[B, A] float32: trainer / engine probability of each token, 1 outside the mask."""
     effective_sample_size: Tensor
-    """Scalar in (0, 1]: (sum w)^2 / (n sum w^2) over the n kept tokens, 0 without any."""
+    """Scalar in (0, 1]: (sum w)^2 / (n sum w^2) over the n kept tokens, 0 if all are dropped."""
 
 
 def off_policy_correction(

@@ -77,7 +77,7 @@ class Distill(RolloutAlgorithm):
         return terms
 
     def advantages(self, episode: Experience) -> Experience:
-        """Set advantages [B, A]: log-ratios of the sampled tokens (without `top_k`) plus those of the rewards."""
+        """Set advantages [B, A]: log-ratios of sampled tokens (without `top_k`), plus rewards if `reward_coef` > 0."""
         view, config, mask = EpisodeView.of(episode), self._config, episode.action_mask
         advantages = torch.zeros(mask.shape)
         metrics: dict[str, float] = {}

@@ -72,7 +72,7 @@ class ReinforceConfig(CriticFreeConfig):
         "none", description="group subtracts the mean reward of the prompt's answers first (REINFORCE++-baseline)."
     )
     advantage: Choice | None = Field(
-        None, description="Advantage estimator: a name, or {name: …, option: …}. null is determined by `baseline`."
+        None, description="Advantage estimator: a name, or {name: …, option: …}. null follows `baseline`."
     )
     gamma: float | None = Field(
         None, ge=0, le=1, description="Discount factor per token. null is the estimator's default."

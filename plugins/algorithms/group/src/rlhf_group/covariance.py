@@ -1,6 +1,4 @@
-"""Policy losses that restrain the tokens responsible for falling entropy (Cui 2025, "The entropy mechanism", section
-4).
-"""
+"""Policy losses that restrain the tokens that lower the entropy (Cui 2025, "The entropy mechanism", section 4)."""
 
 from __future__ import annotations
 

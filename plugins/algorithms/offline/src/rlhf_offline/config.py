@@ -53,7 +53,7 @@ class DPOConfig(AnswerPairConfig):
         description="Divergence that regularizes toward the reference (losses sigmoid, robust and hinge). forward-kl "
         "and alpha clamp an answer's log-ratio to [-20, 20] nats, outside which the gradient is 0.",
     )
-    alpha: float = Field(0.5, gt=0, lt=1, description="Parameter of divergence alpha: 0 is reverse-kl, 1 forward-kl.")
+    alpha: float = Field(0.5, gt=0, lt=1, description="For divergence alpha: near 0 as reverse-kl, near 1 forward-kl.")
     reference_free: bool = Field(False, description="Use log-probs of the policy alone, without a reference model.")
 
     @model_validator(mode="after")

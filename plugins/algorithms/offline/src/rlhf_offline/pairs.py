@@ -42,7 +42,7 @@ class PairLines(PolicyOnly[Answers, AnswersBatch]):
 
     def _check_text(self, record: Mapping[str, Any], key: str, hint: str) -> None:
         if not isinstance(record.get(key), str) or not record[key]:
-            problem = f"the record's `{key}` must be text that is not empty (keys: {', '.join(sorted(record))})"
+            problem = f"the record's `{key}` must be text, and not empty (its keys: {', '.join(sorted(record))})"
             raise DataError(problem, where=self.name, hint=hint)
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answers | None:

@@ -31,7 +31,7 @@ class SFT(PolicyOnly[Example, ExampleBatch]):
         ):
             return
         raise DataError(
-            f"the record lacks a completion text (keys: {', '.join(sorted(record))})",
+            f"the record lacks a completion text (its keys: {', '.join(sorted(record))})",
             where="sft",
             hint='write lines with {"prompt": …, "completion": "…"} or {"messages": […]}',
         )

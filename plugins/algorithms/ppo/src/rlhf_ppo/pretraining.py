@@ -124,5 +124,5 @@ def _read_texts(path: Path) -> Iterator[str]:
         except (ValueError, KeyError, TypeError):
             raise DataError('is not {"text": "…"}', where=f"{path}:{number}") from None
         if not isinstance(text, str) or not text:
-            raise DataError('"text" must be a string that is not empty', where=f"{path}:{number}")
+            raise DataError('"text" must be a non-empty string', where=f"{path}:{number}")
         yield text

@@ -88,7 +88,7 @@ def _describe_layout(layout: Layout, resolved: ResolvedRun) -> str:
         )
         return (
             f"no layout of strategy {resolved.strategy.name} fits {memory} per process: a {largest.kind} of "
-            f"{layout.num_processes} needs {_size(largest.total_bytes)}, of which the largest part is {part}\n  {hint}"
+            f"{layout.num_processes} needs {_size(largest.total_bytes)}, mostly for {part}\n  {hint}"
         )
     own = resolved.own_processes
     flags = [f"--num-processes {layout.num_processes}"] if own is None else []

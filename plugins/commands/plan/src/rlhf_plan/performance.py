@@ -2,8 +2,8 @@
 
 Everything is derived from public hook events: the times and throughputs on an episode's last line, and the wall clock
 between an episode's start and end. Floating-point operations are the usual estimate for transformers (Kaplan et al.
-2020, arXiv:2001.08361, section 2.1): 2·N per generated token, 6·N per trained token, or 8·N with gradient
-checkpointing. Attention scores and prompt prefill are not counted, so the figures are lower bounds.
+2020, arXiv:2001.08361, section 2.1): 2·N for each token in a forward pass, and 6·N for each trained token, or 8·N
+with gradient checkpointing. Attention scores and prompt prefill are not counted, so the figures are lower bounds.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ logger = logging.getLogger("rlhf.report")
 
 @hookimpl(trylast=True)
 def rlhf_run_end(run_folder: Path, summary: Metrics | None) -> None:
-    """Write the page, after all other hooks, whose files it shows. Without a summary, the run folder was removed.
+    """Write the page after all other hooks, since it shows their files.
 
-    An error is only logged, since it does not change the result of the run.
+    Without a summary, the run folder was removed and no page is written. An error is only logged, since it does not
+    change the result of the run.
     """
     import rlhf_report
 

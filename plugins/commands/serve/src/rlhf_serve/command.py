@@ -18,7 +18,7 @@ import click
 )
 @click.option("--engine", default="hf", show_default=True, help="Engine that generates answers.")
 @click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), default=1024, show_default=True, help="Tokens of an answer."
+    "--max-new-tokens", type=click.IntRange(min=1), default=1024, show_default=True, help="Token limit per answer."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of sampling.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")

@@ -283,7 +283,7 @@ def answer_body(body: Body, answers: Sequence[Answer], reply_id: str) -> bytes:
 def answer_events(body: Body, answers: Sequence[Answer], reply_id: str) -> Iterator[bytes]:
     """Yield the response as server-sent events: for each complete answer one event with its content and one end event.
 
-    Args: as for `answer_body`.
+    The arguments are those of `answer_body`.
     """
     head = _head(body, answers, reply_id, ".chunk")
     for index, answer in enumerate(answers):

@@ -43,13 +43,12 @@ class VllmEngineConfig(EngineConfig):
         1,
         ge=1,
         le=64,
-        description="Number of GPUs that split every layer. A maker needs as many (transport.maker_gpus). While they "
-        "load a new version, shared memory holds all of it.",
+        description="Number of GPUs that split every layer, which a maker must reserve (transport.maker_gpus). While "
+        "they load a new version, shared memory holds all of it.",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="torch.compile and CUDA graphs. auto: on a GPU only, for which they are worth the seconds that "
-        "they add to the start.",
+        description="torch.compile and CUDA graphs. auto: on a GPU only, since they add seconds to the start.",
     )
     sleep: Literal["auto", "on", "off"] = Field(
         "auto",

@@ -69,7 +69,11 @@ def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
 
 
 def can_sleep(settings: Settings) -> bool:
-    """Whether vLLM should sleep between rollouts. Raises `ConfigError` if requested and this build cannot."""
+    """Whether vLLM should sleep between rollouts.
+
+    Raises `ConfigError` if `sleep: on` requests it and this build cannot, and `PluginError` if the policy is on a GPU
+    but vLLM is the CPU build.
+    """
     from vllm.platforms import current_platform
 
     if settings.device.startswith("cuda") and current_platform.is_cpu():

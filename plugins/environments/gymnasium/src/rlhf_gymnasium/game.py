@@ -107,7 +107,7 @@ def _make(config: GymnasiumConfig) -> Any:
         raise ConfigError(
             f"gymnasium.make failed: {type(error).__name__}: {error}",
             where="environment.env_id and environment.kwargs",
-            hint="kwargs are arguments of the environment. Some environments need other extras of Gymnasium",
+            hint="kwargs are arguments of the environment. Some environments need more of Gymnasium installed",
         ) from error
 
 

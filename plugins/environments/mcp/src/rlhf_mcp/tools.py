@@ -29,8 +29,9 @@ def schemas(tools: Sequence[ServerTool], wanted: Sequence[str] | None, hidden: S
         wanted: Names of tools to include. None includes all.
         hidden: Names of tools to exclude.
 
-    Raises `ConfigError` if the server does not have a wanted or hidden tool, and `EpisodeError` if the list is
-    ambiguous, empty or too long for a prompt.
+    Raises:
+        ConfigError: The server does not have a wanted or hidden tool.
+        EpisodeError: The list is ambiguous, empty or too long for a prompt, or a name is invalid.
     """
     offered = {tool.name: tool for tool in tools}
     if len(offered) < len(tools):

@@ -50,7 +50,7 @@ def text_of(observation: Any, field: str | None) -> str:
         raise ValueError(f"returned an observation of the type {type(observation).__name__}, not dict")
     if field is not None and field not in observation:
         known = ", ".join(map(str, observation))
-        raise ValueError(f'returned an observation without "{field}": its fields are {known or "empty"}'[:1000])
+        raise ValueError(f'returned an observation without "{field}" (its fields: {known or "none"})'[:1000])
     shown = observation if field is None else observation[field]
     text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
     if len(text) > MAX_OBSERVATION_CHARS:

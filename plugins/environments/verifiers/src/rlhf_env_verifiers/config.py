@@ -14,8 +14,8 @@ _RUN_OPTIONS = {
     "model": "the policy is its model",
     "client": "it calls the policy",
     "sampling": "the section `engine` sets sampling options",
-    "max_turns": "use environment.max_turns",
-    "retries": "use environment.retries",
+    "max_turns": "environment.max_turns sets it",
+    "retries": "environment.retries sets it",
 }
 """Options of an agent that the run sets, with the reason."""
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*", re.DOTALL)
@@ -52,7 +52,7 @@ class VerifiersConfig(Section):
     @classmethod
     def _check_agent(cls, agent: dict[str, Any]) -> dict[str, Any]:
         if taken := next((key for key in agent if key in _RUN_OPTIONS), None):
-            raise ValueError(f"{taken}: {_RUN_OPTIONS[taken]}: remove it")
+            raise ValueError(f"{taken}: {_RUN_OPTIONS[taken]}, so remove it")
         harness = agent.get("harness")
         if isinstance(harness, dict) and "env" in harness:  # could install and run another program
             raise ValueError("harness.env: set variables in the run's environment and name them in forward_env")

@@ -105,7 +105,7 @@ def _tasks(config: VerifiersConfig, taskset: vf.Taskset) -> tuple[Any, ...]:
     with _config_errors("env", f"{config.env} cannot load its tasks", "check environment.args and the source of tasks"):
         tasks = tuple(taskset)
     if not tasks:
-        raise ConfigError(f"{config.env} is empty", where="environment.args", hint="see its options in verifiers")
+        raise ConfigError(f"{config.env} has zero tasks", where="environment.args", hint="see its options in verifiers")
     return tasks
 
 

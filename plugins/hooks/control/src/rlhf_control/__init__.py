@@ -1,1 +1,1 @@
-"""Commands to a running run."""
+"""Commands that control a run in progress."""

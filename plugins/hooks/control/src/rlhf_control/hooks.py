@@ -1,4 +1,4 @@
-"""The hooks with which a run executes the commands of `rlhf control`."""
+"""Hooks that execute the commands of `rlhf control` in a run."""
 
 from __future__ import annotations
 

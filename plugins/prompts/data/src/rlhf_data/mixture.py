@@ -69,7 +69,7 @@ class Mixture:
 
 
 class StreamedMixture:
-    """Sources of which some have unknown length. Each is read separately, as they take turns."""
+    """Sources that take turns, some of unknown length. Each is read separately."""
 
     def __init__(self, sources: Sequence[tuple[str, float, PromptSource | Iterable[Mapping[str, Any]]]]) -> None:
         """Combine `sources`: name, weight and records of each."""

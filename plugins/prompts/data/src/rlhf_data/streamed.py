@@ -59,7 +59,7 @@ class StreamedRecords(PromptStream):
         self._restart()
         self._first_records = list(islice(self._epoch(), held_out))
         if len(self._first_records) < held_out:
-            raise DataError(f"only {len(self._first_records)} records are usable, {held_out} held out", where="prompts")
+            raise DataError(f"only {len(self._first_records)} of {held_out} held-out records exist", where="prompts")
         self.at(0)
 
     def at(self, position: int) -> tuple[Record, str]:
@@ -105,7 +105,7 @@ class StreamedRecords(PromptStream):
 
 
 class MixedRecords(PromptStream):
-    """Parts that take turns by their weights, of which some have unknown length.
+    """Parts that take turns by their weights, some of unknown length.
 
     A position determines the part whose turn it is, and the number of its earlier turns, which is the part's cursor.
     """

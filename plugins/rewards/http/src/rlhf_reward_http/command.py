@@ -33,7 +33,7 @@ _STOP_SECONDS = 30.0
 @click.option("--device", default="auto", show_default=True, help="Device of the reward: auto, cpu, cuda, cuda:N.")
 @click.option("--max-in-flight", type=click.IntRange(min=1), default=8, show_default=True, help="Concurrent requests.")
 @click.option(
-    "--max-body-bytes", type=click.IntRange(min=1024), default=8 * 2**20, show_default=True, help="Size of a request."
+    "--max-body-bytes", type=click.IntRange(min=1024), default=8 * 2**20, show_default=True, help="Request size limit."
 )
 def serve_reward(
     name: str,

@@ -67,7 +67,7 @@ class ProtocolError(ValueError):
 
 
 def encode_request(rollouts: Sequence[Rollout]) -> bytes:
-    """Encode a request. Raises `ProtocolError`, which names the sample, if its answer or metadata do not fit JSON."""
+    """Encode a request. Raises `ProtocolError`, naming the sample, if its answer or metadata cannot be JSON."""
     return b'{"protocol":%d,"samples":[%s]}' % (VERSION, b",".join(map(_encode_sample, rollouts)))
 
 

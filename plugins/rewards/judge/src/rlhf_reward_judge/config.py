@@ -59,7 +59,7 @@ class JudgeConfig(ClientOptions):
     max_tokens: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of tokens (prompts and replies) in a run on a machine. Calls in flight still cost.",
+        description="Maximum tokens (prompts and replies) in a run on one machine. Calls in flight are still paid for.",
     )
     answer_seconds: float = Field(60.0, gt=0, description="Maximum silence on a connection before a call is lost.")
 

@@ -45,7 +45,7 @@ class RolloutEncoder:
         """Encode a sample. Raises `ValueError`, which names the sample, if that is not possible."""
         ids = self._encode(rollout)
         if not ids:
-            raise ValueError(f"sample {rollout.sample_id} is empty: it has not a single token")
+            raise ValueError(f"sample {rollout.sample_id} is empty: it does not have any tokens")
         if self._cut:
             ids = ids[: self.limit_tokens] if self.pools_itself else ids[-self.limit_tokens :]
         self.check_length(ids, rollout, ", or set too_long: cut")

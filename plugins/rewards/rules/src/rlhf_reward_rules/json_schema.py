@@ -74,7 +74,7 @@ def json_schema(
 
 
 def _matches_schema(completion: str, validator: Any | None, allow_fence: bool) -> bool:
-    """Whether JSON matches. Raises `ValueError`, `RecursionError` or `OverflowError` if it cannot be checked."""
+    """Whether it is JSON that matches. Raises `ValueError`, `RecursionError` or `OverflowError` if that is unknown."""
     fenced = _FENCED.findall(completion) if allow_fence else []
     text = str(fenced[-1]) if fenced else completion
     value = json.loads(text, parse_constant=_parse_finite, parse_float=_parse_finite)

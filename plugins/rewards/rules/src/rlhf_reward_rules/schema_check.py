@@ -23,8 +23,8 @@ def make_validator(schema: object) -> Any:
     """Return the jsonschema validator of a schema. Remote references are not fetched.
 
     Raises:
-        ValueError: if it is not a schema, or its references cannot be resolved or form a cycle without an end, so that
-            values cannot be checked.
+        ValueError: if it is not a schema, or its references cannot be resolved or form an endless cycle, so that values
+            cannot be checked.
     """
     if not isinstance(schema, Mapping | bool):
         raise ValueError(f"the schema is not a JSON schema: it is of type {type(schema).__name__}")

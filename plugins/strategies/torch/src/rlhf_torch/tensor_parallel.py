@@ -3,7 +3,8 @@
 The model's plan defines the split (`base_model_tp_plan` of its transformers config). A column-wise matrix keeps some of
 its outputs (attention heads, MLP units), and the following row-wise matrix keeps the matching inputs. Their products
 are partial sums, which the processes add up. Embedding and head are split by rows of the vocabulary
-(`vocabulary_parallel.py`). Matrices outside of the plan are also stored in parts, and gathered for computing.
+(`vocabulary_parallel.py`). Other matrices, and those that cannot be split this way, are also stored in parts
+and gathered for computing.
 
 With `sequence_parallel`, each process computes the operations between those pairs (norms, residuals) only for its part
 of the positions, so activations are split as well (Korthikanti 2022, arXiv:2205.05198).

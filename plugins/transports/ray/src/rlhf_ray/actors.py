@@ -265,7 +265,7 @@ class Actors:
 
 
 def _threads(config: RayConfig) -> int | None:
-    """torch threads per actor: on a local Ray, the number of cores / the actors that work at the same time."""
+    """torch threads per actor: on a local Ray, the cores divided by the number of actors that work concurrently."""
     if (
         cluster_address(config) is not None
         or config.maker_cpus

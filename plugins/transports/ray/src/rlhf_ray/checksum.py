@@ -1,4 +1,4 @@
-"""Checksum with which a maker verifies that it received the weights that were sent."""
+"""Checksum that a maker uses to verify that it received the weights that were sent."""
 
 from __future__ import annotations
 

@@ -36,12 +36,12 @@ def status(run: Path) -> None:
     _print(f"  Ray {driver.address}, namespace {driver.namespace}")
     _print(f"  policy version {driver.version}, {driver.progress}, {driver.queue} finished prompts wait")
     for trainer in driver.trainers:
-        _print(f"  {trainer.name}  pid {trainer.pid}  {trainer.doing} for {trainer.for_s:g} s{_busy(trainer.busy)}")
+        _print(f"  {trainer.name}  pid {trainer.pid}  {trainer.doing} (for {trainer.for_s:g} s){_busy(trainer.busy)}")
     for maker in driver.makers:
         restarts = f"  restarted {maker.restarts} times" if maker.restarts else ""
         weights = "no weights yet" if maker.version is None else f"version {maker.version}"
         finished = f"  {maker.groups} prompts finished, {maker.waiting} wait" if maker.groups else ""
-        doing = f"{maker.doing} for {maker.for_s:g} s{_busy(maker.busy)}"
+        doing = f"{maker.doing} (for {maker.for_s:g} s){_busy(maker.busy)}"
         _print(f"  {maker.name}  pid {maker.pid}  {doing}  {weights}{finished}{restarts}")
 
 

@@ -57,7 +57,7 @@ class RayConfig(TransportConfig):
     )
     weights: Literal["between-batches", "in-flight"] = Field(
         "between-batches",
-        description="When a maker takes new weights: between-batches (none of its answers and episodes is open, so a "
+        description="When a maker takes new weights: between-batches (all its answers and episodes are finished, so a "
         "sample has one version and a resume is exact) or in-flight (between decoding steps, while new prompts start).",
     )
     max_shard_bytes: int = Field(

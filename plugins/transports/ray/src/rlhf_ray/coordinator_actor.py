@@ -1,4 +1,4 @@
-"""`Coordinator`: the central actor of a run, with which all others communicate.
+"""`Coordinator`: the central actor of a run, which all other actors call.
 
 It owns the prompts (core's `RolloutCoordinator`), the parts of an evaluation and the events for the driver. It keeps
 the calls that deliver the newest weights, for makers that start later. It never computes and never waits for another

@@ -238,7 +238,7 @@ class ActorRegistry:
             if now - actor.last_seen > self._heartbeat_seconds:
                 reasons[name] = f"sent no heartbeat for {now - actor.last_seen:.0f} s"
             elif actor.works and now - actor.since > self._work_seconds:
-                reasons[name] = f"{actor.row.doing} for {now - actor.since:.0f} s"
+                reasons[name] = f"has been busy for {now - actor.since:.0f} s ({actor.row.doing})"
         return reasons
 
     def rows(self, waiting: Mapping[str, int] = MappingProxyType({})) -> list[ActorRow]:

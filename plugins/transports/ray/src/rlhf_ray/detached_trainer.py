@@ -71,7 +71,7 @@ class FitPlan:
 class DetachedTrainer(Trainer[Experience]):
     """Trains on experience that `ExperienceMakerHolder` actors send to its buffer.
 
-    Subclass it and start the subclass under a name, with which the makers find it. Makers are looked up on first use,
+    Subclass it and start the subclass under the name that the makers use to find it. Makers are looked up on first use,
     since makers and trainers refer to each other by name. `rlhf_core.training.loop.Trainer` is the loop.
 
     Makers call `maker_started`, `maker_alive`, `submit` and `maker_done`. The trainer calls `training_step` on every
@@ -226,7 +226,7 @@ class DetachedTrainer(Trainer[Experience]):
         return outcome
 
     def _draw(self) -> Experience | str:
-        """Return the next batch, or the reason that none will come. Checks periodically if a maker may still send."""
+        """Return the next batch, or the reason that none will come. Checks regularly whether a maker may still send."""
         deadline = time.monotonic() + self._batch_timeout_seconds
         outcome: Experience | str | None = None
         while outcome is None:

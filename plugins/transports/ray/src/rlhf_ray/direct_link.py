@@ -40,7 +40,7 @@ class LinkError(RlhfError):
 
 @dataclass(frozen=True, slots=True)
 class LinkOffer:
-    """Address and key with which a maker forms its end of a new link."""
+    """Address and key that a maker needs to form its end of a new link."""
 
     host: str
     port: int
@@ -113,7 +113,7 @@ class Link:
             shard: Tensors by name, on the device of the link. They must not change until they are sent.
 
         Returns:
-            The argument with which the other end must call `receive`.
+            The argument that the other end must pass to `receive`.
 
         Raises:
             LinkError: The link broke, or a previous chunk was not sent in time.
@@ -212,7 +212,7 @@ def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
     """Form this process's end of a link, and wait until the other end is formed too.
 
     Args:
-        store: Store with which the two ends find each other.
+        store: Store through which the two ends find each other.
         rank: `SENDER` or `RECEIVER`.
         offer: Offer of the trainer.
         address: Address of this node, on which the link's sockets listen.

@@ -37,7 +37,7 @@ class ExperienceMakerHolder:
     """Makes experience from a data loader's prompts and sends it to `DetachedTrainer` actors in turn.
 
     With `--transport ray` it receives its prompts from the coordinator and sends the samples there (`work`). Start it
-    under a name, with which trainers find it. New weights arrive while it generates and are swapped in between two
+    under the name that trainers use to find it. New weights arrive while it generates and are swapped in between two
     batches, whole versions only.
 
     Args:
@@ -192,7 +192,8 @@ class ExperienceMakerHolder:
         """Receive a part of a new version: its start, a chunk of weights, or its end.
 
         The live weights do not change before the end. Then names, shapes and checksums are verified, and the version is
-        swapped in between two batches. Outside a version, a call without start and end is a whole version.
+        swapped in between two batches. Outside a version, a call that marks neither start nor end is a whole
+        version.
 
         Args:
             new_actor_state_dict, new_critic_state_dict: Tensors or `PackedTensor`s, or a chunk of a direct link.

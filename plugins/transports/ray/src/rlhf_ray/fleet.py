@@ -47,7 +47,7 @@ class Fleet:
     def scale(self, request: DriverRequest) -> None:
         """Start to process a request, which `step` continues."""
         makers = self._actors.makers
-        logger.warning("%d makers requested, there are %d", request.makers, len(makers))
+        logger.warning("%d makers requested, the run has %d", request.makers, len(makers))
         self._request, self._deadline = request, time.monotonic() + request.timeout_seconds
         more = request.makers - len(makers)
         if not self._actors.num_makers:
@@ -112,14 +112,17 @@ class Fleet:
         left = len(self._actors.makers)
         ask(self._actors.coordinator, "scale", left)
         names = ", ".join(maker.name for maker in makers)
-        self._answer(f"the run continues with {left} makers: {names} {why}")
+        self._answer(f"{names} {why}. The run continues with {left} makers")
 
     def _describe_room(self, num_makers: int) -> str:
         config = self._actors.config
         return resources(num_makers * config.maker_cpus, num_makers * config.maker_gpus)
 
     def _answer(self, problem: str) -> None:
-        """Complete the request, or reject it if `problem` is not empty."""
+        """End the current request for a number of makers, and store its result in `answer`.
+
+        An empty `problem` is success. Any other is the reason of the failure, which is also logged.
+        """
         if problem:
             logger.error("%s", problem)
         if self._request is not None:

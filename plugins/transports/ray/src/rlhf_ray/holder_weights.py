@@ -228,7 +228,7 @@ class StagedWeights:
             return None
         if not self._adapters.get(role):
             raise SyncError(
-                "an adapter arrived, but the maker's model is without one",
+                "an adapter arrived, but the maker's model does not have one",
                 where=WHERE,
                 hint="build the same LoRA model in the maker's and the trainer's model_fn",
             )

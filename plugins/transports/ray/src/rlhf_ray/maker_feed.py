@@ -226,7 +226,7 @@ def sample_id(maker: int, step: int, row: int) -> int:
         The number, below 1 << 62.
 
     Raises:
-        DataError: The batch or the row has too large an index.
+        DataError: The index of the batch or of the row is too large.
 
     Example:
         >>> sample_id(maker=0, step=1, row=2)
@@ -238,7 +238,7 @@ def sample_id(maker: int, step: int, row: int) -> int:
 
 
 class RunFeed(MakerFeed):
-    """Feed from the coordinator of a run, and to it."""
+    """Feed of a maker in a run: takes its prompts from the coordinator and sends its groups there."""
 
     def __init__(self, context: ActorContext, hooks: HookRelay, worker: MakerWorker, run: RunParts) -> None:
         self._coordinator = context.spec.coordinator

@@ -60,7 +60,7 @@ class MakerSync:
     makers: NamedActors
     _: KW_ONLY
     sender: str
-    """Name of the trainer, with which a maker distinguishes the versions of several trainers."""
+    """Name of the trainer, which makers use to distinguish the versions of several trainers."""
     timeout_seconds: float
     """Maximum wait for the makers to take one part of a version."""
     report: SyncReport | None = None

@@ -150,7 +150,7 @@ class Links:
     """The trainer's ends of its links to makers."""
 
     def __init__(self, device: torch.device, *, timeout_seconds: float) -> None:
-        """Create without links.
+        """Start without links.
 
         Args:
             device: Device of the weights.
