@@ -25,7 +25,7 @@ _CLEAN_EXIT_CODES = (0, InterruptedRun.exit_code)
 """Exit codes of a process that finished, or stopped when requested."""
 
 
-class Ranks:
+class RankProcesses:
     """Processes that run `rlhf_strategies.launched` with one request file. All have exited when the context ends."""
 
     def __init__(self, request: Path, timeout_seconds: float) -> None:
@@ -39,7 +39,7 @@ class Ranks:
         self._signaled: set[int] = set()
         """Ranks that this object has sent a signal."""
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> RankProcesses:
         return self
 
     def __exit__(self, *error: object) -> None:
