@@ -22,7 +22,7 @@ from rlhf_core.distributed.interrupts import INTERRUPT_FILE, delay_signals, hand
 from rlhf_core.errors import UserInputError
 
 from .loopback import HOST, served_store
-from .ranks import RankProcesses
+from .ranks import RankGroup
 
 _STORE_TIMEOUT = timedelta(seconds=60)
 
@@ -88,7 +88,7 @@ def launch(
         }
         with (
             _interrupts_as_file(interrupted, graceful=stops_by_itself),
-            RankProcesses(request, timeout_seconds) as ranks,
+            RankGroup(request, timeout_seconds) as ranks,
         ):
             ranks.start(num_processes, environment)
             ranks.wait()
