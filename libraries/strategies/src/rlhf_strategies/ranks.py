@@ -26,7 +26,7 @@ _CLEAN_EXIT_CODES = (0, InterruptedRun.exit_code)
 
 
 class RankGroup:
-    """RankGroup that run `rlhf_strategies.launched` with one request file. All have exited when the context ends."""
+    """Ranks that run `rlhf_strategies.launched` with one request file. All have exited when the context ends."""
 
     def __init__(self, request: Path, timeout_seconds: float) -> None:
         """`timeout_seconds`: maximum time that one process waits for another."""
