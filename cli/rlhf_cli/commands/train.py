@@ -37,8 +37,7 @@ _HELP = """Train a model: sample answers, score them, update the policy.
 
 Without RUN.yaml, the quickstart runs: a tiny model is warm-started on sorting digits, then learns by PPO on a CPU in
 about two minutes. With --environment, that environment's own quickstart runs, if it has one. A run file must name a
-model, and prompts or an environment. Everything else has defaults. Later sources override earlier ones: defaults, run
-file, flags, --set.
+model, and prompts or an environment. All else has defaults. Flags override the run file, and --set overrides flags.
 
 \b
 Examples:
