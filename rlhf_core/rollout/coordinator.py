@@ -97,7 +97,7 @@ class RolloutCoordinator(Generic[GroupT]):
         Args:
             num_episodes: Episodes of the run.
             prompts_per_episode: Groups that an episode trains on.
-            max_staleness: Maximum number of policy versions by which an episode may start before its own version.
+            max_staleness: Maximum number of policy versions by which an episode may be ahead of the published one.
             max_refill_factor: Refused groups of an episode, per prompt of the episode, after which the run fails.
             sampler: Draws the records. None if the record of a position follows from the position.
         """

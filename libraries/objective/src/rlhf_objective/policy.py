@@ -140,7 +140,7 @@ class PolicyObjective(RolloutAlgorithm):
         The weights are multiplied into the advantages, since every loss is proportional to them.
         """
         metrics: dict[str, float] = {}
-        view = self._penalise_length(EpisodeView.of(episode), metrics)
+        view = self._with_length_penalty(EpisodeView.of(episode), metrics)
         kl = self._measure_kl(episode, view, metrics)
         in_reward = kl if self.config.kl_in == "reward" else None
         coefficient = self.kl_coef if episode.kl_coef is None else episode.kl_coef
@@ -181,7 +181,7 @@ class PolicyObjective(RolloutAlgorithm):
         self._flat_groups.see(view, advantages, penalises_kl=penalises_kl)
         return replace(episode, advantages=advantages)
 
-    def _penalise_length(self, view: EpisodeView, metrics: dict[str, float]) -> EpisodeView:
+    def _with_length_penalty(self, view: EpisodeView, metrics: dict[str, float]) -> EpisodeView:
         """Return the view with the (negative) penalty of long answers added to the scores, and to the rewards."""
         buffer, longest = self.config.overlong_buffer_tokens, self._max_new_tokens
         if buffer is None:
