@@ -2,8 +2,8 @@
 
     .venv/bin/python recipes/answer.py runs/grpo-sums runs/dpo-sums
 
-Loads `model/` of each run folder, or else `adapter/` (with peft, on the model that it names, in the folder of the
-run's start), or any other model folder. The answers are greedy.
+Loads `model/` of each run folder, or else `adapter/` with peft and the base model that it names (call the script in the
+folder in which the run was started). Any other model folder works, too. The answers are greedy.
 """
 
 from __future__ import annotations

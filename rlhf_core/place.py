@@ -248,7 +248,7 @@ def resolve_device(name: str) -> torch.device:
     index = int(name.partition(":")[2]) if ":" in name else local_rank
     if index >= torch.cuda.device_count():
         raise UserInputError(
-            f"process {local_rank} of this machine needs GPU {index}, but it has {torch.cuda.device_count()}",
+            f"process {local_rank} needs GPU {index}, but this machine has {torch.cuda.device_count()}",
             where="model.device",
             hint="start no more processes than GPUs (`--num-processes`), or use `--set model.device=cpu`",
         )

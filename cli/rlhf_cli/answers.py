@@ -87,7 +87,7 @@ def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: File
     """
     resolved = resolve(run, where=where, trust=trust)
     if not resolved.evaluation_sets:
-        raise ConfigError("evaluates nothing", where=where, hint="give it `eval` and `rewards`, or: --prompts FILE")
+        raise ConfigError("evaluates nothing", where=where, hint="add `eval` and `rewards`, or use --prompts FILE")
     with closing(_answering_parts(resolved)) as parts:
         assert parts.evaluator is not None
         metrics = parts.evaluator.evaluate()

@@ -16,7 +16,7 @@ from rlhf_core.util.redact import is_hostile, printable, redact_text
 
 
 def echo(text: str, *, err: bool = False, newline: bool = True) -> None:
-    """Print text on stdout (or stderr) without secrets and control characters (it may be model output)."""
+    """Print text on stdout (or stderr) with secrets removed and control characters escaped (it may be model output)."""
     click.echo(printable(redact_text(text)), err=err, nl=newline)
 
 

@@ -22,7 +22,7 @@ class Quickstart(Protocol):
         """Return the run before flags change it."""
 
     def trainer_of(self, run: Mapping[str, Any]) -> Callable[..., TrainResult | None] | None:
-        """Return `rlhf_core.train` after the stages that make the run's models. None if the user chose a model."""
+        """Return `train` with stages before it that make the run's models. None if the user chose a model."""
 
 
 def find_quickstart() -> Quickstart:
@@ -42,8 +42,8 @@ def find_quickstart() -> Quickstart:
 def trainer_of(run: Mapping[str, Any], resumed: Path | None) -> Callable[..., TrainResult | None] | None:
     """Return `rlhf_core.train` preceded by the stages of the quickstart. None if `run` does not need a stage.
 
-    A run resumed from the folder `resumed` needs the stages only if the folder contains the first one, and the run does
-    not start from that stage's model yet.
+    A run resumed from the folder `resumed` needs the stages only if the folder contains the first one and the run does
+    not yet start from that stage's model.
     """
     if resumed is not None:
         stage, model = resumed / _FIRST_STAGE, run.get("model")

@@ -106,7 +106,7 @@ class RunArguments:
         plugins += [("hooks", hook) for hook in run.hooks]
         for place, selected in plugins:
             if selected.is_unread:
-                echo(f"note: {place}: {selected.name} is not executed here. train checks it and its options", err=True)
+                echo(f"note: {place}: {selected.name} is not executed here: train checks it and its options", err=True)
         return run
 
     def trust(self, *, everything: bool = False) -> FileTrust:

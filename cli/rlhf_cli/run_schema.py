@@ -41,7 +41,7 @@ def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
         return plugins
 
     def named(kind: str, default: str | None = None, shared: type[Section] | None = None, **fields: Any) -> Any:
-        """Return the type of a plugin: its name alone, or its own and the `shared` options."""
+        """Return the type of a plugin: its name alone, or a mapping with its options and the `shared` ones."""
         others = shared or shared_options(kind) or Section
         models = [_with_name(each, others, default, dict(fields)) for each in installed(kind)]
         return _union(str, *models, *([_FromFile] if kind in PLAIN else []))

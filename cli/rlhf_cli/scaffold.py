@@ -65,7 +65,7 @@ def new_plugin(kind: str, name: str, output: Path | None = None) -> tuple[Path, 
     """
     if (template := TEMPLATES.get(kind)) is None:
         known = ", ".join(each.singular for each in TEMPLATES.values())
-        raise UserInputError(f'plugins of kind "{kind}" lack a template', where="plugins new", hint=f"kinds: {known}")
+        raise UserInputError(f'no template for plugins of kind "{kind}"', where="plugins new", hint=f"kinds: {known}")
     _check_name(kind, name)
     distribution = f"rlhf-{template.singular}-{name}"
     folder = output if output is not None else Path(distribution)
@@ -123,7 +123,7 @@ def _values(kind: str, name: str, distribution: str, template: Template) -> dict
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Replace `{{name}}` in a text, or `__name__` in a path, by its value.
+    """Replace `{{name}}` in a text, or `__name__` in a path, with its value.
 
     The folder of test templates is not named `tests`, so that our wheel does not appear to contain tests.
 

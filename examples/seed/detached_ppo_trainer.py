@@ -45,7 +45,7 @@ def my_dataloader() -> list[dict[str, torch.Tensor]]:
 
 
 def free_port() -> int:
-    """Return the address for the trainers' process group."""
+    """Return a free port, at which the trainers' process group connects."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -83,7 +83,7 @@ def start_trainer(rank: int, port: int) -> Any:
 
 def main() -> None:
     """Sync, train, save."""
-    # A nominal GPU: an actor with num_gpus=1 also runs on a CPU, since `device` decides.
+    # Nominal GPUs, which the machine need not have: `device` decides. An actor with num_gpus=1 also reserves a CPU.
     with local_ray(num_cpus=4, num_gpus=4):
         port = free_port()
         makers = [start_maker(name) for name in MAKERS]

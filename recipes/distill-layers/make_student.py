@@ -18,7 +18,7 @@ STUDENT = HERE / "student"
 
 
 def kept_layers(layers: int, every: int, ends: int) -> list[int]:
-    """Return the indices of layers that remain without every `every`-th one between the first and last `ends`."""
+    """Return the indices of the layers to keep. One in `every` between the first and the last `ends` is dropped."""
     return [i for i in range(layers) if not (ends <= i < layers - ends and (i - ends) % every == every // 2)]
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write a model folder without some of its layers.")
     parser.add_argument("model", nargs="?", type=Path, default=MODEL, metavar="DIR", help="folder of the whole model")
     parser.add_argument("--to", type=Path, default=STUDENT, metavar="DIR", help=f"target folder, by default {STUDENT}")
-    parser.add_argument("--every", type=int, default=3, help="remove every n-th layer")
+    parser.add_argument("--every", type=int, default=3, help="drop one layer in this many")
     parser.add_argument("--ends", type=int, default=3, help="number of first and of last layers that stay")
     given = parser.parse_args()
     if given.every < 2 or given.ends < 0:

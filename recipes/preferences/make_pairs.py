@@ -22,7 +22,7 @@ Pair = dict[str, str]
 
 
 def pairs_of(samples: Iterable[Mapping[str, Any]], reward: str, most: int, seed: int) -> dict[str, list[Pair]]:
-    """Return prompt -> pairs of a correct and a wrong, not truncated answer, at most a given number."""
+    """Return prompt -> at most `most` pairs of a correct and a wrong answer, without truncated answers."""
     answers: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
     for sample in samples:
         if sample["finish_reason"] == "stop":
@@ -38,7 +38,7 @@ def pairs_of(samples: Iterable[Mapping[str, Any]], reward: str, most: int, seed:
 
 
 def main() -> None:
-    """Read the run's samples and write both files. Exit code 2 without any pair."""
+    """Read the run's samples and write both files. Exit code 2 if there are no samples or no pairs."""
     parser = argparse.ArgumentParser(description="Preference pairs from a run's samples.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
     parser.add_argument("--to", type=Path, default=Path(__file__).parent, metavar="DIR", help="target folder")

@@ -193,12 +193,12 @@ def _replacement(model: type[BaseModel], detail: Any) -> str | None:
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
-    """Return the names of the keys known at a place inside `model`."""
+    """Return the valid keys (field aliases or names) of the sections at the path `loc` in the schema `model`."""
     return [field.alias or name for each in _models_at(model, loc) for name, field in each.model_fields.items()]
 
 
 def _models_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[type[BaseModel]]:
-    """Return the models whose fields are the keys at a place inside `model`."""
+    """Return the nested schemas at the path `loc` in the schema `model`. Several for a union. Indexes are ignored."""
     models: list[type[BaseModel]] = [model]
     for part in loc:
         if isinstance(part, int):

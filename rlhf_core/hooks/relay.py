@@ -250,7 +250,11 @@ class HookRelay:
         return call
 
     def _call(self, event: str, arguments: Mapping[str, Any]) -> list[Any]:
-        """Call the hooks through pluggy. Plain hooks name themselves in errors, so this handles only wrappers."""
+        """Call the hooks of an event through pluggy, and return their results, in which None is omitted.
+
+        Raises `HookError` with the name of the plugin if a hook wrapper raises an error or changes the results to an
+        invalid value. Errors of plain hooks already contain the name.
+        """
         caller = self._callers[event]
         try:
             results: Any = caller(**arguments)

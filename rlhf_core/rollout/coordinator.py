@@ -97,7 +97,7 @@ class RolloutCoordinator(Generic[GroupT]):
         Args:
             num_episodes: Episodes of the run.
             prompts_per_episode: Groups that an episode trains on.
-            max_staleness: Maximum number of policy versions by which an episode may start before its own version.
+            max_staleness: Maximum number of policy versions by which an episode may be ahead of the published one.
             max_refill_factor: Refused groups of an episode, per prompt of the episode, after which the run fails.
             sampler: Draws the records. None if the record of a position follows from the position.
         """
@@ -257,7 +257,7 @@ class RolloutCoordinator(Generic[GroupT]):
             episode.outcomes = dict.fromkeys(episode.accepted) | episode.outcomes
 
     def _open_next(self) -> bool:
-        """Open the next episode, if it may start."""
+        """Create the ledger of the next episode and draw its prompts. Returns False if it may not start yet."""
         if self.why_closed() is not None:
             return False
         index = self._next_episode

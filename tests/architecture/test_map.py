@@ -8,7 +8,7 @@ import pytest
 
 MOST_LINES, MOST_CHARACTERS = 160, 120
 """Four screens."""
-NAMED = re.compile(r"`([\w/]+\.py)`(?:\s`([\w.]+)`)?")
+NAMED = re.compile(r"`([\w/]+\.py)`(?:\s+`([\w.]+)`)?")
 
 
 def definitions(path: Path) -> set[str]:

@@ -70,7 +70,7 @@ def test_generate_prints_an_episode_turn_by_turn(game, capsys):
     [
         (["generate", *MODEL], "specify a prompt"),
         (["eval", *MODEL], "specify prompts"),
-        (["generate", *MODEL, "--prompt", "1>", "--set", "environment.max_turns=2"], "which --environment must name"),
+        (["generate", *MODEL, "--prompt", "1>", "--set", "environment.max_turns=2"], "needs --environment NAME"),
         (["generate", *MODEL, "--environment", "game.py:Count", "--set", "train.seed=2"], "only options of engine"),
         (["generate", *MODEL, "--prompt", "1>", "--set", "engine.topk=2"], 'did you mean "top_k"?'),
         (["eval", *MODEL, "--environment", "./nowhere.py:Count"], "no such file"),

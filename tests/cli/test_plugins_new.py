@@ -95,7 +95,7 @@ def test_all_of_it_is_tidy(tmp_path):
     ("arguments", "message"),
     [
         (["rewad", "x"], 'no plugin kind "rewad"; did you mean "rewards"?'),
-        (["command", "x"], 'plugins of kind "commands" lack a template'),
+        (["command", "x"], 'no template for plugins of kind "commands"'),
         (["reward", "Two Words"], "must be lowercase letters, digits and single dashes"),
         (["reward", "2nd"], "must be lowercase letters"),
         (["reward", "../up"], "must be lowercase letters"),

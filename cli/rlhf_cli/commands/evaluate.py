@@ -35,7 +35,7 @@ _EVERYTHING = 2**31
     help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Repeatable.  [default: the run file's, or exact-match]",
 )
 @click.option("--environment", metavar="NAME", help="Play episodes of this environment: NAME or FILE.py:CLASS.")
-@click.option("--num-prompts", type=click.IntRange(min=1), help="Maximum prompts.  [default: all, or 64 tasks]")
+@click.option("--num-prompts", type=click.IntRange(min=1), help="Number of prompts.  [default: all, or 64 tasks]")
 @click.option(
     "--set",
     "overrides",

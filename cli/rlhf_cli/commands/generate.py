@@ -58,7 +58,7 @@ def generate(
     }
     run = load_run(base if environment is None else {**base, "environment": {"name": environment}}, overrides)
     if environment is None and "environment" in run:
-        raise click.UsageError("--set sets options of an environment, which --environment must name")
+        raise click.UsageError("--set environment.… needs --environment NAME")
     if others := sorted(set(run) - {*base, "environment"}):
         raise click.UsageError(f"--set {others[0]}…: only options of engine, model and environment can be set here")
     lines = generate_answers(run, prompts, temperature=temperature or 0.0, seed=seed)

@@ -169,7 +169,7 @@ def check(name: str | None) -> int:
 
 
 def _named(name: str | None) -> list[PluginRef]:
-    """Return the plugins named NAME or KIND/NAME, or all plugins if `name` is None. Raises `PluginError` if none is."""
+    """Return the plugins named NAME or KIND/NAME, or all plugins if `name` is None. Raises `PluginError`."""
     from rlhf_core.errors import PluginError
     from rlhf_core.plugins.discovery import GROUPS, discover, unread_entry_points
     from rlhf_core.plugins.names import KNOWN

@@ -36,8 +36,8 @@ MAPPING_SOURCE = "run file"
 _HELP = """Train a model: sample answers, score them, update the policy.
 
 Without RUN.yaml, the quickstart runs: a tiny model is warm-started on sorting digits, then learns by PPO on a CPU in
-about two minutes. With --environment, that environment's own quickstart runs. A run file must name a model, and prompts
-or an environment. All else has defaults. Order, later overrides earlier: defaults, run file, flags, --set.
+about two minutes. With --environment, that environment's own quickstart runs, if it has one. A run file must name a
+model, and prompts or an environment. All else has defaults. Flags override the run file, and --set overrides flags.
 
 \b
 Examples:
@@ -68,7 +68,7 @@ class _Folder(click.Path):
 @click.option(
     "--restart",
     is_flag=True,
-    help="With --resume auto: start a run without a checkpoint again, and discard its updates.",
+    help="With --resume auto: restart a run that does not have a checkpoint yet, and discard its updates.",
 )
 @click.option(
     "--trust",
@@ -79,7 +79,7 @@ class _Folder(click.Path):
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check everything and play one made-up turn of an environment, without loading weights or writing files.",
+    help="Check everything, play one turn of an environment with a made-up answer, load no weights, write no files.",
 )
 @click.option("--verbose", "verbosity", flag_value="verbose", help="Also show the log.")
 @click.option("--quiet", "verbosity", flag_value="quiet", help="Only show how the run ended.")
@@ -135,7 +135,7 @@ def train(
 
 
 def _process_count(request: RunArguments) -> int:
-    """Return the process count of the run that is repeated or resumed without a run file, otherwise 1."""
+    """Return the process count of a run repeated, or resumed without a run file. Otherwise, or in a launcher, 1."""
     from rlhf_core.distributed.launch_env import read_launch_env
     from rlhf_core.errors import DataError
     from rlhf_core.runfolder.folder import RunFolder
@@ -164,7 +164,7 @@ def _train_function(request: RunArguments, mapping: dict[str, Any]) -> Callable[
 
 
 def print_prompt(inputs: RunInputs) -> None:
-    """Print the first prompt as the model receives it, its first and last ids, and the number of skipped prompts."""
+    """Print the first prompt as the model receives it, its first and last token ids, and how many are skipped."""
     from rlhf_core.prompts.records import left_out
 
     prompt, tokenizer = inputs.prompts.prompt(0), inputs.tokenizer

@@ -215,7 +215,7 @@ def test_which_models_depend_on_a_rows_length() -> None:
 @pytest.mark.parametrize("kind", ["llama-dynamic", "phi3-longrope"])
 @torch.no_grad()
 def test_score_models_read_each_row_for_itself(kind: str) -> None:
-    from rlhf_reward_model.encoding import Sample
+    from rlhf_reward_model.encoding import EncodedSample
     from rlhf_reward_model.reward import classify
     from rlhf_seed.rewards import NeuralReward
 
@@ -228,7 +228,7 @@ def test_score_models_read_each_row_for_itself(kind: str) -> None:
     for row in rows:
         model.model(input_ids=row[None, :1])  # transformers forgets the longest row that it has seen
         expected.append(float(model.score(model.model(input_ids=row[None]).last_hidden_state)[0, -1, 0]))
-    together = classify(model, [Sample(row.tolist(), [len(row) - 1]) for row in rows], torch.device("cpu"))[:, 0]
+    together = classify(model, [EncodedSample(row.tolist(), [len(row) - 1]) for row in rows], torch.device("cpu"))[:, 0]
     assert together.tolist() == pytest.approx(expected, abs=2e-5)
     rollouts = [rollout(row.tolist()) for row in rows]
     scores = NeuralReward(model, torch.device("cpu"), offload=False, where="here")(rollouts)

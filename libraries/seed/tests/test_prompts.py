@@ -60,7 +60,7 @@ def test_records(tokenizer: PreTrainedTokenizerBase, batch: Any) -> None:
         (3, "contains no prompts"),
         ("12", "contains no prompts"),
         ([], "contains no prompts"),
-        ([{"text": "12"}], "no `prompt`"),
+        ([{"text": "12"}], "`prompt` is missing"),
     ],
 )
 def test_what_is_no_prompt_is_named(tokenizer: PreTrainedTokenizerBase, batch: Any, message: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import InterruptedRun, LostRankError, RlhfError
-from rlhf_strategies.ranks import Ranks
+from rlhf_strategies.ranks import RankGroup
 
 SLEEPS = "import sys, time; print(flush=True); sys.stdin.readline(); sys.exit(int(sys.argv[1]))"
 
@@ -33,7 +33,7 @@ def started(tmp_path, monkeypatch):
             return process
 
         monkeypatch.setattr("rlhf_strategies.ranks._start_process", process)
-        ranks = Ranks(tmp_path / "request.json", timeout_seconds)
+        ranks = RankGroup(tmp_path / "request.json", timeout_seconds)
         made.append(ranks)
         ranks.start(2, os.environ)
         return ranks, ranks._processes

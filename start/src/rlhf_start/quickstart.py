@@ -32,7 +32,7 @@ def base_run(algorithm: str | None, environment: str | None) -> dict[str, Any]:
 
 
 def trainer_of(run: Mapping[str, Any]) -> Callable[..., TrainResult | None] | None:
-    """Return `rlhf_core.train` after the stages that make the run's models. None if the user chose a model."""
+    """Return `train` with stages before it that make the run's models. None if the user chose a model."""
     first = warm_start(run)
     if value_at(run, "model.path") != first["model"]["path"]:
         return None

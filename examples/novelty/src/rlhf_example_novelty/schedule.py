@@ -9,7 +9,10 @@ from .config import RestartsConfig
 
 
 def build(config: RestartsConfig, context: ScheduleContext) -> Callable[[int], float]:
-    """Return a function from an update's index to its factor. Core calls it in any order, so it is stateless."""
+    """Return a function from an update's index to the factor of its learning rate.
+
+    Core calls it for updates after the warm-up, in any order, so it is stateless.
+    """
     updates = max(1, context.total_updates - context.warmup_updates)
 
     def factor(update: int) -> float:

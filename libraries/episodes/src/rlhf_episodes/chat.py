@@ -256,9 +256,11 @@ class ChatFormat:
         return [*messages[:place], _add_text(messages[place], text, before=True), *messages[place + 1 :]]
 
     def _without_tool_role(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-        """Replace tools' results by user messages, if the template does not support results.
+        """Return the messages with tool results in a form that the chat template accepts.
 
-        Adjacent messages are merged, since some templates require alternating roles.
+        If the template renders results in the selected format, they remain `tool` messages, and those without a call
+        id receive a placeholder. Otherwise each becomes a user message in `<tool_response>` tags. Results and user
+        texts directly after it are merged into that message, since some templates require alternating roles.
         """
         results = [message for message in messages if _role(message) == "tool"]
         if not results:

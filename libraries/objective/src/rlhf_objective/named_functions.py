@@ -167,7 +167,11 @@ class FunctionSection(Section, ABC):
 
 
 def _find(kind: FunctionKind, name: str, trust: FileTrust) -> SelectedPlugin:
-    """Load a function, whose component has the schema of its options. Raises `PluginError`."""
+    """Load a function by its name or `FILE.py:NAME`. Raises `PluginError` if it is missing or invalid.
+
+    The schema of its options is `component.config` of the result. Names of KL estimators are built in, all others are
+    names of plugins.
+    """
     if kind != "kl_estimators" or is_file_reference(name):
         return load(kind, name, trust=trust)
     if name not in KL_ESTIMATORS:

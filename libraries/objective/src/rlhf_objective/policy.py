@@ -140,7 +140,7 @@ class PolicyObjective(RolloutAlgorithm):
         The weights are multiplied into the advantages, since every loss is proportional to them.
         """
         metrics: dict[str, float] = {}
-        view = self._penalise_length(EpisodeView.of(episode), metrics)
+        view = self._with_length_penalty(EpisodeView.of(episode), metrics)
         kl = self._measure_kl(episode, view, metrics)
         in_reward = kl if self.config.kl_in == "reward" else None
         coefficient = self.kl_coef if episode.kl_coef is None else episode.kl_coef
@@ -181,7 +181,7 @@ class PolicyObjective(RolloutAlgorithm):
         self._flat_groups.see(view, advantages, penalises_kl=penalises_kl)
         return replace(episode, advantages=advantages)
 
-    def _penalise_length(self, view: EpisodeView, metrics: dict[str, float]) -> EpisodeView:
+    def _with_length_penalty(self, view: EpisodeView, metrics: dict[str, float]) -> EpisodeView:
         """Return the view with the (negative) penalty of long answers added to the scores, and to the rewards."""
         buffer, longest = self.config.overlong_buffer_tokens, self._max_new_tokens
         if buffer is None:
@@ -205,7 +205,11 @@ class PolicyObjective(RolloutAlgorithm):
     def _measure_entropy(
         self, controller: EntropyController, episode: Experience, view: EpisodeView, metrics: dict[str, float]
     ) -> None:
-        """Estimate the sampling policy's entropy as the mean of -log p over the tokens that it sampled."""
+        """Add the entropy of the sampling policy and the current coefficient to `metrics`.
+
+        The entropy is estimated as the mean of -log p over the sampled tokens of all ranks. The controller also
+        receives it, to adapt the coefficient.
+        """
         entropy = -float(mean_over_ranks(episode.action_log_probs, episode.action_mask, view.all_reduce))
         controller.measure(entropy)
         metrics["policy/sampled_entropy"] = entropy

@@ -48,7 +48,10 @@ def adapt_callback(plugin: object) -> object:
 
 
 def _calls(*names: str) -> Callable[[SeedCallback], None]:
-    """Return a hook without arguments that calls these methods in order."""
+    """Return a hook method for `SeedCallback` that calls the callback's methods `names` in order, without arguments.
+
+    Methods that the callback lacks are skipped.
+    """
 
     def hook(self: SeedCallback) -> None:
         for name in names:

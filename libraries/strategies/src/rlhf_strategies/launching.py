@@ -22,7 +22,7 @@ from rlhf_core.distributed.interrupts import INTERRUPT_FILE, delay_signals, hand
 from rlhf_core.errors import UserInputError
 
 from .loopback import HOST, served_store
-from .ranks import Ranks
+from .ranks import RankGroup
 
 _STORE_TIMEOUT = timedelta(seconds=60)
 
@@ -86,7 +86,10 @@ def launch(
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 is a client of the store too
             INTERRUPT_FILE: str(interrupted),
         }
-        with _interrupts_as_file(interrupted, graceful=stops_by_itself), Ranks(request, timeout_seconds) as ranks:
+        with (
+            _interrupts_as_file(interrupted, graceful=stops_by_itself),
+            RankGroup(request, timeout_seconds) as ranks,
+        ):
             ranks.start(num_processes, environment)
             ranks.wait()
         ranks.raise_failure(interrupted=interrupted.exists())

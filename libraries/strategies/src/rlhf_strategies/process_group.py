@@ -204,7 +204,11 @@ class ProcessGroup:
         return self._find_absent(_ROLL_CALL_SECONDS, f"rlhf/{self._number}/alive/{self._errors_seen}")
 
     def _find_absent(self, seconds: float, topic: str) -> list[int]:
-        """Set this rank's mark under `topic` in the store, and return the ranks without a mark after `seconds`."""
+        """Wait until all ranks have set their key under `topic` in the store, at most `seconds`.
+
+        This sets the key of this rank first. Returns the ranks without a key at the end, or `[0]` if the store fails
+        or does not respond.
+        """
         results: list[list[int]] = []
         if not self._store_is_stuck:
             # If rank 0 hosts the store and is stopped, requests to it never return.

@@ -25,8 +25,8 @@ _CLEAN_EXIT_CODES = (0, InterruptedRun.exit_code)
 """Exit codes of a process that finished, or stopped when requested."""
 
 
-class Ranks:
-    """Processes that run `rlhf_strategies.launched` with one request file. All have exited when the context ends."""
+class RankGroup:
+    """Ranks that run `rlhf_strategies.launched` with one request file. All have exited when the context ends."""
 
     def __init__(self, request: Path, timeout_seconds: float) -> None:
         """`timeout_seconds`: maximum time that one process waits for another."""
@@ -39,7 +39,7 @@ class Ranks:
         self._signaled: set[int] = set()
         """Ranks that this object has sent a signal."""
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> RankGroup:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -175,7 +175,7 @@ class TestAStreamInAMixture:
         assert of["a"] == [f"{index}=" for index in range(1500)], "a stream keeps its order"
         assert len(of["b"]) == 500 and sorted(of["b"][:10]) == sorted(of["b"][10:20]) != of["b"][:10]
         assert stream.prompt(5).metadata["source"] in "ab"
-        with pytest.raises(TypeError, match="no length"):
+        with pytest.raises(TypeError, match="the length of a streamed source is unknown"):
             len(stream)
 
     def test_a_resume_goes_on_at_its_place_in_each(self, tokenizer):

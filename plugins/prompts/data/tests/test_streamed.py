@@ -33,7 +33,7 @@ def test_positions_are_records_in_order_and_begin_again(tokenizer):
     stream = prompt_stream(Numbers(5), tokenizer, seed=0, held_out=2)
     assert [stream.prompt(position).answer for position in range(7)] == ["2", "3", "4", "2", "3", "4", "2"]
     assert [prompt.answer for prompt in stream.evaluation_prompts()] == ["0", "1"]
-    with pytest.raises(TypeError, match="no length"):
+    with pytest.raises(TypeError, match="the length of a streamed source is unknown"):
         len(stream)
 
 
@@ -64,7 +64,7 @@ def test_filters_and_wrong_records(tokenizer):
             yield from super().__iter__()
             yield {"prompt": None}
 
-    with pytest.raises(DataError, match="no `prompt`") as caught:
+    with pytest.raises(DataError, match="`prompt` is missing") as caught:
         prompt_stream(Wrong(20), tokenizer, seed=0)
     assert caught.value.where == "record 21"
 
@@ -76,7 +76,7 @@ def test_wrong_records_at_the_beginning_are_counted(tokenizer):
                 {"prompt": None if record["answer"] in "258" else record["prompt"]} for record in super().__iter__()
             )
 
-    with pytest.raises(DataError, match=r"no `prompt`.* \(and 2 more of the first 9 records\)") as caught:
+    with pytest.raises(DataError, match=r"`prompt` is missing.* \(and 2 more of the first 9 records\)") as caught:
         prompt_stream(Wrong(9), tokenizer, seed=0)
     assert caught.value.where == "record 3"
 

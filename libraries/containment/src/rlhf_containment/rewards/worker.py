@@ -18,7 +18,7 @@ from ..processes.asked import serve_requests
 from .messages import failed, scored
 
 
-class Worker:
+class RewardWorker:
     """The reward and the event loop of its coroutines."""
 
     def __init__(self) -> None:
@@ -49,4 +49,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    serve_requests(int(sys.argv[1]), int(sys.argv[2]), Worker().answer)
+    serve_requests(int(sys.argv[1]), int(sys.argv[2]), RewardWorker().answer)

@@ -30,7 +30,7 @@ from .policy import RemoteEpisode
 _CHUNK_BYTES = 1 << 16
 
 
-class Worker:
+class EnvironmentWorker:
     """The event loop of the child and the episodes it plays."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -113,7 +113,7 @@ class Worker:
 def main(descriptor: int, parent: int) -> None:
     """Serve the socket `descriptor` until it closes or the parent process exits."""
     killed_with_parent(parent)
-    Worker(socket.socket(fileno=descriptor)).serve()
+    EnvironmentWorker(socket.socket(fileno=descriptor)).serve()
 
 
 if __name__ == "__main__":

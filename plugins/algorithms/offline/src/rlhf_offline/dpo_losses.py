@@ -80,7 +80,10 @@ def dpo_loss(
 
 
 def _sigmoid(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
-    """Rafailov 2023, equation 7, with label smoothing as in conservative DPO (Mitchell 2023)."""
+    """Compute DPO losses [B] from the scores [B] of the chosen answers (x) and the rejected answers (y).
+
+    Rafailov 2023, equation 7, with label smoothing as in conservative DPO (Mitchell 2023).
+    """
     logits = beta * (x - y)
     return -(1.0 - smoothing) * logsigmoid(logits) - smoothing * logsigmoid(-logits)
 

@@ -14,7 +14,7 @@ from rlhf_core.types import Rollout
 from .config import ModelRewardConfig
 
 
-class Sample(NamedTuple):
+class EncodedSample(NamedTuple):
     """Token ids, and the positions at which scores are read."""
 
     ids: list[int]
@@ -41,7 +41,7 @@ class RolloutEncoder:
         self._cut = self.config.too_long == "cut"
         self._prompts = PromptEncoder(self.tokenizer)
 
-    def encode(self, rollout: Rollout) -> Sample:
+    def encode(self, rollout: Rollout) -> EncodedSample:
         """Encode a sample. Raises `ValueError`, which names the sample, if that is not possible."""
         ids = self._encode(rollout)
         if not ids:
@@ -49,7 +49,7 @@ class RolloutEncoder:
         if self._cut:
             ids = ids[: self.limit_tokens] if self.pools_itself else ids[-self.limit_tokens :]
         self.check_length(ids, rollout, ", or set too_long: cut")
-        return Sample(ids, [len(ids) - 1])
+        return EncodedSample(ids, [len(ids) - 1])
 
     def check_length(self, ids: list[int], rollout: Rollout, advice: str = "") -> None:
         """Raise `ValueError` if there are more tokens than the model reads."""

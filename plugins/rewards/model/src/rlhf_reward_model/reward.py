@@ -20,7 +20,7 @@ from rlhf_forward import mask_from_lengths, own_lengths, scores_at
 from rlhf_models import load_tokenizer
 
 from .config import ModelRewardConfig
-from .encoding import RolloutEncoder, Sample, same_tokenizer
+from .encoding import EncodedSample, RolloutEncoder, same_tokenizer
 from .loading import load, place
 from .steps import StepEncoder, by_turn, combine, has_turns
 
@@ -123,7 +123,7 @@ class ModelReward:
                 torch.cuda.empty_cache()
 
 
-def classify(model: PreTrainedModel, samples: Sequence[Sample], device: torch.device) -> Tensor:
+def classify(model: PreTrainedModel, samples: Sequence[EncodedSample], device: torch.device) -> Tensor:
     """Logits at the N positions of all samples, row by row: [N, labels] float32. Models that pool have one per row."""
     rows = [torch.tensor(sample.ids) for sample in samples]
     if reads_last_token(model):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlhf_core.types import Rollout
 
-from .encoding import RolloutEncoder, Sample
+from .encoding import EncodedSample, RolloutEncoder
 
 Combine = Literal["min", "mean", "product", "last", "turns"]
 
@@ -21,12 +21,12 @@ class StepEncoder(RolloutEncoder):
     positions.
     """
 
-    def encode(self, rollout: Rollout) -> Sample:
+    def encode(self, rollout: Rollout) -> EncodedSample:
         sample = self._encode_turns(rollout) if has_turns(rollout) else self._encode_text(rollout)
         self.check_length(sample.ids, rollout)
         return sample
 
-    def _encode_turns(self, rollout: Rollout) -> Sample:
+    def _encode_turns(self, rollout: Rollout) -> EncodedSample:
         if not self.same_tokenizer:
             raise ValueError(
                 f"sample {rollout.sample_id} has several turns, but the reward model has another tokenizer than the "
@@ -37,16 +37,16 @@ class StepEncoder(RolloutEncoder):
             ids += turn.token_ids
             if turn.role == "policy":
                 ends.append(len(ids) - 1)
-        return Sample(ids, ends)
+        return EncodedSample(ids, ends)
 
-    def _encode_text(self, rollout: Rollout) -> Sample:
+    def _encode_text(self, rollout: Rollout) -> EncodedSample:
         ids, ends, separator = self.prompt_ids(rollout), [], self.config.step_separator
         for step in split_steps(rollout.completion, separator):
             step_ids = self.tokenizer(step + separator, add_special_tokens=False)["input_ids"]
             ids += step_ids
             if step_ids:
                 ends.append(len(ids) - 1)
-        return Sample(ids, ends)
+        return EncodedSample(ids, ends)
 
 
 def has_turns(rollout: Rollout) -> bool:

@@ -94,7 +94,11 @@ class ChunkWeights:
         }
 
     def _assemble(self, part: Tensor, offset: int, parameter: nn.Parameter, chunk: Chunk) -> Tensor:
-        """Sum all ranks' parts in a buffer of zeros. This is exact, since the parts do not overlap."""
+        """Return a full tensor in the parameter's shape, fp32, from the parts of all ranks (collective).
+
+        `part` is this rank's flat part, which begins at element `offset`. Each rank copies its part into zeros, and
+        the sum over ranks is exact, since the parts do not overlap.
+        """
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=self._model.chunk_manager.device)
         whole[offset : offset + part.numel()].copy_(part)
         dist.all_reduce(whole, group=chunk.torch_pg)

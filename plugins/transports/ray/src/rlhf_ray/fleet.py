@@ -119,7 +119,10 @@ class Fleet:
         return resources(num_makers * config.maker_cpus, num_makers * config.maker_gpus)
 
     def _answer(self, problem: str) -> None:
-        """Complete the request, or reject it if `problem` is not empty."""
+        """End the current request for a number of makers, and store its result in `answer`.
+
+        An empty `problem` is success. Any other is the reason of the failure, which is also logged.
+        """
         if problem:
             logger.error("%s", problem)
         if self._request is not None:

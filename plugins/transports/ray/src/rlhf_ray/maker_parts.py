@@ -230,7 +230,12 @@ def make_place(strategy_fn: Callable[[], Any]) -> LocalPlace:
 def _reference(
     actor: nn.Module, initial: nn.Module | None, place: Place, kl_coef: float
 ) -> tuple[nn.Module | None, Callable[[], AbstractContextManager[Any]]]:
-    """The initial model, or the actor and a context that disables its adapter. None without a KL penalty."""
+    """Select the reference model of the KL penalty.
+
+    Returns the model, None if `kl_coef` is 0, and a function that creates the context manager to run it in: a null
+    context, or one that disables the LoRA adapter if the actor itself is the reference. A separate initial model is
+    prepared on `place`. Raises `UserInputError` if the factory returned neither a usable initial model nor an adapter.
+    """
     if kl_coef == 0:
         return None, nullcontext
     if initial is not None and initial is not actor:

@@ -140,7 +140,10 @@ def _run(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder: 
 
 
 def _fork(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder: str) -> int:
-    """Start the third process and return its id. Raises `OSError` if the system cannot start a process."""
+    """Fork the process that executes the program, and return its id. Raises `OSError` if the fork fails.
+
+    If the program cannot be executed, that process reports the reason to `status_fd` and exits with code 127.
+    """
     child = os.fork()
     if child == 0:
         try:

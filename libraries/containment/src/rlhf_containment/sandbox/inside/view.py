@@ -69,7 +69,11 @@ def _link(path: str, target: str) -> None:
 
 
 def _make_private_folders(job: dict[str, Any], user: int) -> None:
-    """Make the private folder, a `/proc` of the sandbox's processes, and the links that programs expect."""
+    """Mount the program's writable folder (a tmpfs of limited size) and a `/proc` with only the sandbox's processes.
+
+    Also create symbolic links: `fd`, the standard streams and `zero` in `/dev`, and the temporary folders, such as
+    `/tmp`, which point to the writable folder.
+    """
     os.mkdir(_BASE + PRIVATE)
     options = f"size={job['max_folder_bytes']},nr_inodes={job['max_files'] + 1},mode=0700,uid={user},gid={user}"
     mount("private", _BASE + PRIVATE, "tmpfs", MS_NOSUID | MS_NODEV, options)
