@@ -185,9 +185,8 @@ class Decisions:
         return GuardStop(
             f"{action.reason}{why} (update {moment.step}, episode {moment.episode + 1})",
             where=f"guard {action.by}",
-            hint=f"set by {keys_of(action.by, self.resolved)}. "
-            + (f"{action.hint}. " if action.hint else "")
-            + "--resume auto continues from the newest checkpoint",
+            hint=f"set by {keys_of(action.by, self.resolved)}{f': {action.hint}' if action.hint else ''}. "
+            "--resume auto continues from the newest checkpoint",
         )
 
 

@@ -71,7 +71,7 @@ def test_sets_alone_hold_nothing_out_and_the_first_is_the_score(tmp_path):
     [
         ({"a": {}}, "eval.sets.a.prompts.name: is required"),
         ({"a": {"prompts": "sort-digits", "sampels_per_prompt": 2}}, 'did you mean "samples_per_prompt"?'),
-        ({"sampled": {"prompts": "sort-digits"}}, "is none of sampled"),
+        ({"sampled": {"prompts": "sort-digits"}}, "cannot be sampled or loss"),
         ({"a": {"prompts": "sort-digits", "score": "lenth"}}, 'eval.sets.a.score: no reward "lenth"'),
         ({"a": {"prompts": "sort-digits", "rewards": ["exact-mach"]}}, "eval.sets.a.rewards.0"),
         (["a"], "should be an object"),

@@ -87,7 +87,7 @@ def test_a_guard_may_finish(tmp_path):
 
 
 def test_a_stop_names_the_guard_and_its_keys(tmp_path):
-    with pytest.raises(GuardStop, match=r"set by guards\.kl \(action, bound\); lower optimizer\.lr"):
+    with pytest.raises(GuardStop, match=r"set by guards\.kl \(action, bound\): lower optimizer\.lr"):
         start({**BASE, "guards": {"kl": {"bound": 1e-9}}}, tmp_path / "run")
     lines(tmp_path / "run" / "metrics.jsonl")
 

@@ -64,7 +64,7 @@ def test_a_plan_for_a_person_and_for_a_dataset(tmp_path):
     done = command("plan", tmp_path / "run.yaml")
     assert done.returncode == 0, done.stderr
     assert "335,520 parameters" in done.stdout
-    assert "policy optimizer" in done.stdout and "together" in done.stdout
+    assert "policy optimizer" in done.stdout and "total" in done.stdout
     assert "rollout" not in done.stdout
     broken = command("plan", tmp_path / "run.yaml", "--model", "no-such-folder")
     assert broken.returncode == 2

@@ -155,7 +155,7 @@ def test_a_checkpoint_of_one_run_is_not_gone_on_with_in_anothers_folder(tmp_path
 
 @pytest.mark.usefixtures("no_plots")
 def test_an_interrupt_asked_for_in_a_hook_writes_a_checkpoint(tmp_path, straight):
-    with pytest.raises(InterruptedRun, match="a checkpoint is written"):
+    with pytest.raises(InterruptedRun, match="A checkpoint and the model are written"):
         start({**BASE, "checkpoint": {"every_episodes": None}}, tmp_path / "run", hooks=[InterruptIn(1)])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
