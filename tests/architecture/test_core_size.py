@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 9468
+CODE_LINES = 9462
 PUBLIC_NAMES = 124
 _NO_CODE = {
     tokenize.COMMENT,
