@@ -2,16 +2,16 @@
 #
 #   docker build --target cpu  -t rlhf:cpu  --build-arg TORCH_INDEX=<index of PyTorch's CPU builds> .
 #   docker build --target cuda -t rlhf:cuda .
-#   docker run --rm -v "$PWD:/home/rlhf/work" rlhf:cpu train
+#   docker run --rm -v "$PWD:/data" rlhf:cpu train
 #
-# The command runs as the user `rlhf` (uid 1000) in its folder `work`.
+# The command runs as the user `rlhf` (uid 1000) in the folder `/data`.
 
 ARG PYTHON=3.11
 ARG CUDA_IMAGE=nvidia/cuda:12.8.1-runtime-ubuntu24.04
 
 FROM python:${PYTHON}-slim AS base
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN useradd --create-home --uid 1000 rlhf && mkdir /home/rlhf/work && chown rlhf /home/rlhf/work
+RUN useradd --create-home --uid 1000 rlhf && mkdir /data && chown rlhf /data
 
 # Wheels of every distribution, from the sources.
 FROM base AS wheels
@@ -26,7 +26,7 @@ COPY requirements/start.txt /wheels/start.txt
 RUN PIP_INDEX_URL="$TORCH_INDEX" pip install torch==2.13.0
 RUN pip install --no-deps --require-hashes -r /wheels/start.txt && pip install --no-deps /wheels/*.whl
 USER rlhf
-WORKDIR /home/rlhf/work
+WORKDIR /data
 ENTRYPOINT ["rlhf"]
 CMD ["--help"]
 
@@ -36,14 +36,14 @@ RUN apt-get update \
   && apt-get install -y --no-install-recommends python3 python3-venv \
   && rm -rf /var/lib/apt/lists/* \
   && userdel --remove ubuntu \
-  && useradd --create-home --uid 1000 rlhf && mkdir /home/rlhf/work && chown rlhf /home/rlhf/work \
+  && useradd --create-home --uid 1000 rlhf && mkdir /data && chown rlhf /data \
   && python3 -m venv /opt/rlhf
 COPY --from=wheels /wheels /wheels
 COPY requirements/start.txt /wheels/start.txt
 RUN pip install torch==2.13.0
 RUN pip install --no-deps --require-hashes -r /wheels/start.txt && pip install --no-deps /wheels/*.whl
 USER rlhf
-WORKDIR /home/rlhf/work
+WORKDIR /data
 ENTRYPOINT ["rlhf"]
 CMD ["--help"]
 
@@ -52,4 +52,4 @@ RUN apt-get update \
   && apt-get install -y --no-install-recommends git make gcc libc6-dev \
   && rm -rf /var/lib/apt/lists/*
 USER rlhf
-WORKDIR /home/rlhf/work
+WORKDIR /data
