@@ -44,7 +44,9 @@ def needs(
         raise ValueError(f"an estimator needs one of {', '.join(get_args(Needs))}, not {what!r}")
 
     def declare(function: FunctionT) -> FunctionT:
-        vars(function).update(needs=what, compares_answers=compares_answers, greedy_answer=greedy_answer)
+        function.needs = what  # type: ignore[attr-defined]
+        function.compares_answers = compares_answers  # type: ignore[attr-defined]
+        function.greedy_answer = greedy_answer  # type: ignore[attr-defined]
         return function
 
     return declare
