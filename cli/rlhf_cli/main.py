@@ -14,7 +14,7 @@ from typing import NoReturn
 import click
 
 from rlhf_core.distributed.interrupts import handle_signals
-from rlhf_core.errors import InterruptedRun, RlhfError, full_disk
+from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError, full_disk
 
 from .lazy import LazyCommand, LazyGroup
 from .output import discard_output, echo, ignore_closed_pipe
@@ -45,15 +45,16 @@ _NO_BARS = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASE
 """Defaults of environment variables that keep libraries from drawing their own progress bars."""
 
 EXIT_FAILED = 1
-EXIT_WRONG_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted (once or several times)."""
     if sys.platform != "linux":
-        _print_message(f"rlhf runs on Linux only (this is {sys.platform})\n  -> use Linux, WSL 2 or a Linux container")
-        sys.exit(EXIT_WRONG_INPUT)
+        hint = "use Linux, WSL 2 or a Linux container"
+        error = UserInputError(f"rlhf runs on Linux only (this is {sys.platform})", hint=hint)
+        _print_message(str(error))
+        sys.exit(error.exit_code)
     raise_at_signals()
     atexit.register(ignore_signals)  # runs just before Python removes its handlers
     for name, value in _NO_BARS.items():
