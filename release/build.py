@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
-from distributions import ROOT, folders, name_of, version
+from distributions import ROOT, folders, name_of, run_module, version
 
 _DEADLINE_SECONDS = 600.0
 
@@ -36,16 +35,7 @@ def build(target: Path) -> list[Path]:
 
 
 def _hatchling(folder: Path, kind: str, target: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(target)]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_DEADLINE_SECONDS,
-        check=False,
-    )
+    done = run_module(folder, "hatchling", "build", "-t", kind, "-d", str(target), seconds=_DEADLINE_SECONDS)
     if done.returncode != 0:
         raise SystemExit(f"{kind} of {folder}: hatchling ended with {done.returncode}\n{done.stdout}")
 

@@ -5,11 +5,10 @@ Exceptions, with their reasons, are in `[tool.deptry]` of each `pyproject.toml`.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-from distributions import ROOT, folders
+from distributions import ROOT, folders, run_module
 
 _DEADLINE_SECONDS = 120.0
 
@@ -17,15 +16,7 @@ _DEADLINE_SECONDS = 120.0
 def problems(folder: Path) -> str:
     """Return deptry's report of one distribution, empty if nothing is missing and nothing is unused."""
     sources = ["rlhf_core", "cli"] if folder == ROOT else ["src"]
-    done = subprocess.run(
-        [sys.executable, "-m", "deptry", "--no-ansi", *sources],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_DEADLINE_SECONDS,
-        check=False,
-    )
+    done = run_module(folder, "deptry", "--no-ansi", *sources, seconds=_DEADLINE_SECONDS)
     return f"{folder.relative_to(ROOT)}:\n{done.stdout}" if done.returncode else ""
 
 

@@ -7,6 +7,7 @@ depends on. Without a name it prints all folders.
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,8 +35,21 @@ def version() -> str:
     return VERSION_FILE.read_text(encoding="utf-8").strip()
 
 
+def run_module(folder: Path, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run `python -m` with these arguments in a folder. Standard error is part of the output."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
 def closure(name: str) -> list[Path]:
-    """Folders of a distribution and of all distributions of this repository that it depends on, the root first."""
+    """Return the folders of a distribution and of those of this repository that it depends on, the root first."""
     import tomllib  # here, since `make` prints its own message for an older Python
 
     by_name = {name_of(folder): folder for folder in folders()}
