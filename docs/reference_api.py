@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from public_surface import defined_in, library_surface, surface
 
-_SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes|Example|Examples):$")
+SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes|Example|Examples):$", re.MULTILINE)
 
 
 def api_pages(note: str) -> dict[str, str]:
@@ -111,7 +111,7 @@ def prose(text: str | None) -> str:
     is_code = False
     for line in (text or "").splitlines():
         is_indented = line.startswith("    ")
-        if match := _SECTION.match(line):
+        if match := SECTION.match(line):
             section = match[1]
         elif line.strip() and not is_indented:
             section = ""

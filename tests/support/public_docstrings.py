@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
 import public_surface  # noqa: E402
+from reference_api import SECTION  # noqa: E402
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ABSTRACT = {"Protocol", "ABC"}
 WELL_KNOWN = {"state_dict", "load_state_dict", "close"}
 """Methods of a protocol that may omit a docstring."""
-_SECTION = r"(?m)^(Args|Returns|Yields|Raises|Example|Examples|Attributes):"
 
 
 def public_names() -> Iterator[tuple[str, Path, ast.stmt, ast.stmt | None]]:
@@ -98,14 +98,13 @@ def _of_summary(text: str) -> Iterator[str]:
 
 
 def _undocumented(node: Function, text: str) -> Iterator[str]:
-    section = re.search(rf"(?ms)^Args:\n(.*?)(?={_SECTION[4:]}|\Z)", text)
+    _, _, after = f"\n{text}\n".partition("\nArgs:\n")
+    section = SECTION.split(after)[0]
     arguments = node.args
     names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     names += [each.arg for each in (arguments.vararg, arguments.kwarg) if each is not None]
     for name in names:
-        is_known = section is not None and re.search(
-            rf"(?m)^ +(\w+, )*\*{{0,2}}{name}(, [*\w]+)*( \(.*\))?:", section[1]
-        )
+        is_known = re.search(rf"(?m)^ +(\w+, )*\*{{0,2}}{name}(, [*\w]+)*( \(.*\))?:", section)
         if name not in ("self", "cls") and not name.startswith("_") and not is_known:
             yield name
 
