@@ -205,7 +205,7 @@ def test_the_launcher_leaves_nothing_in_the_folder_for_temporary_files(tmp_path,
     def start_none(*arguments):
         raise RlhfError("stopped by the test")
 
-    monkeypatch.setattr("rlhf_strategies.ranks.Ranks.start", start_none)
+    monkeypatch.setattr("rlhf_strategies.ranks.RankGroup.start", start_none)
     with pytest.raises(RlhfError, match="stopped by the test"):
         start(TWO, tmp_path / "run", num_processes=2)
     assert not list((tmp_path / "tmp").iterdir())
@@ -226,7 +226,7 @@ def test_a_second_signal_ends_the_processes(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("rlhf_strategies.ranks._start_process", start_one)
-    monkeypatch.setattr("rlhf_strategies.ranks.Ranks.poll", look)
+    monkeypatch.setattr("rlhf_strategies.ranks.RankGroup.poll", look)
     with pytest.raises(KeyboardInterrupt):
         start(TWO, tmp_path / "run", num_processes=2)
     for process in started:
