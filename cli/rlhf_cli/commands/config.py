@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ..lazy import CommandGroup
-from ..output import echo, json_text
+from ..output import echo, json_text, print_json
 from ..run_arguments import RunArguments, run_options
 
 MARK = "# yaml-language-server: $schema="
@@ -92,7 +92,7 @@ def schema(output: Path | None) -> None:
     for error in left_out:
         echo(f"note: {error.message} ({error.where})", err=True)
     if output is None:
-        click.echo(json_text(document))
+        print_json(document)
         return
     try:
         write_bytes(output, f"{json_text(document)}\n".encode())
