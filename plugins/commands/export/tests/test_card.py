@@ -91,11 +91,11 @@ def test_nothing_private_is_published(tmp_path: Path) -> None:
     entry = {"name": f"{reward}:brevity", "token": "sEcReT1", "note": "ask http://10.1.2.3/ as admin"}
     changes = {"prompts": {"name": "jsonl", "path": str(prompts)}, "rewards": [entry]}
     changes |= {
-        "model": {"path": str(base_model(tmp_path / "private-place" / "base", "---\nbase_model: /home/me\n---"))}
+        "model": {"path": str(base_model(tmp_path / "private-place" / "base", "---\nbase_model: /data/me\n---"))}
     }
     start({**BASE, **changes}, tmp_path / "run")
     text = (tmp_path / "run" / "model" / "README.md").read_text()
-    for private in ("private-place", "sEcReT1", "10.1.2.3", "/home/me", str(tmp_path), str(Path.cwd())):
+    for private in ("private-place", "sEcReT1", "10.1.2.3", "/data/me", str(tmp_path), str(Path.cwd())):
         assert private not in text
     for public in ("`jsonl: prompts.jsonl`", "`brevity` (weight 1)", "`base`, a local folder"):
         assert public in text

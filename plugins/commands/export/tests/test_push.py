@@ -110,7 +110,7 @@ def test_what_the_hub_refuses_is_named(
     hub.users.clear()
     assert "does not accept the token" in refusal(capsys, push(model))
     hub.users[TOKEN] = "me"
-    (model / "README.md").write_text("---\nbase_model: /home/me/base\n---\n")
+    (model / "README.md").write_text("---\nbase_model: /data/me/base\n---\n")
     assert 'Invalid metadata in README.md. - "base_model" is not valid' in refusal(capsys, push(model))
     monkeypatch.delenv("HF_TOKEN")
     assert "hf auth login" in refusal(capsys, push(model))

@@ -19,7 +19,7 @@ def public_options(value: Any) -> Any:
     Texts with spaces or slashes may be paths, prompts or addresses, and are left out.
 
     Example:
-        >>> public_options({"name": "model", "path": "/home/me/reward", "weight": 0.5, "url": "http://10.0.0.7/"})
+        >>> public_options({"name": "model", "path": "/data/me/reward", "weight": 0.5, "url": "http://10.0.0.7/"})
         {'name': 'model', 'weight': 0.5}
         >>> public_options({"kl_in": "loss", "user": "hf_aBcDeFg123", "lora": {"target_modules": ["q_proj"]}})
         {'kl_in': 'loss', 'lora': {'target_modules': ['q_proj']}}
@@ -38,7 +38,7 @@ def plugin_name(name: str) -> str:
     """Return the name of a plugin without the folder of its file.
 
     Example:
-        >>> plugin_name("grpo"), plugin_name("/home/me/work/my_reward.py:brevity")
+        >>> plugin_name("grpo"), plugin_name("/data/me/work/my_reward.py:brevity")
         ('grpo', 'my_reward.py:brevity')
     """
     found = _FROM_FILE.search(name)
@@ -64,7 +64,7 @@ def last_part(path: str) -> str:
     """Return the last part of a path, and for the folder `model` of a run also the run's name.
 
     Example:
-        >>> last_part("/home/me/data/prompts.jsonl"), last_part("/home/me/runs/first/model/"), last_part("builtin:tiny")
+        >>> last_part("/data/me/data/prompts.jsonl"), last_part("/data/me/runs/first/model/"), last_part("builtin:tiny")
         ('prompts.jsonl', 'first/model', 'builtin:tiny')
     """
     parts = [part for part in re.split(r"[/\\]", path) if part not in ("", ".", "..")]
