@@ -38,7 +38,7 @@ def plugin_name(name: str) -> str:
     """Return the name of a plugin without the folder of its file.
 
     Example:
-        >>> plugin_name("grpo"), plugin_name("/data/me/work/my_reward.py:brevity")
+        >>> plugin_name("grpo"), plugin_name("/data/me/code/my_reward.py:brevity")
         ('grpo', 'my_reward.py:brevity')
     """
     found = _FROM_FILE.search(name)
