@@ -5,8 +5,8 @@ Python. Without `--upgrade` a pin changes only if a manifest requires it. torch 
 the build (CPU or CUDA): the Makefile pins its version. The files name no index, and installing needs pip only:
 `pip install --no-deps --require-hashes -r requirements/lock.txt`.
 
-`--lowest FILE` and `--newest FILE` write the lowest and the newest versions that the manifests allow to FILE instead, in
-the form of `lock.txt`, for `make test-lowest` and `make test-newest`.
+`--lowest FILE` and `--newest FILE` write the lowest and the newest versions that the manifests allow to FILE instead,
+in the form of `lock.txt`, for `make test-lowest` and `make test-newest`.
 """
 
 from __future__ import annotations
