@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError, first_line
 from rlhf_core.util import redact_text
-from rlhf_core.util.bounded_thread import BoundedThread
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -122,7 +122,7 @@ def _call(function: Callable[[], _Result], what: str, repo: str, deadline_second
         except BaseException as error:  # raised below, in the thread of the caller
             failures.append(error)
 
-    thread = BoundedThread(run, "hub")
+    thread = threading.Thread(target=run, name="hub", daemon=True)
     thread.start()
     thread.join(deadline_seconds)
     if results:
