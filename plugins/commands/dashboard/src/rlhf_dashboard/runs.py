@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlhf_core.errors import RlhfError
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.util import redact_mapping, redact_text
@@ -170,7 +172,14 @@ def _status(summary: Mapping[str, Any]) -> str:
     pid = summary.get("pid")
     if status != "running" or summary.get("host") != socket.gethostname() or not isinstance(pid, int):
         return status
-    return status if Path(f"/proc/{pid}").exists() or not Path("/proc/self").exists() else "killed"
+    return status if _exists(pid) else "killed"
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return psutil.pid_exists(pid)
+    except OverflowError:  # a damaged file: no process has this id
+        return False
 
 
 def _name(section: Any, key: str = "name") -> str | None:
