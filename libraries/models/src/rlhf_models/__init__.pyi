@@ -15,6 +15,7 @@ from .folders import replacing_folder as replacing_folder
 from .folders import stored_dtype as stored_dtype
 from .folders import write_model_config as write_model_config
 from .folders import write_transformers_folder as write_transformers_folder
+from .inference import OpenEngine as OpenEngine
 from .inference import open_engine as open_engine
 from .limits import answer_limit as answer_limit
 from .noise import disable_dropout as disable_dropout
