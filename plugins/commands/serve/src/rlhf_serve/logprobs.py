@@ -110,7 +110,7 @@ def describe(
     Args:
         tokenizer: the model's tokenizer.
         token_ids: tokens of a prompt or an answer.
-        scores: scores of its last tokens. Tokens before them have no log-prob.
+        scores: scores of its last tokens. The tokens before them are without a log-prob.
     """
 
     def decode(ids: Sequence[int]) -> str:
