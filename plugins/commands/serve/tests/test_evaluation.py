@@ -97,6 +97,7 @@ def test_lm_eval_measures_the_same_at_the_server_and_in_the_folder(desk, port):
 def test_inspect_asks_the_server_for_text_and_for_messages_and_reads_the_folder(desk, port):
     served, folder = commands("inspect")
     chat = [word.replace("openai-api-completions/", "openai-api/") for word in served]
+    texts = []
     for number, words in enumerate(
         (served, [*chat, "--num-choices", "2", "--logprobs", "--top-logprobs", "3"], folder)
     ):
@@ -105,6 +106,8 @@ def test_inspect_asks_the_server_for_text_and_for_messages_and_reads_the_folder(
         log = json.loads(path.read_text())
         assert log["status"] == "success"
         assert log["results"]["completed_samples"] == NUM_PROBLEMS
+        texts.append([each["output"]["choices"][0]["message"]["content"] for each in log["samples"]])
         choices = log["samples"][0]["output"]["choices"]
         if number == 1:
             assert len(choices) == 2 and len(choices[0]["logprobs"]["content"][0]["top_logprobs"]) == 3
+    assert texts[0] == texts[1] == texts[2]
