@@ -55,9 +55,9 @@ def desk(tmp_path_factory):
 @pytest.fixture(scope="module")
 def port(desk):
     config = ModelConfig(path=model_of(str(desk / "runs" / "first")), device="cpu")
-    with closing(serve_model(config, engine="hf", seed=0, max_new_tokens=64)) as model:
-        with serving(model, model="first") as (port, _):
-            yield port
+    model = serve_model(config, engine="hf", seed=0, max_new_tokens=64)
+    with closing(model), serving(model, model="first") as (port, _):
+        yield port
 
 
 def run(words, desk, port, *more):
