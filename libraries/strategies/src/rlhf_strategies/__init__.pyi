@@ -14,6 +14,7 @@ from .parts import torch_dtype as torch_dtype
 from .parts import torch_step as torch_step
 from .process_group import ProcessGroup as ProcessGroup
 from .shards import group_into_shards as group_into_shards
+from .shards import plain_shards as plain_shards
 from .shards import state_dict_shards_of as state_dict_shards_of
 from .stored_weights import StoredParameter as StoredParameter
 from .stored_weights import StoredTensor as StoredTensor
