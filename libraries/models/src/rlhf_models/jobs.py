@@ -89,7 +89,7 @@ def checked_completion(completion: Completion, versions: Sequence[int], *, where
 
 
 def truncation_problem(top_k: int, top_p: float, *, engine: str) -> str | None:
-    """Reason why an engine cannot report the set of tokens that was sampled from, None if it can.
+    """Check whether an engine can report the set of tokens that was sampled from.
 
     The update needs the full set of kept tokens, and these engines report only the most likely `top_k`.
 
@@ -97,6 +97,9 @@ def truncation_problem(top_k: int, top_p: float, *, engine: str) -> str | None:
         top_k: the option `top_k`.
         top_p: the option `top_p`.
         engine: the engine's name, for the message.
+
+    Returns:
+        The problem, or None.
 
     Example:
         >>> truncation_problem(top_k=50, top_p=0.9, engine="vllm") is None

@@ -1,4 +1,4 @@
-"""What the engine needs of a server, whatever software it is. `vllm.py` and `sglang.py` implement it."""
+"""Interface to a server's software. `vllm.py` and `sglang.py` implement it."""
 
 from __future__ import annotations
 
