@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from rlhf_core.config import EngineConfig
-from rlhf_models.jobs import truncation_problem
-from rlhf_web.servers import address_parts, is_loopback
+from rlhf_models import truncation_problem
+from rlhf_web import address_parts, is_loopback
 
 NAME = "http"
 WHERE = f"engine {NAME}"

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config import EngineConfig
-from rlhf_models.jobs import truncation_problem
+from rlhf_models import truncation_problem
 
 INSTALL = "make setup-vllm (without a GPU), or pip install vllm==0.32.0 (CUDA)"
 """Hint for users if vLLM is missing or broken."""
