@@ -66,26 +66,11 @@ def export(
       rlhf export runs/first --gguf my-model.gguf --dtype float16
       rlhf export runs/first --push my-name/my-model --private
     """
-    from rlhf_core.errors import UserInputError
     from rlhf_core.util import printable
 
     from .model import export_model
 
-    if target is None and gguf is None and repo is None:
-        hint = "add --to DIR, --gguf FILE or --push OWNER/NAME"
-        raise UserInputError("there is nothing to do", where="rlhf export", hint=hint)
-    if repo is None and (private or revision is not None or message is not None):
-        raise UserInputError(
-            "--private, --revision and --message need --push", where="rlhf export", hint="add --push OWNER/NAME"
-        )
-    if repo is not None:
-        from .push import check_name
-
-        check_name(repo)
-    if gguf is not None:
-        from .gguf_file import check_target
-
-        check_target(gguf, target)
+    _check(target, gguf, repo, has_push_options=private or revision is not None or message is not None)
     if target is not None:
         exported = export_model(source, target, merge_lora=merge_lora, dtype=dtype)
         click.echo(printable(f"{target}: the policy of {exported}"))
@@ -108,6 +93,27 @@ def export(
                 timeout_seconds=60 * timeout_minutes,
             )
             click.echo(printable(f"{address}: the policy of {exported}"))
+
+
+def _check(target: Path | None, gguf: Path | None, repo: str | None, *, has_push_options: bool) -> None:
+    """Check the options before anything is written. Raises `UserInputError`."""
+    from rlhf_core.errors import UserInputError
+
+    if target is None and gguf is None and repo is None:
+        hint = "add --to DIR, --gguf FILE or --push OWNER/NAME"
+        raise UserInputError("there is nothing to do", where="rlhf export", hint=hint)
+    if repo is None and has_push_options:
+        raise UserInputError(
+            "--private, --revision and --message need --push", where="rlhf export", hint="add --push OWNER/NAME"
+        )
+    if repo is not None:
+        from .push import check_name
+
+        check_name(repo)
+    if gguf is not None:
+        from .gguf_file import check_target
+
+        check_target(gguf, target)
 
 
 @contextmanager
