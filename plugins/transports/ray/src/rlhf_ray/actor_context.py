@@ -20,7 +20,15 @@ from .calls import own_name
 from .config import RayConfig
 from .event_relay import ActorHooks, ActorLogHandler, EventSender
 
-_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LAUNCHER = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 
 HEARTBEAT_SECONDS = 60.0
 """Silence after which a maker used directly is presumed dead. A run uses `transport.heartbeat_seconds`."""
@@ -44,6 +52,8 @@ class ActorSpec:
     """Hook events that the driver's hooks subscribe to."""
     index: int = 0
     """Index of this actor among those of its kind."""
+    trainer_restarts: int = 0
+    """How often the run was continued after the loss of a trainer."""
     num_threads: int | None
     """torch threads if actors share cores without reserving them. None keeps torch's default."""
 
