@@ -137,7 +137,7 @@ def test_one_of_two_ranks_that_is_lost_or_silent_restarts_both(
     kill = KillTrainer(name, number)
     options = {"num_makers": 2, "num_trainers": 2, "heartbeat_seconds": 8, "trainer_restarts": 2, **ways}
     run = run_file({"episodes": 12}, **options)
-    run["strategy"] = "torch-ddp"
+    run["strategy"] = "ddp"
     result = train(run, output=tmp_path / "ray", hooks=[kill])
     assert result is not None and kill.is_done
     check_samples(tmp_path / "ray")

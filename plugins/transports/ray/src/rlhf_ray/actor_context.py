@@ -8,7 +8,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlhf_core.util import PrintableFormatter, set_up_host_memory
 from .calls import own_name
 from .config import RayConfig
 from .event_relay import ActorHooks, ActorLogHandler, EventSender
+from .runtime_env import set_own_variables
 
 _LAUNCHER = (
     "RANK",
@@ -52,6 +53,8 @@ class ActorSpec:
     """Hook events that the driver's hooks subscribe to."""
     index: int = 0
     """Index of this actor among those of its kind."""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables that the actor sets itself (`own_variables`)."""
     trainer_restarts: int = 0
     """How often the run was continued after the loss of a trainer."""
     num_threads: int | None
@@ -68,6 +71,7 @@ class ActorContext:
         for key in _LAUNCHER:
             # Variables of the driver's launcher. This process has another rank.
             os.environ.pop(key, None)
+        set_own_variables(spec.variables)
         if Path(spec.working_folder).is_dir():
             os.chdir(spec.working_folder)
         self._forward_log()

@@ -25,6 +25,7 @@ from .coordinator_actor import Coordinator
 from .driver_files import ActorRow
 from .experience_maker_holder import ExperienceMakerHolder
 from .messages import Overview
+from .runtime_env import own_variables
 from .trainer_actor import TrainerActor
 
 logger = logging.getLogger("rlhf.ray")
@@ -282,6 +283,7 @@ class Actors:
             coordinator=self.coordinator,
             driver_events=self.driver_events,
             index=index,
+            variables=own_variables(self.config.runtime_env),
             trainer_restarts=self.trainer_restarts,
             num_threads=_threads(self.config),
         )

@@ -85,8 +85,9 @@ def connect(config: RayConfig) -> Iterator[Connection]:
         RlhfError: Ray cannot be started or reached.
     """
     namespace = f"rlhf-{uuid.uuid4().hex[:12]}"
+    for_ray = init_options(config.runtime_env)
     if ray.is_initialized():
-        if config.runtime_env:
+        if for_ray:
             raise UserInputError(
                 "this process is connected to Ray already, with the runtime environment of that connection",
                 where=WHERE,
@@ -95,10 +96,10 @@ def connect(config: RayConfig) -> Iterator[Connection]:
         yield Connection(namespace)
         return
     options: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+    options |= for_ray
     address = cluster_address(config)
     if address is None:
         options["object_store_memory"] = config.object_store_bytes
-    options |= init_options(config.runtime_env)
     with _run_ray(address, options) as started:
         programs = {process.name(): process for process in started if _is_running(process)}
         yield Connection(namespace, {name: programs[name] for name in _INDISPENSABLE & programs.keys()})
@@ -171,7 +172,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def _keep_loopback() -> Iterator[None]:
     """Keep Ray on 127.0.0.1. Otherwise it uses the machine's address and listens on all interfaces.
 
-    Ray has no option for this, so its private function is replaced. The upper bound of `ray` in pyproject.toml exists
+    Ray lacks an option for this, so its private function is replaced. The upper bound of `ray` in pyproject.toml exists
     for that reason.
     """
     from ray._private import services

@@ -45,7 +45,7 @@ class RayConfig(TransportConfig):
     runtime_env: dict[str, JsonValue] | None = Field(
         None,
         description="Ray's runtime environment of all actors: env_vars, working_dir, pip, … A variable whose value is "
-        "null is copied from the environment of `rlhf train`, so that a secret is not part of the run file.",
+        "null is copied from the environment of this command, so that a secret is not part of the run file.",
     )
     maker_cpus: float = Field(0, ge=0, description="Logical CPUs that Ray reserves for each maker.")
     maker_gpus: float = Field(0, ge=0, description="GPUs (or shares of one) reserved for each maker.")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_core.errors import UserInputError, first_line
 from rlhf_core.util import suggestion
-from rlhf_core.util.redact import learn_secret, names_secret
+from rlhf_core.util.redact import learn_environment, names_secret
 
 WHERE = "transport.runtime_env"
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -21,19 +21,21 @@ _VARIABLES = "env_vars"
 
 
 def init_options(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Arguments of `ray.init` for the option `transport.runtime_env`.
+    """Arguments of `ray.init` for the option `transport.runtime_env`, without its `own_variables`.
 
-    Variables without a value get that of this process. Inside a job, Ray adds the job's runtime environment.
+    Inside a job, Ray adds the job's runtime environment.
 
     Raises:
         UserInputError: Ray rejects the option or does not know a key, a variable is not set in this process, or the
             job's runtime environment has the same entry.
     """
-    if not runtime_env:
+    own = own_variables(runtime_env)
+    wanted = dict(runtime_env or {})
+    variables = {name: value for name, value in (wanted.pop(_VARIABLES, None) or {}).items() if name not in own}
+    if variables:
+        wanted[_VARIABLES] = variables
+    if not wanted:
         return {}
-    wanted = dict(runtime_env)
-    if variables := wanted.get(_VARIABLES):
-        wanted[_VARIABLES] = dict(_with_values(variables))
     if os.environ.get(_OVERRIDE) != "1" and (shared := sorted(_shared_entries(wanted, _job_environment()))):
         raise UserInputError(
             f"the Ray job that runs this command already sets {', '.join(shared)}",
@@ -42,6 +44,32 @@ def init_options(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
         )
     _check(wanted)
     return {"runtime_env": wanted}
+
+
+def own_variables(runtime_env: Mapping[str, Any] | None) -> dict[str, str]:
+    """Variables that the actors set themselves, because Ray writes those that it sets to its logs and its dashboard.
+
+    They are those whose name looks like a secret, and those without a value, which have that of this process.
+
+    Raises:
+        UserInputError: A variable without a value is not set in this process.
+    """
+    variables: Mapping[str, str | None] = (runtime_env or {}).get(_VARIABLES) or {}
+    missing = [name for name, value in variables.items() if value is None and name not in os.environ]
+    if missing:
+        raise UserInputError(
+            f"not set in the environment of this command: {', '.join(missing)}",
+            where=f"{WHERE}.{_VARIABLES}",
+            hint=f"export {missing[0]}=VALUE first. The value null copies it to the actors",
+        )
+    own = {name: value for name, value in variables.items() if value is None or names_secret(name)}
+    return {name: os.environ[name] if value is None else value for name, value in own.items()}
+
+
+def set_own_variables(variables: Mapping[str, str]) -> None:
+    """Set the `own_variables` in the process of an actor, whose log lines then do not show secrets among them."""
+    os.environ.update(variables)
+    learn_environment()
 
 
 def _check(wanted: Mapping[str, Any]) -> None:
@@ -57,21 +85,6 @@ def _check(wanted: Mapping[str, Any]) -> None:
     except (TypeError, ValueError) as error:
         hint = "https://docs.ray.io/en/latest/ray-core/handling-dependencies.html lists keys and values"
         raise UserInputError(first_line(error), where=WHERE, hint=hint) from error
-
-
-def _with_values(variables: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    missing = [name for name, value in variables.items() if value is None and name not in os.environ]
-    if missing:
-        raise UserInputError(
-            f"not set in the environment of this command: {', '.join(missing)}",
-            where=f"{WHERE}.{_VARIABLES}",
-            hint=f"export {missing[0]}=VALUE first. The value null copies it to the actors",
-        )
-    for name, value in variables.items():
-        found = os.environ[name] if value is None else value
-        if names_secret(name):
-            learn_secret(found)  # so that logs do not show it
-        yield name, found
 
 
 def _job_environment() -> Mapping[str, Any]:

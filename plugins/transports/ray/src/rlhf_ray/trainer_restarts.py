@@ -1,7 +1,7 @@
 """Restarts of a run that lost a trainer, without a person: all actors start again from the newest checkpoint.
 
-It is what `--resume auto` does, in the same driver and on the same Ray: the trainers load the checkpoint, cut what came
-after it from the run's files, and give the coordinator the samples that it contains.
+It is a resume as by `--resume auto`, in the same driver and on the same Ray: the trainers load the checkpoint, cut
+later lines from the run's files, and give the coordinator the samples that the checkpoint contains.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TrainerRestarts:
         if not (is_lost or isinstance(error, TrainerLostError)) or not self._max_restarts:
             return False
         if self._request.interrupted():
-            logger.warning("no restart, since the run was asked to stop")
+            logger.warning("no restart, since the run is stopping")
             return False
         if self._used >= self._max_restarts:
             logger.error("no restart: the %d of transport.trainer_restarts are used", self._max_restarts)
