@@ -23,6 +23,7 @@ PATTERNS = (
     "*.md",
     "docs/**/*.md",
     "docs/images/*.png",
+    "docs/reference/*.json",
     "start/README.md",
     "libraries/*/README.md",
     "plugins/*/*/README.md",

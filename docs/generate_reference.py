@@ -1,4 +1,4 @@
-"""Write docs/reference/*.md from the code: `python docs/generate_reference.py [--check]`.
+"""Write docs/reference/*.md and the schema of run files from the code: `python docs/generate_reference.py [--check]`.
 
 Each kind of plugin has a page with the arguments of `build`, its result, and the options of every plugin in this
 repository. Other pages list the names that a plugin may import, and every key of a run file, hook, error and command.
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from pydantic import BaseModel
 from reference_api import prose
 from reference_lists import commands_page, config_page, errors_page, hooks_page, table
 
+from rlhf_cli.output import json_text
+from rlhf_cli.run_schema import run_schema
 from rlhf_cli.schema_text import option_rows
 from rlhf_core import components
 from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
@@ -130,7 +135,22 @@ def pages() -> dict[Path, str]:
         | {FOLDER / "plugin-api.md": api_page(), FOLDER / "transport-api.md": transports_page()}
         | {FOLDER / "libraries.md": libraries_page()}
         | {FOLDER / f"{name}.md": make_page(NOTE) for name, make_page in lists.items()}
+        | schema_file()
     )
+
+
+def schema_file() -> dict[Path, str]:
+    """Return the schema of run files with the plugins of this repository, {} with another pydantic than the lock's.
+
+    Each version of pydantic writes schemas a little differently.
+    """
+    locked = re.search(r"^pydantic==(\S+)", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE)
+    if locked is None or version("pydantic") != locked[1]:
+        return {}
+    document, errors = run_schema(_ours())
+    if errors:
+        raise errors[0]
+    return {FOLDER / "run-file.schema.json": json_text(document) + "\n"}
 
 
 def api_page() -> str:
@@ -251,15 +271,20 @@ def tools_part() -> list[str]:
 
 def installed(kind: str) -> Iterable[SelectedPlugin]:
     """Return the plugins of a kind whose distribution is in this repository, by name."""
+    return [load_ref(ref) for ref in discover(kind).values() if ref.distribution in _ours() and has_options(ref)]
+
+
+@functools.cache
+def _ours() -> frozenset[str]:
+    """Return the distributions of this repository."""
     manifests = [
         ROOT / "pyproject.toml",
         *ROOT.glob("libraries/*/pyproject.toml"),
         *ROOT.glob("plugins/*/*/pyproject.toml"),
     ]
-    ours = {
+    return frozenset(
         line.split('"')[1] for path in manifests for line in path.read_text().splitlines() if line[:8] == 'name = "'
-    }
-    return [load_ref(ref) for ref in discover(kind).values() if ref.distribution in ours and has_options(ref)]
+    )
 
 
 def plugin_part(selected: SelectedPlugin, shared: type[BaseModel] | None) -> list[str]:

@@ -25,7 +25,7 @@ _HELP = """Train language models from feedback.
 \b
 Examples:
   rlhf train --algorithm ppo            the quickstart: a tiny model learns to sort digits
-  rlhf train run.yaml --strategy ddp --num-processes 2
+  rlhf train run.yaml --strategy torch-ddp --num-processes 2
   rlhf plugins list
   rlhf config check run.yaml
 """

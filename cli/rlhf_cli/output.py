@@ -65,8 +65,13 @@ def discard_output(stream: TextIO) -> None:
 
 def print_json(value: Any) -> None:
     """Print indented JSON on stdout. Control characters in strings become JSON escapes."""
+    click.echo(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return indented JSON with secrets removed. Control characters in strings become JSON escapes."""
     text = redact_text(json.dumps(value, indent=2, ensure_ascii=False))
-    click.echo("".join(_json_escape(char) if is_hostile(char) else char for char in text))
+    return "".join(_json_escape(char) if is_hostile(char) else char for char in text)
 
 
 def _json_escape(char: str) -> str:

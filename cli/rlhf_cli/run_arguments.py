@@ -27,7 +27,7 @@ _OPTIONS = (
         help="Use the config of an earlier run instead of RUN.yaml.",
     ),
     click.option("--algorithm", metavar="NAME", help="Learning algorithm: ppo, grpo, sft, …"),
-    click.option("--strategy", metavar="NAME", help="Strategy that trains the model: single, ddp, gemini, …"),
+    click.option("--strategy", metavar="NAME", help="Strategy that trains the model: single, torch-ddp, fsdp, …"),
     click.option("--transport", metavar="NAME", help="Transport that runs makers and trainers: local or ray."),
     click.option("--engine", metavar="NAME", help="Engine that generates answers: hf or vllm."),
     click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, Union, get_args
 
 from pydantic import BaseModel, Field, create_model
@@ -25,13 +26,18 @@ class _Hooks(HooksConfig, json_schema_extra={"patternProperties": {_FILE_PATTERN
     pass
 
 
-def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
-    """Return the schema (JSON Schema 2020-12), and the errors of plugins that it omits."""
+def run_schema(distributions: Collection[str] | None = None) -> tuple[dict[str, Any], list[PluginError]]:
+    """Return the schema (JSON Schema 2020-12), and the errors of plugins that it omits.
+
+    distributions: those whose plugins the schema includes. None includes every installed plugin.
+    """
     errors: dict[str, PluginError] = {}
 
     def installed(kind: str) -> list[SelectedPlugin]:
         plugins: list[SelectedPlugin] = []
         for ref in discover(kind).values():
+            if distributions is not None and ref.distribution not in distributions:
+                continue
             try:
                 check_clash(ref)
                 if has_options(ref):
@@ -54,6 +60,9 @@ def run_schema() -> tuple[dict[str, Any], list[PluginError]]:
 
     def section(plugin: SelectedPlugin) -> Any:
         config: Any = plugin.component.config
+        if config.short_option:
+            field = config.model_fields[config.short_option]
+            return _union(with_nested(plugin.name, config), Annotated[field.annotation, *field.metadata])
         return with_nested(plugin.name, named(config.selects, shared=config) if config.selects else config)
 
     schedule = named("schedules", default="constant")

@@ -377,3 +377,13 @@ def test_what_everyone_types_first_is_heard(capsys):
     assert "rlhf-core" in capsys.readouterr().out
     assert run(["train", "-h"]) == 0
     assert "Usage: rlhf train" in capsys.readouterr().out
+
+
+def test_the_schema_is_written_to_a_file_for_the_editor(tmp_path, capsys):
+    file = tmp_path / "run.schema.json"
+    assert run(["config", "schema", "--output", str(file)]) == 0
+    assert "# yaml-language-server: $schema=run.schema.json" in capsys.readouterr().out
+    assert run(["config", "schema"]) == 0
+    assert file.read_text() == capsys.readouterr().out
+    assert run(["config", "schema", "--output", str(tmp_path / "none" / "x.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

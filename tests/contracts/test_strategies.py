@@ -7,7 +7,7 @@ import pytest
 from rlhf_testing.contracts import StrategyContract
 from rlhf_testing.strategy_suite import StrategyCase, run_strategies
 
-SHARED_OUT = ("ddp", "fsdp", "low-level-zero", "gemini")
+SHARED_OUT = ("torch-ddp", "ddp", "fsdp", "low-level-zero", "gemini")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,10 @@ class Together(StrategyContract):
     @classmethod
     def seen(cls, seen_together):
         return seen_together[cls.plugin]
+
+
+class TestTorchDdp(Together):
+    plugin = "torch-ddp"
 
 
 class TestDdp(Together):

@@ -46,7 +46,7 @@ class Combination(NamedTuple):
 
 
 COLUMNS = {
-    "strategy": ("single", "ddp", "fsdp", "low-level-zero", "gemini"),
+    "strategy": ("single", "torch-ddp", "ddp", "fsdp", "low-level-zero", "gemini"),
     "algorithm": ("ppo", "grpo", "sft"),
     "lora": ("no", "lora"),
     "transport": ("local", "ray"),
@@ -58,6 +58,9 @@ PAIRWISE = [
     Combination("single", "ppo", "no", "local", "resume", "hf"),
     Combination("single", "grpo", "lora", "local", "no", "vllm"),
     Combination("single", "sft", "no", "ray", "no", "hf"),
+    Combination("torch-ddp", "ppo", "lora", "local", "resume", "vllm"),
+    Combination("torch-ddp", "grpo", "no", "local", "no", "hf"),
+    Combination("torch-ddp", "sft", "no", "ray", "no", "hf"),
     Combination("ddp", "ppo", "lora", "ray", "resume", "vllm"),
     Combination("ddp", "grpo", "no", "local", "no", "hf"),
     Combination("ddp", "sft", "lora", "local", "no", "hf"),

@@ -91,9 +91,8 @@ def test_with_an_adapter(conditioned, tmp_path):
 
 
 def test_two_processes_train_as_one(conditioned, tmp_path):
-    pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
     one = metrics(start(conditioned, tmp_path / "one", trust=True).run_folder)
-    ddp = {**conditioned, "strategy": "ddp"}
+    ddp = {**conditioned, "strategy": "torch-ddp"}
     two = metrics(start(ddp, tmp_path / "two", num_processes=2, trust=True).run_folder)
     assert max(gaps(two)) < GAP
     assert [line["reward/mean"] for line in two] == [line["reward/mean"] for line in one]

@@ -22,7 +22,7 @@ HALF = {**RUN, "train": {"episodes": 2}, "optimizer": {**RUN["optimizer"], "sche
 def lion(install, tmp_path, monkeypatch):
     points = tomllib.loads(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1])["project"]["entry-points"]
     install("acme-lion", points, SOURCES)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))  # of the processes of ddp
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))  # of the processes of torch-ddp
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -41,13 +41,12 @@ def test_it_continues_after_a_resume_bit_for_bit(tmp_path):
 
 
 def test_two_processes_train_as_one(tmp_path):
-    pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
     (tmp_path / "spread.py").write_text(
         "def spread(rollouts):\n    return [sum(r.completion_ids) % 7 for r in rollouts]\n"
     )
     reward = {"rewards": [{"name": f"{tmp_path}/spread.py:spread"}]}
     one = metrics(start({**RUN, **reward}, tmp_path / "one", trust=True).run_folder)
-    ddp = {"strategy": "ddp", **reward}
+    ddp = {"strategy": "torch-ddp", **reward}
     start({**HALF, **ddp}, tmp_path / "two", num_processes=2, trust=True)
     two = metrics(start({**RUN, **ddp}, tmp_path / "two", num_processes=2, trust=True, resume="auto").run_folder)
     assert len(two) == len(one) == 8

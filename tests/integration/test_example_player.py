@@ -85,8 +85,7 @@ def test_it_trains_and_keeps_its_state_over_a_resume(tmp_path):
 
 
 def test_two_processes_have_a_state_each(tmp_path):
-    pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
-    full = {**RUN, "strategy": "ddp"}
+    full = {**RUN, "strategy": "torch-ddp"}
     start({**full, "train": {**TRAIN, "episodes": 1}}, tmp_path / "run", num_processes=2)
     resumed = start(full, tmp_path / "run", resume="auto", num_processes=2).run_folder
     assert [line["acme/drawn"] for line in metrics(resumed)] == [4.5, 10.5]  # 3, 6 and 9, 12 of both ranks

@@ -17,7 +17,7 @@ from rlhf_core.config import StrategyConfig
 pairs = Component(summary="Units of two rows.", config=Section, build="acme_pairs_build:pairs")
 graded = Component(summary="Reads an environment's columns.", config=Section, build="acme_pairs_build:graded")
 reversed_ddp = Component(
-    summary="ddp with other passes.",
+    summary="torch-ddp with other passes.",
     config=StrategyConfig,
     build="acme_pairs_build:ddp",
     launch="rlhf_strategies.run_processes:run_in_processes",
@@ -68,10 +68,9 @@ def graded(config, context):
 
 
 def ddp(config, context):
-    from rlhf_colossalai.config import DdpConfig
-    from rlhf_colossalai.ddp import DdpStrategy
+    from rlhf_strategies import TorchDdpConfig, TorchDdpStrategy
 
-    strategy = DdpStrategy(DdpConfig(), context)
+    strategy = TorchDdpStrategy(TorchDdpConfig(), context)
     strategy.passes = "unit_plugins:ReversedPasses"
     return strategy
 """
@@ -110,13 +109,13 @@ def acme(install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("strategy", "num_processes", "enters"), [("ddp", 2, False), ("reversed-ddp", 1, True), ("reversed-ddp", 2, True)]
+    ("strategy", "num_processes", "enters"),
+    [("torch-ddp", 2, False), ("reversed-ddp", 1, True), ("reversed-ddp", 2, True)],
 )
 def test_units_and_passes_of_a_plugin_train_alike(
     tmp_path: Path, strategy: str, num_processes: int, enters: bool
 ) -> None:
     """The loss of a pair asserts that its rows are together."""
-    pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
     one = metrics(start(PAIRS, tmp_path / "one").run_folder)
     found = metrics(start({**PAIRS, "strategy": strategy}, tmp_path / "run", num_processes=num_processes).run_folder)
     assert len(found) == len(one) >= 1
@@ -138,7 +137,7 @@ def graded(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     [
         ({}, 1),
         ({"isolate": True}, 1),
-        ({"strategy": "ddp"}, 2),
+        ({"strategy": "torch-ddp"}, 2),
         pytest.param({"transport": {"name": "ray", "max_staleness": 0}}, 1, marks=pytest.mark.slow),
     ],
 )

@@ -11,8 +11,7 @@ import pytest
 from run_files import RLHF, command, metrics, samples, start, write_run
 from running import PATIENCE_SECONDS, ended, rlhf, wait_until
 
-pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
-DDP = {"strategy": "ddp", "train": {"episodes": 2, "prompts_per_episode": 6, "train_batch_size": 12}}
+DDP = {"strategy": "torch-ddp", "train": {"episodes": 2, "prompts_per_episode": 6, "train_batch_size": 12}}
 FLAGS = ("--num-processes", "2")
 
 
@@ -119,7 +118,7 @@ def test_ctrl_c_stops_all_processes_with_a_checkpoint(tmp_path):
 @pytest.mark.slow
 def test_a_terminal_that_is_closed_asks_for_a_checkpoint(tmp_path, processes):
     """What the run says goes nowhere from then on, which ends nothing."""
-    changes = {**DDP, "strategy": "ddp" if processes > 1 else "single"}
+    changes = {**DDP, "strategy": "torch-ddp" if processes > 1 else "single"}
     run = write_run(tmp_path, {**changes, "train": {**DDP["train"], "episodes": 100_000}})
     flags = ["train", str(run), "--output", str(tmp_path / "run"), "--num-processes", str(processes)]
     pid, terminal = pty.fork()

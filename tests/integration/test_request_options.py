@@ -108,9 +108,8 @@ def test_the_column_reaches_the_loss_after_a_resume(tmp_path):
 
 
 def test_the_column_reaches_the_loss_of_two_processes(tmp_path):
-    pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
     one = metrics(start(RUN, tmp_path / "one").run_folder)
-    two = metrics(start({**RUN, "strategy": "ddp"}, tmp_path / "two", num_processes=2).run_folder)
+    two = metrics(start({**RUN, "strategy": "torch-ddp"}, tmp_path / "two", num_processes=2).run_folder)
     assert len(two) == len(one) == 2
     assert all(line["acme/gap"] < 1e-6 for line in two)
     assert two[0]["loss/policy"] == pytest.approx(one[0]["loss/policy"], rel=1e-3, abs=1e-5)

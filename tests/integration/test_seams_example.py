@@ -221,8 +221,7 @@ def test_it_continues_after_a_resume(resumed: Callable[..., None]) -> None:
 
 @pytest.mark.slow
 def test_two_processes_continue_after_a_resume(resumed: Callable[..., None]) -> None:
-    pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
-    resumed({"strategy": "ddp"}, num_processes=2)
+    resumed({"strategy": "torch-ddp"}, num_processes=2)
 
 
 @pytest.mark.slow
@@ -248,9 +247,8 @@ def test_a_resume_without_the_distribution_names_it(tmp_path: Path, capsys: pyte
 @pytest.mark.slow
 @pytest.mark.usefixtures("example")
 def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
-    pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
     one = start(ENDED_EARLY, tmp_path / "one").run_folder
-    two = start({**ENDED_EARLY, "strategy": "ddp"}, tmp_path / "two", num_processes=2).run_folder
+    two = start({**ENDED_EARLY, "strategy": "torch-ddp"}, tmp_path / "two", num_processes=2).run_folder
     assert same(metrics(two), metrics(one))
     assert finished(two) == finished(one) is not None
 

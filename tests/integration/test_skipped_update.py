@@ -15,7 +15,7 @@ from rlhf_core.training.updater import Updater
 from rlhf_testing.models import tiny_model
 from rlhf_testing.samples import make_item
 
-STRATEGIES = ["ddp", "fsdp", "low-level-zero", "gemini"]
+STRATEGIES = ["torch-ddp", "ddp", "fsdp", "low-level-zero", "gemini"]
 
 
 def item(index):

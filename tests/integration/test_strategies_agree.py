@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from rlhf_core import train
 from rlhf_export.model import export_model
 
-PROCESSES = ["ddp", "low-level-zero", "fsdp", "gemini"]
-EXACT = ["ddp", "low-level-zero", "fsdp"]
+PROCESSES = ["torch-ddp", "ddp", "low-level-zero", "fsdp", "gemini"]
+EXACT = ["torch-ddp", "ddp", "low-level-zero", "fsdp"]
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,15 @@ def test_samples_are_those_of_single(runs: Path) -> None:
     assert [sample for sample, _ in expected] == list(range(68))
     for name in EXACT:
         assert answers(name) == expected
+
+
+def test_torch_ddp_and_ddp_are_one_strategy(runs: Path) -> None:
+    """`ddp` of rlhf-colossalai is `torch-ddp` under another name: every number and every weight, bit for bit."""
+    assert _untimed(runs / "torch-ddp") == _untimed(runs / "ddp")
+    assert samples(runs / "torch-ddp") == samples(runs / "ddp")
+    ours, theirs = (load_file(runs / name / "model" / "model.safetensors") for name in ("torch-ddp", "ddp"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 def test_gemini_follows_in_bf16(runs: Path) -> None:

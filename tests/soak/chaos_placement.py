@@ -87,7 +87,7 @@ PLACEMENTS = {
 ELSEWHERE: Mapping[str, Sequence[Placement]] = {
     "local": [
         Placement(name=name, changes={"strategy": {"name": name}}, options={}, seconds=1.5)
-        for name in ("ddp", "low-level-zero", "fsdp")
+        for name in ("torch-ddp", "ddp", "low-level-zero", "fsdp")
     ],
     "ranks": [
         Placement(name="one process", changes={"strategy": {"name": "ddp"}}, options={}, seconds=1.0),

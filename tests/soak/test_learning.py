@@ -53,7 +53,7 @@ def test_three_seeds_learn(run: Run) -> None:
     assert statistics.median(summary["eval_after"] for summary in summaries) >= 0.9
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "low-level-zero", "fsdp", "gemini"])
+@pytest.mark.parametrize("strategy", ["torch-ddp", "ddp", "low-level-zero", "fsdp", "gemini"])
 def test_strategies_learn_as_single(run: Run, strategy: str) -> None:
     single = run("--set", "train.seed=0")["eval_after"]
     assert run("--strategy", strategy, "--num-processes", "2")["eval_after"] == pytest.approx(single, abs=0.05)

@@ -35,7 +35,7 @@ _PRELOAD = (
     "transformers.models.llama.modeling_llama",
     "rlhf_seed",
     "rlhf_core.training.session",
-    "rlhf_colossalai.ddp",
+    "rlhf_strategies.torch_ddp",
 )
 """Without Ray itself, whose C++ part reads the environment when it is imported."""
 TAKEN = b"+"

@@ -39,7 +39,7 @@ _FORKS.set_forkserver_preload(
         "rlhf_core.training.session",
         "rlhf_core.entry.train",
         "rlhf_cli.commands.train",
-        "rlhf_colossalai.ddp",
+        "rlhf_strategies.torch_ddp",
     ]
 )
 

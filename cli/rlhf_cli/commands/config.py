@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import click
+
 from ..lazy import CommandGroup
-from ..output import echo, print_json
+from ..output import echo, json_text, print_json
 from ..run_arguments import RunArguments, run_options
+
+MARK = "# yaml-language-server: $schema="
+"""Beginning of the line of a run file that names its schema, for editors."""
 
 config = CommandGroup(
     "config",
@@ -14,7 +22,7 @@ config = CommandGroup(
 Examples:
   rlhf config show run.yaml --set optimizer.lr=1e-6
   rlhf config check run.yaml
-  rlhf config schema > run.schema.json
+  rlhf config schema --output run.schema.json
 """,
 )
 
@@ -63,18 +71,32 @@ def check(request: RunArguments) -> None:
 
 
 @config.command("schema", short_help="Print the JSON schema of run files.")
-def schema() -> None:
+@click.option("--output", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write it to FILE.")
+def schema(output: Path | None) -> None:
     """Print the JSON schema of run files, with the options of every installed plugin.
 
-    Editors use it to complete and check YAML. Plugins that cannot be imported are reported on stderr and left out.
+    Editors with a YAML language server use it to complete and check a run file whose first line names the schema.
+    Write the schema again when plugins change. Plugins that cannot be imported are reported on stderr and left out.
 
     \b
     Examples:
-      rlhf config schema > run.schema.json
+      rlhf config schema --output run.schema.json
+      sed -i '1i # yaml-language-server: $schema=run.schema.json' run.yaml
     """
+    from rlhf_core.errors import UserInputError
+    from rlhf_core.util.files import write_bytes
+
     from ..run_schema import run_schema
 
     document, left_out = run_schema()
     for error in left_out:
         echo(f"note: {error.message} ({error.where})", err=True)
-    print_json(document)
+    if output is None:
+        print_json(document)
+        return
+    try:
+        write_bytes(output, f"{json_text(document)}\n".encode())
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror or error}"
+        raise UserInputError(reason, where=str(output), hint="choose another --output") from error
+    echo(f"wrote {output}. First line of a run file in its folder: {MARK}{os.path.basename(output)}")

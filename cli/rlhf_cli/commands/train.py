@@ -44,7 +44,7 @@ Examples:
   rlhf train --algorithm ppo --strategy gemini
   rlhf train run.yaml --output runs/first
   rlhf train run.yaml --reward exact-match --reward ./my_reward.py:brevity:0.1
-  rlhf train run.yaml --strategy ddp --num-processes 2 --set train.episodes=10
+  rlhf train run.yaml --strategy torch-ddp --num-processes 2 --set train.episodes=10
   rlhf train --environment guess-number
   rlhf train --output runs/first --resume auto
   rlhf train --from runs/first --output runs/again --set train.seed=1

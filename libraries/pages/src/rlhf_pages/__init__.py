@@ -1,4 +1,4 @@
-"""Shared code of pages about runs: validated lines of a run folder, and the card that displays a sample."""
+"""Shared code of pages and lists of runs: finds run folders, reads their facts and lines, and displays a sample."""
 
 import lazy_loader
 

@@ -1,4 +1,11 @@
 from .known import known_line as known_line
 from .known import known_sample as known_sample
 from .known import known_values as known_values
+from .new_lines import NewLines as NewLines
+from .new_lines import read_new_lines as read_new_lines
+from .run_facts import RunFacts as RunFacts
+from .run_facts import find_runs as find_runs
+from .run_facts import read_run_config as read_run_config
+from .run_facts import read_run_facts as read_run_facts
+from .run_facts import read_run_json as read_run_json
 from .sample_card import sample_card_script as sample_card_script

@@ -13,6 +13,8 @@ from .parts import resolve_precision as resolve_precision
 from .parts import torch_dtype as torch_dtype
 from .parts import torch_step as torch_step
 from .process_group import ProcessGroup as ProcessGroup
+from .sections import ProcessesConfig as ProcessesConfig
+from .sections import TorchDdpConfig as TorchDdpConfig
 from .shards import group_into_shards as group_into_shards
 from .shards import state_dict_shards_of as state_dict_shards_of
 from .stored_weights import StoredParameter as StoredParameter
@@ -20,3 +22,4 @@ from .stored_weights import StoredTensor as StoredTensor
 from .stored_weights import blank_tensor as blank_tensor
 from .stored_weights import stored_parameters as stored_parameters
 from .stored_weights import weights_left_in_files as weights_left_in_files
+from .torch_ddp import TorchDdpStrategy as TorchDdpStrategy

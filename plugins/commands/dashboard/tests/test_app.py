@@ -216,7 +216,7 @@ def test_half_of_a_surrogate_pair_takes_nothing_away(client, runs, first):
 
 
 def test_a_line_longer_than_a_look_is_passed(tmp_path):
-    from rlhf_dashboard.tail import read_new_lines
+    from rlhf_pages import read_new_lines
 
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"text": "x" * 5000}) + "\n" + json.dumps({"n": 1}) + "\n")

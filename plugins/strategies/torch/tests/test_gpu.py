@@ -1,4 +1,4 @@
-"""`single` and `fsdp` on one GPU."""
+"""`single`, `torch-ddp` and `fsdp` on one GPU."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
     [
         ("single", {"precision": "fp32"}),
         ("single", {}),
+        ("torch-ddp", {"precision": "fp32"}),
+        ("torch-ddp", {}),
         ("fsdp", {"precision": "fp32"}),
         ("fsdp", {}),
         ("fsdp", {"offload": True}),

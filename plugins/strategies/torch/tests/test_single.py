@@ -178,7 +178,7 @@ def test_several_processes_are_refused_with_the_word_to_change(monkeypatch):
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(key, value)
-    with pytest.raises(UserInputError, match=r"--strategy ddp"):
+    with pytest.raises(UserInputError, match=r"--strategy torch-ddp"):
         SingleStrategy(SingleConfig(), StrategyContext(device="cpu"))
 
 

@@ -19,11 +19,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rlhf_core.runfolder import RunFolder
-from rlhf_pages import known_line, known_sample, sample_card_script
+from rlhf_pages import known_line, known_sample, read_new_lines, sample_card_script
 from rlhf_web import Guard, Refused
 
 from .runs import Runs
-from .tail import read_new_lines
 
 _NEWEST_SAMPLES = 60
 _SAMPLE_BYTES = 512 * 2**10

@@ -7,38 +7,22 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_core.config import StrategyConfig
+from rlhf_strategies import ProcessesConfig, TorchDdpConfig
 
 _PRECISION_HELP = "Type of the arithmetic. auto: fp32 on a CPU, bf16 on a GPU, never fp16."
 _FIXED = "it has a fixed value now that suits all runs: remove it"
 _MASTERS = "fp32 weights are always kept in addition to bf16 and fp16 ones, for small steps: remove it"
 
 
-class _Processes(StrategyConfig):
-    timeout_seconds: float = Field(
-        default=600.0,
-        gt=0,
-        le=86400,
-        description="Maximum wait for another process before the run ends with an error that names it.",
-    )
-
-
-class DdpConfig(_Processes):
+class DdpConfig(TorchDdpConfig):
     """`strategy:` section for `name: ddp`."""
 
     removed: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "broadcast_buffers"), _FIXED
     )
 
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description=_PRECISION_HELP + " Weights stay fp32."
-    )
-    find_unused_parameters: bool = Field(
-        default=False, description="Detect parameters that did not receive a gradient. Slower, needed by few models."
-    )
 
-
-class LowLevelZeroConfig(_Processes):
+class LowLevelZeroConfig(ProcessesConfig):
     """`strategy:` section for `name: low-level-zero`."""
 
     removed: ClassVar[Mapping[str, str]] = {
@@ -60,11 +44,11 @@ class LowLevelZeroConfig(_Processes):
 
 def _no_fp32(value: object) -> object:
     if value == "fp32":
-        raise ValueError("gemini does not support fp32: use bf16, or fp32 with `--strategy low-level-zero` or `ddp`")
+        raise ValueError("gemini does not support fp32: use bf16, or fp32 with low-level-zero or torch-ddp")
     return value
 
 
-class GeminiConfig(_Processes):
+class GeminiConfig(ProcessesConfig):
     """`strategy:` section for `name: gemini`."""
 
     removed: ClassVar[Mapping[str, str]] = {

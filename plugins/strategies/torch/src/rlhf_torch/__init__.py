@@ -1,1 +1,1 @@
-"""Strategies on plain PyTorch: `single` and `fsdp`."""
+"""Strategies on plain PyTorch: `single`, `torch-ddp` and `fsdp`."""

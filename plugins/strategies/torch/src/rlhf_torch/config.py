@@ -1,4 +1,4 @@
-"""Options of the strategies `single` and `fsdp`."""
+"""Options of the strategies `single` and `fsdp`. Those of `torch-ddp` are in `rlhf_strategies`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config import StrategyConfig
+from rlhf_strategies import ProcessesConfig
 
 _PROCESSES_OF_A_MACHINE = 8
 
@@ -21,7 +22,7 @@ class SingleConfig(StrategyConfig):
     )
 
 
-class FsdpConfig(StrategyConfig):
+class FsdpConfig(ProcessesConfig):
     """`strategy:` section for `name: fsdp`."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
@@ -48,12 +49,6 @@ class FsdpConfig(StrategyConfig):
     offload: bool = Field(
         default=False,
         description="Keep sharded weights, gradients and optimizer state in host memory. Needs a GPU.",
-    )
-    timeout_seconds: float = Field(
-        default=600.0,
-        gt=0,
-        le=86400,
-        description="Maximum wait for another process before the run ends with an error that names it.",
     )
 
     def processes_per_rank(self) -> int:

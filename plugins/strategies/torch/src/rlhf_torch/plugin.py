@@ -1,6 +1,7 @@
 """Strategy components of this distribution. Imports only pydantic and core."""
 
 from rlhf_core.components import Component
+from rlhf_strategies import TorchDdpConfig
 
 from .config import FsdpConfig, SingleConfig
 
@@ -9,6 +10,12 @@ single = Component(
     config=SingleConfig,
     build="rlhf_torch.single:SingleStrategy",
     max_processes=1,
+)
+
+torch_ddp = Component(
+    summary="PyTorch's DistributedDataParallel: full model in every process, gradients are averaged",
+    config=TorchDdpConfig,
+    build="rlhf_strategies.torch_ddp:TorchDdpStrategy",
 )
 
 fsdp = Component(

@@ -25,7 +25,7 @@ class SingleStrategy(StrategyBase):
             raise UserInputError(
                 f"`single` trains in one process, but {env.world_size} were started",
                 where="strategy.name",
-                hint="use `--strategy ddp` (or fsdp, gemini, low-level-zero), or start one process",
+                hint="use `--strategy torch-ddp` (or fsdp, gemini, low-level-zero), or start one process",
             )
         super().__init__(config, context)
 

@@ -49,6 +49,15 @@ def read_new_lines(
         known: validates a line. Lines for which it returns None, and invalid JSON, are dropped.
         max_bytes: maximum number of bytes to read.
         newest_bytes: number of bytes at the file's end to read without a valid mark. None reads from the start.
+
+    Returns:
+        The valid lines, and the mark for the next call.
+
+    Example:
+        >>> _ = Path("lines.jsonl").write_text('{"step": 1}\\n{"step": 2')
+        >>> new = read_new_lines(Path("lines.jsonl"), None, dict)
+        >>> new.lines, new.mark.partition("-")[0]
+        ([{'step': 1}], '12')
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
