@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
-from running import rlhf
+from running import run_rlhf
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, RlhfError, UserInputError
@@ -120,37 +120,34 @@ def holds(folder: Path, text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_actors_get_the_variables_and_no_file_of_the_run_or_of_ray_has_the_secrets(
-    tmp_path: Path, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ray_files = tmp_path_factory.mktemp("e")  # short, since sockets are in it
     monkeypatch.setenv("COPIED", "c-secret-of-the-shell")
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "r"))
-    (tmp_path / "r").mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(ray_files))
     (tmp_path / "reward.py").write_text(REWARD)
     run = run_file({"episodes": 1}, max_staleness=0)
     run["transport"]["runtime_env"] = variables(LEVEL="3", COPIED=None)
-    run["rewards"] = ["reward.py:of_environment"]
+    run["rewards"] = [f"{tmp_path / 'reward.py'}:of_environment"]
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
     secret = "transport.runtime_env.env_vars.MY_API_KEY=k-secret-of-the-file"
-    process = rlhf("train", tmp_path / "run.yaml", "--output", tmp_path / "out", "--set", secret, "--verbose")
-    output = process.finish()
-    assert process.returncode == 0, output
-    assert not [line for line in output if "k-secret" in line or "c-secret" in line]
-    assert holds(tmp_path / "r", "LEVEL"), "Ray's session is elsewhere"
+    done = run_rlhf("train", tmp_path / "run.yaml", "--output", tmp_path / "out", "--set", secret, "--verbose")
+    assert done.returncode == 0, done
+    assert "-secret-of-the-" not in done.stdout + done.stderr
+    assert holds(ray_files, "LEVEL"), "Ray's session is elsewhere"
     for text in ("k-secret-of-the-file", "c-secret-of-the-shell"):
         assert not holds(tmp_path / "out", text)
-        assert not holds(tmp_path / "r", text)
+        assert not holds(ray_files, text)
 
 
 @pytest.mark.slow
 def test_an_environment_that_cannot_be_set_up_ends_the_run_by_its_option(tmp_path: Path, run_file: RunFile) -> None:
-    (tmp_path / "none").mkdir()
     option = {"pip": {"packages": ["no-such-package-of-rlhf"], "pip_install_options": ["--no-index"]}}
     run = run_file({"episodes": 1}, max_staleness=0, runtime_env=option)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-    process = rlhf("train", tmp_path / "run.yaml", "--trust", "--output", tmp_path / "out")
-    output = process.finish()
-    assert process.returncode == 1, output
-    assert "transport.runtime_env: Ray cannot set up the runtime environment of" in output[1]
+    done = run_rlhf("train", tmp_path / "run.yaml", "--trust", "--output", tmp_path / "out")
+    assert done.returncode == 1, done
+    assert "transport.runtime_env: Ray cannot set up the runtime environment of" in done.stderr
 
 
 # The private function of Ray that keeps a local one on 127.0.0.1.
