@@ -19,7 +19,6 @@ from rlhf_core.util import PrintableFormatter, set_up_host_memory
 from .calls import own_name
 from .config import RayConfig
 from .event_relay import ActorHooks, ActorLogHandler, EventSender
-from .runtime_env import set_own_variables
 
 _LAUNCHER = (
     "RANK",
@@ -71,7 +70,7 @@ class ActorContext:
         for key in _LAUNCHER:
             # Variables of the driver's launcher. This process has another rank.
             os.environ.pop(key, None)
-        set_own_variables(spec.variables)
+        os.environ.update(spec.variables)  # `resolve` learns the secrets among them, so that logs do not show them
         if Path(spec.working_folder).is_dir():
             os.chdir(spec.working_folder)
         self._forward_log()

@@ -16,7 +16,6 @@ import ray
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.hooks.relay import events_of
 from rlhf_core.util import PrintableFormatter
 
 from .messages import Event, LogLine
@@ -24,7 +23,8 @@ from .messages import Event, LogLine
 logger = logging.getLogger("rlhf.ray")
 
 _FLUSH_SECONDS = 30.0
-_TRAINER_EVENTS = frozenset(events_of("trainer"))
+_TRAINER_SPANS = frozenset({"fit", "episode", "epoch", "batch", "sync"})
+"""Events of trainer 0 with a start and an end."""
 
 
 class EventSender:
@@ -105,7 +105,7 @@ class Replay:
             # Sent by an actor of this run over Ray, which pickles every message itself.
             arguments: Mapping[str, Any] = pickle.loads(event.arguments)  # noqa: S301
             name, _, edge = event.name.rpartition("_")
-            if edge == "start" and event.name in _TRAINER_EVENTS:
+            if edge == "start" and name in _TRAINER_SPANS:
                 self._open.append((name, arguments))
             elif edge == "end" and name in (each for each, _ in self._open):
                 while self._open.pop()[0] != name:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_core.errors import UserInputError, first_line
-from rlhf_core.util import suggestion
-from rlhf_core.util.redact import learn_environment, names_secret
+from rlhf_core.util import redact_mapping, suggestion
 
 WHERE = "transport.runtime_env"
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -49,7 +48,7 @@ def init_options(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
 def own_variables(runtime_env: Mapping[str, Any] | None) -> dict[str, str]:
     """Variables that the actors set themselves, because Ray writes those that it sets to its logs and its dashboard.
 
-    They are those whose name looks like a secret, and those without a value, which have that of this process.
+    They are those with a secret, as in the run folder, and those without a value, which have that of this process.
 
     Raises:
         UserInputError: A variable without a value is not set in this process.
@@ -62,14 +61,12 @@ def own_variables(runtime_env: Mapping[str, Any] | None) -> dict[str, str]:
             where=f"{WHERE}.{_VARIABLES}",
             hint=f"export {missing[0]}=VALUE first. The value null copies it to the actors",
         )
-    own = {name: value for name, value in variables.items() if value is None or names_secret(name)}
-    return {name: os.environ[name] if value is None else value for name, value in own.items()}
-
-
-def set_own_variables(variables: Mapping[str, str]) -> None:
-    """Set the `own_variables` in the process of an actor, whose log lines then do not show secrets among them."""
-    os.environ.update(variables)
-    learn_environment()
+    without_secrets = redact_mapping(variables)
+    return {
+        name: os.environ[name] if value is None else value
+        for name, value in variables.items()
+        if value is None or without_secrets[name] != value
+    }
 
 
 def _check(wanted: Mapping[str, Any]) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rlhf_core.entry.resume import find_checkpoint
-from rlhf_core.errors import UserInputError
 from rlhf_core.runfolder import CheckpointStore, RunFolder
 from rlhf_core.training import RunRequest
 
@@ -67,12 +65,14 @@ class TrainerRestarts:
         Raises:
             ActorLostError: `error`, with the reason why the run cannot continue: its checkpoints are lost.
         """
-        try:
-            checkpoint = self._find_checkpoint()
-        except UserInputError as problem:
-            message = f"{error.message}. No restart: {problem.message} ({problem.where})"
-            raise type(error)(message, where=error.where, hint=problem.hint) from error
         folder = self._request.folder
+        checkpoint = self._find_checkpoint()
+        if checkpoint is None and (lost := self._lost_checkpoints()):
+            raise type(error)(
+                f"{error.message}. No restart: {lost}, which the run had written, cannot be read or are missing",
+                where=error.where,
+                hint=f"restore one in {folder.checkpoints} and continue with --resume auto, or start a new run",
+            ) from error
         self._store.discard_partial()
         self._used += 1
         self.total += 1
@@ -88,18 +88,20 @@ class TrainerRestarts:
     def _find_checkpoint(self) -> Path | None:
         """The newest complete checkpoint that was written since the start, otherwise the one that it started from.
 
-        An older one may be newer than that by its number: a resume from an earlier checkpoint discards it only when it
-        has loaded its own. None starts from the beginning, which only discards updates whose weights are lost anyway.
-
-        Raises:
-            UserInputError: The checkpoints that the run has written are lost or damaged.
+        The number does not show which one is newest: a resume from an earlier checkpoint discards later ones only when
+        it has loaded its own. None starts from the beginning: it discards updates, but their weights are lost anyway.
         """
         for path in self._store.whole():
             if self._before.get(path) != _identity(path):
                 return path
         if self._request.resume is not None and self._request.resume.is_dir():
             return self._request.resume
-        return find_checkpoint("auto", self._request.folder.path, restart=True)
+        return self._store.newest()
+
+    def _lost_checkpoints(self) -> str:
+        """Names of checkpoints that the run has written, complete or not."""
+        names = {f"step-{step}" for step in self._store.steps()} | set(self._store.named())
+        return ", ".join(sorted(names))
 
     def _write_total(self) -> None:
         folder = self._request.folder

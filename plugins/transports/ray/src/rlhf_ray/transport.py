@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from rlhf_core.errors import DeadlineError, LostRankError, RlhfError
+from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.training import FitResult, RunRequest, Transport
 from rlhf_core.util import write_json
@@ -258,5 +258,5 @@ class Supervisor:
 
 
 def _is_consequence(error: RayError) -> bool:
-    """Whether a trainer raised an error about another rank, which was lost or is stuck."""
-    return isinstance(getattr(error, "cause", None), LostRankError)
+    """Whether a trainer only waited in vain, usually for another rank, which was lost or is stuck."""
+    return isinstance(getattr(error, "cause", None), DeadlineError)
