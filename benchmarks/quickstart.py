@@ -1,8 +1,8 @@
 """The quickstart on several seeds, as a table: `make bench`.
 
 Each seed is a separate run of the command, so that the same work as in `make train` is measured. Arguments after `--`
-are passed to `rlhf train`: `benchmarks/quickstart.py -- --environment guess-number`. `--plot FILE` draws the curve of the
-first seed, as in docs/images/quickstart.png.
+are passed to `rlhf train`: `benchmarks/quickstart.py -- --environment guess-number`. `--plot FILE` draws the curve of
+the first seed, as in docs/images/quickstart.png.
 """
 
 from __future__ import annotations
