@@ -59,7 +59,8 @@ def expected_minutes(run: Mapping[str, Any]) -> int | None:
     sizes = [value_at(run, f"train.{size}") for size in ("episodes", "prompts_per_episode", "samples_per_prompt")]
     if not all(type(size) is int for size in sizes):
         return None
-    return max(1, round((_FIXED_SECONDS + _SECONDS_PER_SAMPLE * prod(sizes)) / 60))
+    samples: int = prod(sizes)
+    return max(1, round((_FIXED_SECONDS + _SECONDS_PER_SAMPLE * samples) / 60))
 
 
 def algorithm_run(algorithm: str | None) -> dict[str, Any]:
