@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import shutil
 import signal
 from collections.abc import Iterator
@@ -92,14 +94,23 @@ def type_while_running(line: str, others: tuple[str, ...], environment: Environm
 
 
 def serve(line: str, environment: Environment) -> None:
-    """Start a server, and end it with Ctrl-C when it is ready."""
-    said = environment.desk.parent / "server.txt"
-    with said.open("w+", encoding="utf-8") as output:
+    """Start a server in a terminal, which it prints its key to, and end it with Ctrl-C when it is ready."""
+    controller, terminal = pty.openpty()
+    said = ""
+
+    def is_ready() -> bool:
+        nonlocal said
+        while select.select([controller], [], [], 0)[0]:
+            said += os.read(controller, 4096).decode()
+        return SERVERS[line] in said or server.poll() is not None
+
+    with open(controller, "rb"), open(terminal, "w") as output:
         server = environment.start("bash", "-c", f"exec {line}", output=output)
         try:
-            wait_until(lambda: server.poll() is not None or SERVERS[line] in said.read_text(), f"`{line}` to be ready")
+            wait_until(is_ready, f"`{line}` to be ready")
             server.send_signal(signal.SIGINT)
             server.wait(PATIENCE_SECONDS)
+            is_ready()
         finally:
             server.kill()
-    assert "stopped" in said.read_text(encoding="utf-8"), f"{line}: exit {server.returncode}\n{said.read_text()}"
+    assert "stopped" in said, f"{line}: exit {server.returncode}\n{said}"
