@@ -215,7 +215,7 @@ class Selector:
         if kind := cast("type[Section]", selected.component.config).selects:
             return self.plugin(kind, ref.name, value, section=selected)
         if not isinstance(value, dict | None):
-            self.problems.add(ref.name, f"should be a mapping of options (given {value!r})")
+            self.problems.add(ref.name, f"should be a mapping of options, or true (given {value!r})")
             return None
         return self.options(selected, value or {}, ref.name, also_known=section_names(ref.name))
 
