@@ -132,7 +132,8 @@ DeferredFiles.run = full
 """
 
 
-def test_ranks_fail_together_with_the_error_of_the_thread(tmp_path: Path) -> None:
+def test_ranks_fail_together_with_the_error_of_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeferredFiles, "run", DeferredFiles.run)  # restored, since this process loads the reward too
     reward = tmp_path / REWARD.name
     reward.write_text(REWARD.read_text() + FULL)
     run = {**run_of("torch-ddp", background=True), "rewards": [{"name": f"{reward}:sorted_fraction"}]}
