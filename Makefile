@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+LOCK := requirements/lock.txt
 BIN := $(VENV)/bin
 
 TORCH := $(shell sed -n 's/^constraint-dependencies = \["\(torch==[^"]*\)".*/\1/p' pyproject.toml)
@@ -11,15 +12,15 @@ PINNED = $(PIP) --no-deps --require-hashes -r
 # A stamp's name holds the checksum of the files that its environment depends on.
 MANIFESTS := $(sort $(wildcard pyproject.toml libraries/*/pyproject.toml plugins/*/*/pyproject.toml start/pyproject.toml))
 sum = $(firstword $(shell cat $(1) | cksum))
-STAMP := $(VENV)/.setup-$(call sum,$(MANIFESTS) requirements/lock.txt)
+STAMP := $(VENV)/.setup-$(call sum,$(MANIFESTS) $(LOCK))
 TRAIN_STAMP := $(VENV)/.train-$(call sum,$(MANIFESTS) requirements/start.txt)
-EXTRAS_STAMP := $(VENV)/.extras-$(call sum,$(MANIFESTS) requirements/lock.txt requirements/extras.txt)
+EXTRAS_STAMP := $(VENV)/.extras-$(call sum,$(MANIFESTS) $(LOCK) requirements/extras.txt)
 CLIENTS := .venv-clients
 CLIENTS_STAMP := $(CLIENTS)/.setup-$(call sum,$(MANIFESTS) requirements/clients.txt)
 mark = @rm -f $(@D)/$(firstword $(subst -, ,$(@F)))-* && touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-extras setup-vllm env-clients train test soak soak-slice soak-clients lint format docs site bench dist changelog
+.PHONY: help setup setup-extras setup-vllm env-clients train test test-lowest test-newest soak soak-slice soak-clients lint format docs site bench dist changelog
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
@@ -41,7 +42,7 @@ endef
 setup: $(STAMP)  ## create .venv and install everything in this repository, editable
 
 $(STAMP):
-	$(call environment,$(VENV),requirements/lock.txt)
+	$(call environment,$(VENV),$(LOCK))
 
 $(TRAIN_STAMP):
 	$(call environment,$(VENV),requirements/start.txt,rlhf-start)
@@ -68,6 +69,12 @@ train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny mod
 # PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.
 test: setup  ## every test that takes seconds and does not need a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-lowest: setup  ## make test with the lowest version of every dependency but torch, in .venv-lowest
+test-newest: setup  ## make test with the newest ones, in .venv-newest
+test-lowest test-newest: test-%:
+	$(BIN)/python release/lock.py --$* build/$*.txt
+	$(MAKE) test VENV=.venv-$* LOCK=build/$*.txt
 
 soak: setup-extras soak-clients  ## the tests that take minutes, which also writes tests/durations.json
 	$(BIN)/python tests/support/slices.py all $(PYTEST_ARGS)

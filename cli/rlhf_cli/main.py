@@ -41,7 +41,12 @@ COMMANDS = {
 
 cli = LazyGroup("rlhf", COMMANDS, help=_HELP)
 
-_NO_BARS = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+_NO_BARS = {
+    "TQDM_DISABLE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
 """Defaults of environment variables that keep libraries from drawing their own progress bars."""
 
 EXIT_FAILED = 1

@@ -62,6 +62,9 @@ def run_schema(distributions: Collection[str] | None = None) -> tuple[dict[str, 
         config: Any = plugin.component.config
         if config.selects:
             return with_nested(plugin.name, named(config.selects, shared=config))
+        if config.short_option:
+            field = config.model_fields[config.short_option]
+            return _union(with_nested(plugin.name, config), Annotated[field.annotation, *field.metadata])
         return with_nested(plugin.name, config) | bool
 
     schedule = named("schedules", default="constant")

@@ -1,4 +1,4 @@
-"""Handling of SIGINT, SIGTERM and SIGHUP while no run handles them."""
+"""Handling of SIGINT, SIGTERM, SIGHUP and SIGUSR1 while no run handles them."""
 
 from __future__ import annotations
 

@@ -49,6 +49,8 @@ class Section(BaseModel):
     """For a section of a plugin: a kind of plugin, such as "environments". The section's `name` then selects one. Its
     options are part of the section, and the section's entry in `ResolvedRun.sections` is that plugin, with both.
     """
+    short_option: ClassVar[str | None] = None
+    """For a section of a plugin: the option that a number or text sets, which a run file has in place of a mapping."""
     needs_no_prompts: ClassVar[bool] = False
     """For a section of a plugin: whether a run with it may omit `prompts`. Its tasks are then empty prompts."""
     removed: ClassVar[Mapping[str, str]] = {}

@@ -207,13 +207,14 @@ class Selector:
         """Return a plugin's section, or the plugin that it selects, with the options of both."""
         try:
             check_clash(ref)
-            selected = load_ref(ref)
-            check_options(selected)
+            selected, model = load_ref(ref), section_model(ref)
         except PluginError as error:
             self.problems.add_error(ref.name, error)
             return None
-        if kind := cast("type[Section]", selected.component.config).selects:
-            return self.plugin(kind, ref.name, value, section=selected)
+        if model.selects:
+            return self.plugin(model.selects, ref.name, value, section=selected)
+        if model.short_option and isinstance(value, str | int | float):
+            value = {model.short_option: value}
         if not isinstance(value, dict | None):
             self.problems.add(ref.name, f"should be a mapping of options, or true (given {value!r})")
             return None

@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first one stops the run after the episode, the second one stops it immediately."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first one stops the run after the episode, the second one stops it immediately.
+
+SIGUSR1, which batch systems send before a time limit, stops the run after the episode however often it arrives.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ logger = logging.getLogger("rlhf")
 
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that request a stop of a run. A SIGHUP that is already ignored (`nohup`) stays ignored."""
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     return signals if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*signals, signal.SIGHUP)
 
 
@@ -92,11 +95,12 @@ class InterruptFlag:
             raise
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested and number != signal.SIGUSR1:
             self._stops_at_once = True
             raise KeyboardInterrupt
         self.requested = True
-        logger.warning("stopping after this episode, with a checkpoint (Ctrl-C again stops immediately)")
+        name = signal.Signals(number).name
+        logger.warning("%s: stopping after this episode, with a checkpoint (Ctrl-C again stops immediately)", name)
 
 
 @contextmanager

@@ -69,9 +69,8 @@ def load_run_config(path: Path) -> dict[str, Any]:
     config = without_removed(folder.read_config())
     check_owners(folder)
     if not config:
-        has_begun = folder.has_begun
         raise UserInputError(
-            "the run ended before it wrote its config.yaml" if has_begun else "found no run to continue",
+            "the run ended before it wrote its config.yaml" if folder.has_begun else "found no run to continue",
             where=str(path),
             hint="also pass the run file: rlhf train RUN.yaml --output DIR --resume auto",
         )
@@ -181,9 +180,8 @@ def plan_resume(resume: str, folder: RunFolder, inputs: RunInputs, *, restart: b
 
 
 def _is_fixed(key: str) -> bool:
-    if key == "prompts.path":
-        return False  # the digest shows whether the data differ
-    return any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED)
+    # For another prompts.path, the digest shows whether the data differ.
+    return key != "prompts.path" and any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED)
 
 
 def _is_same_model(change: Change, folder: RunFolder, working_folder: Path, *, is_again: bool) -> bool:

@@ -72,7 +72,7 @@ def _work(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
         atexit._clear()
         weakref.finalize._registry.clear()  # type: ignore[attr-defined]

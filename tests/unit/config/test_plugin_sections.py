@@ -122,6 +122,21 @@ def test_a_section_may_be_called_like_a_part_of_core_s(install):
         resolve({**run, "schedule": {**options, "reward": "none"}})
 
 
+def test_a_number_may_set_the_option_that_the_section_names(install):
+    install("acme", ENTRY, {"acme_safety": SOURCE.replace("adapt_reasons", 'short_option = "most"\n    adapt_reasons')})
+    run = {**RUN, "rewards": [{"name": "exact-match", "label": "harmless"}]}
+    resolved = resolve({**run, "safety": 0.25})
+    assert resolved.to_mapping()["safety"] == {"reward": "harmless", "most": 0.25, "window": 32}
+    assert resolve(load_run(resolved.to_mapping(), ["safety=0.5"])).section("safety").most == 0.5
+    with pytest.raises(ConfigError, match=r"--set safety: safety\.most: should be less than or equal to 1"):
+        resolve(load_run(run, ["safety=2"]))
+    with pytest.raises(ConfigError, match=r"safety: should be a mapping of options \(given \[1\]\)"):
+        resolve({**run, "safety": [1]})
+    document, _ = run_schema()
+    kinds = document["properties"]["safety"]["anyOf"]
+    assert {"type": "number", "minimum": 0, "maximum": 1} in kinds and {"$ref": "#/$defs/SafetyConfig"} in kinds
+
+
 def test_a_run_without_the_section_has_none(safety):
     resolved = resolve({key: value for key, value in RUN.items() if key != "safety"})
     assert resolved.section("safety") is None and "safety" not in resolved.to_mapping()

@@ -22,6 +22,17 @@ def test_the_first_asks_and_the_second_stops(number):
     assert signal.getsignal(number) == before
 
 
+def test_the_signal_of_a_batch_system_may_arrive_again_and_ctrl_c_still_stops(caplog):
+    before = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(KeyboardInterrupt), InterruptFlag() as flag:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert flag()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert "SIGUSR1: stopping after this episode, with a checkpoint" in caplog.text
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
 class InterruptedAtItsEnd:
     """A signal that arrives while Python ends an object: what its handler raises there is dropped."""
 

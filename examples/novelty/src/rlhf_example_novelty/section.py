@@ -16,6 +16,7 @@ from rlhf_core.rollout import Player, PlayerContext
 class NoveltyConfig(Section):
     """Required novelty of answers, for the witness and for their prompt."""
 
+    short_option: ClassVar[str | None] = "goal"  # `novelty: 5.0` is `novelty: {goal: 5.0}`
     adapt_reasons = {"patience": "a tenth of the episodes of this run"}  # noqa: RUF012
     columns: ClassVar[Mapping[str, Column]] = {"draws": Column(per="sample", dtype="int64")}
     """Column of the player: the number of answers sampled for the sample."""

@@ -9,3 +9,7 @@ from .run_facts import read_run_config as read_run_config
 from .run_facts import read_run_facts as read_run_facts
 from .run_facts import read_run_json as read_run_json
 from .sample_card import sample_card_script as sample_card_script
+from .sample_tables import SampleLogger as SampleLogger
+from .sample_tables import SampleTable as SampleTable
+from .sample_tables import SampleTableOptions as SampleTableOptions
+from .sample_tables import read_sample_table as read_sample_table

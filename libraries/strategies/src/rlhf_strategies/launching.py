@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -119,10 +120,13 @@ def _scratch() -> Iterator[Path]:
 
 @contextmanager
 def _interrupts_as_file(path: Path, *, graceful: bool) -> Iterator[None]:
-    """With `graceful`, the first Ctrl-C creates the file `path`, which signals all ranks to stop. The next raises."""
+    """With `graceful`, the first Ctrl-C creates the file `path`, which signals all ranks to stop. The next raises.
+
+    SIGUSR1 creates it, too, and never raises then.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if graceful and not path.exists():
+        if graceful and (number == signal.SIGUSR1 or not path.exists()):
             path.touch()
         else:
             raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rlhf_core.errors import ConfigError
 from rlhf_core.plugins import requirements
 from rlhf_loggers.config import WandbConfig
 from rlhf_loggers.wandb import WandbLogger
+from rlhf_pages import SampleTable
 from rlhf_testing.contracts import LoggerContract
 from rlhf_testing.contracts.logger import Logged
 from rlhf_testing.runs import tiny_run
@@ -56,6 +58,67 @@ def test_wandb_offline_has_one_run_in_the_folder(tmp_path: Path) -> None:
     assert ids[0] == ids[1]
     content = b"".join(record.read_bytes() for record in (tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert b"reward/mean" in content
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_offline_has_a_table_of_samples_that_grows(tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'rlhf-loggers[wandb]'")
+    options = {"mode": "offline", "samples": 3, "samples_every_episodes": 1}
+    try:
+        train(tiny_run({"train": {"episodes": 2}, "logging": {"wandb": options}}), output=tmp_path / "run")
+    finally:
+        wandb.teardown()
+    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/files/media/table/samples_*.json"))
+    tables = [json.loads(file.read_text()) for file in files]
+    assert [len(table["data"]) for table in tables] == [3, 3]  # an increment per episode
+    assert sorted(table["data"][0][0] for table in tables) == [0, 1]
+    assert tables[0]["columns"] == ["episode", "prompt", "completion", "reward", "reward/exact-match", "length"]
+
+
+class FakeTable:
+    """Stand-in of `wandb.Table`."""
+
+    def __init__(self, columns: list[str], log_mode: str) -> None:
+        assert log_mode == "INCREMENTAL"
+        self.columns = columns
+        self.data: list[tuple[object, ...]] = []
+
+    def add_data(self, *row: object) -> None:
+        self.data.append(row)
+
+
+class FakeWandb:
+    """Stand-in of the module and its run."""
+
+    Table = FakeTable
+    id = "one"
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, object, int]] = []
+
+    def init(self, **options: object) -> FakeWandb:
+        return self
+
+    def log(self, values: dict[str, FakeTable], step: int) -> None:
+        self.logged.append((step, values["samples"], len(values["samples"].data)))
+
+    def finish(self, exit_code: int) -> None:
+        """Do nothing."""
+
+
+def test_wandb_adds_the_rows_of_an_episode_to_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeWandb()
+    monkeypatch.setattr("rlhf_loggers.wandb.import_module", lambda name: fake)
+    logger = WandbLogger(WandbConfig(), HookContext(run_folder=tmp_path, run={}))
+    table = SampleTable(columns=["episode", "completion"], rows=[(0, "a"), (0, "b")])
+    logger.log_samples(4, table)
+    logger.log_samples(8, table)
+    logger.log_samples(9, SampleTable(columns=["episode", "completion", "reward/new"], rows=[(2, "c", 1.0)]))
+    logger.finish(False)
+    logger.log_samples(9, table)  # after a rollback, in a table of the reopened run
+    assert [(step, number) for step, _, number in fake.logged] == [(4, 2), (8, 4), (9, 1), (9, 2)]
+    assert len({id(each) for _, each, _ in fake.logged}) == 3
 
 
 def test_secrets_of_the_run_file_do_not_reach_a_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

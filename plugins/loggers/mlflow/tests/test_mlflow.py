@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,6 +64,21 @@ def test_one_run_with_its_parameters_over_a_resume(tmp_path: Path) -> None:
     (run,) = found.search_runs([experiment.experiment_id])
     assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
     assert run.data.params == {"train.episodes": "3", "rewards": '[{"name": "exact-match"}]'}
+
+
+@here
+@pytest.mark.filterwarnings("ignore")
+def test_samples_of_a_run_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"samples": 3, "samples_every_episodes": 1}
+    train(tiny_run({"train": {"episodes": 2}, "logging": {"mlflow": options}}), output=tmp_path / "run")
+    found, run_id = client(tmp_path / "run"), (tmp_path / "run" / "mlflow-run-id").read_text().strip()
+    assert '"samples.json", "type": "table"' in found.get_run(run_id).data.tags["mlflow.loggedArtifacts"]
+    table = json.loads(Path(found.download_artifacts(run_id, "samples.json", str(tmp_path / "run"))).read_text())
+    columns = ["step", "episode", "prompt", "completion", "reward", "reward/exact-match", "length"]
+    assert table["columns"] == columns
+    assert [row[1] for row in table["data"]] == [0, 0, 0, 1, 1, 1]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing in the working folder
 
 
 @missing

@@ -51,6 +51,19 @@ class TestContract(LoggerContract):
         return found
 
 
+@here
+@pytest.mark.filterwarnings("ignore")
+def test_each_episode_has_a_table_of_samples(tmp_path: Path) -> None:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    options = {"project": "tables", "samples": 3, "samples_every_episodes": 1}
+    train(tiny_run({"train": {"episodes": 2}, "logging": {"trackio": options}}), output=tmp_path / "run")
+    tables = [line["samples"]["_value"] for line in SQLiteStorage.get_logs("tables", "run") if "samples" in line]
+    assert [[row["episode"] for row in table] for table in tables] == [[0, 0, 0], [1, 1, 1]]
+    columns = ["episode", "prompt", "completion", "reward", "reward/exact-match", "length"]
+    assert list(tables[0][0]) == columns
+
+
 @missing
 def test_selecting_it_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"logging\.trackio: .*needs trackio.*\n.*rlhf-logger-trackio\[trackio\]"):

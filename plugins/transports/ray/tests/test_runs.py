@@ -190,6 +190,9 @@ def test_a_run_takes_commands_while_it_goes_on(tmp_path: Path, run_file: Callabl
 class SignalOncePaused:
     """Pauses the run, and asks this process to stop as soon as the run says that it is paused."""
 
+    def __init__(self, number: int) -> None:
+        self.number = number
+
     def rlhf_run_start(self, run_folder: Path) -> None:
         control = run_folder / "control"
         ControlBox(control).send(parse_command(["pause"]))
@@ -199,13 +202,24 @@ class SignalOncePaused:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not list(control.glob("*.answer.json")) and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.slow
+def test_a_paused_run_hears_a_signal(tmp_path: Path, run_file: Callable[..., dict[str, Any]], number: int) -> None:
+    with pytest.raises(InterruptedRun, match="stopped after episode 1 of 3"):
+        train(run_file(max_staleness=0), output=tmp_path / "ray", hooks=[SignalOncePaused(number)])
+    assert [path.name for path in (tmp_path / "ray" / "checkpoints").glob("step-*")] == ["step-2"]
 
 
 @pytest.mark.slow
-def test_a_paused_run_hears_a_signal(tmp_path: Path, run_file: Callable[..., dict[str, Any]]) -> None:
+def test_a_time_limit_ends_the_run_with_a_checkpoint(tmp_path: Path, run_file: Callable[..., dict[str, Any]]) -> None:
+    """Trainer 0 decides by the time at which the driver took the folder, and the driver records the reason."""
     with pytest.raises(InterruptedRun, match="stopped after episode 1 of 3"):
-        train(run_file(max_staleness=0), output=tmp_path / "ray", hooks=[SignalOncePaused()])
+        train(run_file({"max_hours": 1e-9}, max_staleness=0), output=tmp_path / "ray")
+    summary = json.loads((tmp_path / "ray" / "summary.json").read_text())
+    assert (summary["status"], summary["stopped"]["by"]) == ("interrupted", "train.max_hours")
     assert [path.name for path in (tmp_path / "ray" / "checkpoints").glob("step-*")] == ["step-2"]
 
 

@@ -1,4 +1,4 @@
-"""The section `guards` of a run file: the watched values, their bounds, and the action if a bound is crossed."""
+"""The sections `guards` (watched values, their bounds, and the action if one is crossed) and `train.max_hours`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Grave = Literal["skip", "stop", "rollback"]
 Action = Literal["warn", "skip", "stop", "rollback", "finish"]
 
+TIME_LIMIT = "time-limit"
+"""Name of the hook plugin that reads `train.max_hours`."""
 _ACTION = (
     "warn: log a warning. skip: omit the rest of the episode's updates. stop: end the run as failed. "
     "rollback: return to the last good checkpoint with a smaller learning rate. finish: end the run as done."
@@ -99,3 +101,27 @@ class GuardsConfig(Section):
 guards = Component(
     summary="Watches losses, KL, entropy and rewards, and acts when a bound is crossed.", config=GuardsConfig
 )
+
+
+class MaxHoursConfig(Section):
+    """The time after which a run ends with a checkpoint, for a batch system. A number sets `hours`."""
+
+    short_option: ClassVar[str | None] = "hours"
+    hours: float = Field(
+        gt=0,
+        description="Hours since the run started or was resumed. The run ends after the episode that is followed by "
+        "too little time for another one as long as the longest so far.",
+    )
+    reserve_minutes: float | None = Field(
+        None,
+        ge=0,
+        description="Minutes kept for the last checkpoint and the model. null: twice the longest time that a "
+        "checkpoint has taken.",
+    )
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if TIME_LIMIT in (name.lower().replace("_", "-") for name in run.run.hooks.disable):
+            yield Problem("", f"has no effect, because hooks.disable turns off {TIME_LIMIT}", "remove one of them")
+
+
+max_hours = Component(summary="Ends a run with a checkpoint before a time limit.", config=MaxHoursConfig)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlhf_core.config import Section
+from rlhf_pages import SampleTableOptions
 
 
 class TensorBoardConfig(Section):
@@ -17,7 +18,7 @@ class TensorBoardConfig(Section):
     )
 
 
-class WandbConfig(Section):
+class WandbConfig(SampleTableOptions):
     """Options of `logging: {wandb: …}`."""
 
     project: str = Field("rlhf", min_length=1, description="Project that the run belongs to.")

@@ -8,27 +8,43 @@ from importlib import import_module
 from typing import Any
 
 from rlhf_core.components import HookContext
+from rlhf_pages import SampleLogger, SampleTable
 
 from .config import WandbConfig
 
 _RUN_ID = "wandb-id"
 
 
-class WandbLogger:
-    """Logs to a W&B run that is opened at the first update."""
+class WandbLogger(SampleLogger):
+    """Logs to a W&B run that is opened at the first update.
+
+    The samples of a session are one table, to which each logged episode adds its rows.
+    """
 
     def __init__(self, config: WandbConfig, context: HookContext) -> None:
+        super().__init__(config, context.run_folder)
         self._config = config
         self._context = context
         self._run: Any = None
+        self._table: Any = None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if self._run is None:
             self._run = self._open()
         self._run.log(dict(values), step=step)
 
+    def log_samples(self, step: int, table: SampleTable) -> None:
+        if self._run is None:
+            self._run = self._open()
+        columns = list(table.columns)
+        if self._table is None or self._table.columns != columns:
+            self._table = import_module("wandb").Table(columns=columns, log_mode="INCREMENTAL")
+        for row in table.rows:
+            self._table.add_data(*row)
+        self._run.log({"samples": self._table}, step=step)
+
     def finish(self, failed: bool) -> None:
-        run, self._run = self._run, None
+        run, self._run, self._table = self._run, None, None
         if run is not None:
             run.finish(exit_code=int(failed))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from rlhf_core import Component
-from rlhf_core.config import Section
+from rlhf_pages import SampleTableOptions
 
 
-class MlflowConfig(Section):
+class MlflowConfig(SampleTableOptions):
     """Options of `logging: {mlflow: …}`."""
 
     tracking_uri: str | None = Field(

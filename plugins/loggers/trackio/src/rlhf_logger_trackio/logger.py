@@ -9,14 +9,16 @@ from importlib import import_module
 from typing import Any
 
 from rlhf_core.components import HookContext
+from rlhf_pages import SampleLogger, SampleTable
 
 from .plugin import TrackioConfig
 
 
-class TrackioLogger:
-    """Logs to a Trackio run that is opened at the first update."""
+class TrackioLogger(SampleLogger):
+    """Logs to a Trackio run that is opened at the first update, with a table of samples per logged episode."""
 
     def __init__(self, config: TrackioConfig, context: HookContext) -> None:
+        super().__init__(config, context.run_folder)
         self._config = config
         self._context = context
         self._run: Any = None
@@ -25,6 +27,12 @@ class TrackioLogger:
         if self._run is None:
             self._run = self._open()
         self._run.log(dict(values), step=step)
+
+    def log_samples(self, step: int, table: SampleTable) -> None:
+        if self._run is None:
+            self._run = self._open()
+        rows = [list(row) for row in table.rows]
+        self._run.log({"samples": import_module("trackio").Table(list(table.columns), rows)}, step=step)
 
     def finish(self, failed: bool) -> None:
         if self._run is not None:

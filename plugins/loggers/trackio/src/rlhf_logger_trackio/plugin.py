@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from rlhf_core import Component
-from rlhf_core.config import Section
+from rlhf_pages import SampleTableOptions
 
 
-class TrackioConfig(Section):
+class TrackioConfig(SampleTableOptions):
     """Options of `logging: {trackio: …}`."""
 
     project: str = Field("rlhf", min_length=1, description="Project that the run belongs to.")
