@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--grid", action="append", required=True, metavar="KEY=A,B", help="an option and its values")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each combination (default: 3)")
     parser.add_argument("--random", type=int, metavar="N", help="N random combinations instead of all")
-    parser.add_argument("--metric", default="eval/score", help="what the table compares (default: eval/score)")
+    parser.add_argument("--metric", default="eval/score", help="metric of the table (default: eval/score)")
     parser.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of the run folders")
     options = parser.parse_args(arguments)
     table = []
