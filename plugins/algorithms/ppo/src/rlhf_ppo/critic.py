@@ -59,7 +59,7 @@ class Critic(nn.Module):
         """
         if isinstance(path_or_model, nn.Module):
             causal_lm: Any = path_or_model
-            model = causal_lm.get_base_model() if hasattr(causal_lm, "peft_config") else causal_lm
+            model = causal_lm.get_base_model() if is_lora(causal_lm) else causal_lm
             trunk = copy.deepcopy(model.base_model)
             return cls(trunk, trunk.config.hidden_size)
         check_hub(str(path_or_model), where="Critic.from_pretrained")

@@ -1,9 +1,12 @@
-"""Writes the policy of a run or checkpoint as a plain model folder, for `rlhf export`."""
+"""Writes the policy of a run, a checkpoint or a model folder as a plain model folder, for `rlhf export`."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +17,7 @@ from rlhf_core.entry.resume import load_run_config
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.models import model_kind_of
 from rlhf_core.rollout import named_weights
-from rlhf_core.runfolder import find_complete_checkpoint
+from rlhf_core.runfolder import RunFolder, find_complete_checkpoint
 from rlhf_models import (
     is_lora,
     load_policy,
@@ -26,6 +29,9 @@ from rlhf_models import (
     stored_dtype,
 )
 
+from .card import CARD, write_card
+from .card_facts import read_card_facts
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,19 +40,30 @@ _POLICY = "policy"
 """Folder of the policy in a checkpoint, the same for every strategy."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A policy to write."""
+
+    source: Path
+    config: ModelConfig
+    policy: Any
+    weights: dict[str, Tensor]
+    tokenizer: Any
+
+
 def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype: Dtype | None = None) -> Path:
-    """Write the policy of a run's newest checkpoint, or of a checkpoint, to a folder with its tokenizer.
+    """Write a policy to a folder with its tokenizer and its model card.
 
     A LoRA run is exported as its adapter for PEFT. Never executes code that the run names.
 
     Args:
-        source: folder of a run or a checkpoint.
+        source: folder of a run, of which the newest checkpoint is exported, of a checkpoint, or of a model.
         target: new or empty folder.
-        merge_lora: write the whole model of a LoRA run, with the adapter merged.
-        dtype: type of the stored weights. None keeps the checkpoint's.
+        merge_lora: write the whole model of a LoRA run or an adapter, with the adapter merged.
+        dtype: type of the stored weights. None keeps the type of `source`.
 
     Returns:
-        The exported checkpoint.
+        The exported checkpoint or model folder.
 
     Raises:
         UserInputError: if a run or a complete checkpoint is not found, `target` is not empty, or an adapter's base
@@ -57,39 +74,95 @@ def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype:
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserInputError("already exists", where=str(target), hint="choose another folder: --to DIR")
-    checkpoint = _checkpoint(source)
+    loaded = _load_folder(source, merge_lora) if is_model_folder(source) else _load_checkpoint(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing_folder(target) as partial:
+            _write(loaded, partial, merge_lora=merge_lora, dtype=dtype)
+            _add_card(loaded.source, partial)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk with its own error class
+        raise UserInputError(f"cannot be written: {error}", where=str(target), hint="is the disk full?") from error
+    return loaded.source
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether a folder contains a model or an adapter, in contrast to a run or a checkpoint."""
+    return any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
+def final_model(source: Path, *, merge_lora: bool) -> Path | None:
+    """Return the folder that a finished run has written for what `export_model` would export, None if there is none."""
+    if is_model_folder(source):
+        return None if merge_lora and (source / "adapter_config.json").is_file() else source
+    folder = RunFolder(source)
+    if not folder.holds_run or folder.read_json(folder.summary).get("model") != folder.model.name:
+        return None
+    written = folder.model if merge_lora or not folder.adapter.is_dir() else folder.adapter
+    return written if is_model_folder(written) else None
+
+
+def _write(loaded: _Loaded, folder: Path, *, merge_lora: bool, dtype: Dtype | None) -> None:
+    policy, weights, tokenizer = loaded.policy, loaded.weights, loaded.tokenizer
+    if is_lora(policy) and not merge_lora:
+        _name_base(policy, loaded.config)
+        save_adapter(policy, _cast(weights, dtype), folder)
+        tokenizer.save_pretrained(folder)
+        return
+    if is_lora(policy):
+        policy, weights = policy.get_base_model(), merged_weights(policy, weights)
+    kind: Any = model_kind_of(policy)
+    kind.save(policy, _cast(weights, dtype), tokenizer, folder)
+
+
+def _add_card(source: Path, folder: Path) -> None:
+    """Write the card of a checkpoint's model, or copy that of a model folder."""
+    if not is_model_folder(source):
+        step = source.resolve().name.removeprefix("step-")
+        write_card(folder, read_card_facts(RunFolder.read(source.parent.parent), int(step) if step.isdigit() else None))
+    elif (source / CARD).is_file():
+        shutil.copyfile(source / CARD, folder / CARD)
+
+
+def _load_folder(source: Path, merge_lora: bool) -> _Loaded:
+    is_adapter = (source / "adapter_config.json").is_file()
+    if is_adapter and not merge_lora:
+        raise UserInputError("is an adapter already", where=str(source), hint="--merge-lora writes the whole model")
+    config = ModelConfig(path=str(source))
+    kind = "sequence-classification" if _is_classifier(source) else "causal-lm"
+    tokenizer = load_tokenizer(config)
+    import torch
+
+    dtype = torch.float32 if is_adapter else stored_dtype(source)
+    policy = load_policy(config, dtype=dtype, seed=0, tokenizer=tokenizer, kind=kind)
+    return _Loaded(
+        source, config, policy, {name: each.detach() for name, each in named_weights(policy).items()}, tokenizer
+    )
+
+
+def _is_classifier(folder: Path) -> bool:
+    file = next(each for each in (folder / "config.json", folder / "adapter_config.json") if each.is_file())
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserInputError(f"its {file.name} cannot be read: {error}", where=str(folder)) from error
+    names = [*(config.get("architectures") or []), config.get("task_type")]
+    return any(str(name).endswith("ForSequenceClassification") or name == "SEQ_CLS" for name in names)
+
+
+def _load_checkpoint(source: Path) -> _Loaded:
+    checkpoint = find_complete_checkpoint(source)
+    if checkpoint is None:
+        hint = "pass a run's folder, one of its checkpoints/step-N, or a model folder"
+        if (source / "model" / "config.json").exists():
+            hint = f"its trained model is {source / 'model'}"
+        raise UserInputError("contains no complete checkpoint", where=str(source), hint=hint)
     config, seed = _model_of(checkpoint.parent.parent)
     folder = checkpoint / _POLICY
     weights = dict(read_weights(folder))
     tokenizer = load_tokenizer(config)
     policy = load_policy(config, dtype=stored_dtype(folder), seed=seed, tokenizer=tokenizer, kind=_kind(weights))
     _check_fit(policy, weights, folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with replacing_folder(target) as partial:
-            if is_lora(policy) and not merge_lora:
-                _name_base(policy, config)
-                save_adapter(policy, _cast(weights, dtype), partial)
-                tokenizer.save_pretrained(partial)
-            else:
-                base: Any = policy
-                if is_lora(policy):
-                    base, weights = policy.get_base_model(), merged_weights(policy, weights)
-                kind: Any = model_kind_of(base)
-                kind.save(base, _cast(weights, dtype), tokenizer, partial)
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk with its own error class
-        raise UserInputError(f"cannot be written: {error}", where=str(target), hint="is the disk full?") from error
-    return checkpoint
-
-
-def _checkpoint(source: Path) -> Path:
-    checkpoint = find_complete_checkpoint(source)
-    if checkpoint is None:
-        hint = "pass a run's folder, or one of its checkpoints/step-N"
-        if (source / "model" / "config.json").exists():
-            hint = f"its trained model is {source / 'model'}"
-        raise UserInputError("contains no complete checkpoint", where=str(source), hint=hint)
-    return checkpoint
+    return _Loaded(checkpoint, config, policy, weights, tokenizer)
 
 
 def _model_of(run_folder: Path) -> tuple[ModelConfig, int]:
