@@ -1,4 +1,7 @@
-"""The job of `examples/cluster`: a Slurm job that is signaled, requeued and done, with stand-ins for Slurm."""
+"""The jobs of `examples/cluster`: a Slurm job that is signaled, requeued and done, and the commands of a SkyPilot task.
+
+Slurm's commands are stand-ins.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from run_files import lines, write_run
 from running import MARK, PATIENCE_SECONDS, free_port, kill, marked, wait_until
 
@@ -150,3 +154,42 @@ def test_the_script_has_the_directives_that_it_relies_on() -> None:
     assert text.index(first_command) > text.rindex("#SBATCH")  # Slurm ignores directives after the first command
     usage = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, timeout=60, check=False)
     assert (usage.returncode, usage.stderr[:13]) == (2, "usage: sbatch")
+
+
+ECHO = '#!/bin/bash\nfor each in "$(basename "$0")" "$@"; do echo "$each" >> arguments; done\n'
+
+
+@pytest.mark.parametrize(
+    ("nodes", "command"),
+    [
+        ("1", ["rlhf", "train", "--num-processes 4"]),
+        ("2", ["torchrun", "--nnodes 2 --nproc-per-node 4 --node-rank 1 --master-addr 10.0.0.1", "-m rlhf_cli train"]),
+    ],
+)
+def test_a_skypilot_task_continues_the_run_on_its_volume(tmp_path: Path, nodes: str, command: list[str]) -> None:
+    task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
+    volume = yaml.safe_load((FOLDER / "skypilot-volume.yaml").read_text())
+    known = {"name", "workdir", "num_nodes", "resources", "volumes", "envs", "setup", "run"}
+    assert set(task) == known and list(task["volumes"].values()) == [volume["name"]]
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [130]
+    commands = tmp_path / "rlhf" / "bin"
+    commands.mkdir(parents=True)
+    for name in ("rlhf", "torchrun"):
+        (commands / name).write_text(ECHO)
+        (commands / name).chmod(0o755)
+    variables = {
+        **task["envs"],
+        "HOME": str(tmp_path),
+        "PATH": os.environ["PATH"],
+        "SKYPILOT_NUM_NODES": nodes,
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "4",
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    }
+    done = subprocess.run(["bash", "-c", task["run"]], env=variables, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0
+    arguments = " ".join((tmp_path / "arguments").read_text().split())
+    assert all(part in arguments for part in command)
+    assert "train run.yaml --output /runs/first --resume auto" in arguments
+    checked = subprocess.run(["bash", "-n", "-c", task["setup"]], capture_output=True, timeout=60, check=False)
+    assert checked.returncode == 0
