@@ -29,7 +29,7 @@ _OPTIONS = (
     click.option("--algorithm", metavar="NAME", help="Learning algorithm: ppo, grpo, sft, …"),
     click.option("--strategy", metavar="NAME", help="Strategy that trains the model: single, torch-ddp, fsdp, …"),
     click.option("--transport", metavar="NAME", help="Transport that runs makers and trainers: local or ray."),
-    click.option("--engine", metavar="NAME", help="Engine that generates answers: hf or vllm."),
+    click.option("--engine", metavar="NAME", help="Engine that generates answers: hf, vllm or http."),
     click.option(
         "--reward",
         "rewards",

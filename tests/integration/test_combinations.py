@@ -15,15 +15,20 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from generation_server import generation_server
 from quick_ray import quick_workers
 from run_files import metrics, samples, start
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import rlhf_models
 
 pytestmark = [pytest.mark.usefixtures("no_plots"), pytest.mark.timeout(660)]
 REWARD = Path(__file__).with_name("digit_reward.py")
 STAND_IN = Path(__file__).with_name("stand_in")
 """Where a module `vllm` lies: the parts that the engine needs, over transformers."""
+SERVER = "RLHF_TEST_GENERATION_SERVER"
+"""Environment variable with the address of the server of the engine `http`."""
 MEANS = ("loss/value", "reward/mean", "kl/mean")
 """Metrics that a few other answers among many move little."""
 LEARNT = (*MEANS, "loss/policy", "policy/grad_norm")
@@ -51,31 +56,32 @@ COLUMNS = {
     "lora": ("no", "lora"),
     "transport": ("local", "ray"),
     "resume": ("no", "resume"),
-    "engine": ("hf", "vllm"),
+    "engine": ("hf", "vllm", "http"),
 }
 EVERY = [Combination(*values) for values in itertools.product(*COLUMNS.values())]
 PAIRWISE = [
-    Combination("single", "ppo", "no", "local", "resume", "hf"),
-    Combination("single", "grpo", "lora", "local", "no", "vllm"),
+    Combination("single", "ppo", "no", "local", "resume", "vllm"),
+    Combination("single", "grpo", "lora", "local", "no", "http"),
     Combination("single", "sft", "no", "ray", "no", "hf"),
     Combination("torch-ddp", "ppo", "lora", "local", "resume", "vllm"),
-    Combination("torch-ddp", "grpo", "no", "local", "no", "hf"),
+    Combination("torch-ddp", "grpo", "no", "local", "no", "http"),
     Combination("torch-ddp", "sft", "no", "ray", "no", "hf"),
-    Combination("ddp", "ppo", "lora", "ray", "resume", "vllm"),
+    Combination("ddp", "ppo", "lora", "ray", "resume", "http"),
     Combination("ddp", "grpo", "no", "local", "no", "hf"),
-    Combination("ddp", "sft", "lora", "local", "no", "hf"),
-    Combination("fsdp", "ppo", "no", "local", "no", "hf"),
+    Combination("ddp", "sft", "lora", "local", "no", "vllm"),
+    Combination("fsdp", "ppo", "no", "local", "no", "http"),
     Combination("fsdp", "grpo", "lora", "ray", "no", "vllm"),
     Combination("fsdp", "sft", "no", "local", "resume", "hf"),
-    Combination("low-level-zero", "ppo", "lora", "local", "no", "hf"),
-    Combination("low-level-zero", "grpo", "no", "ray", "no", "vllm"),
-    Combination("low-level-zero", "sft", "lora", "local", "resume", "hf"),
-    Combination("gemini", "ppo", "lora", "ray", "no", "vllm"),
-    Combination("gemini", "grpo", "lora", "local", "resume", "hf"),
-    Combination("gemini", "sft", "no", "local", "no", "vllm"),
+    Combination("low-level-zero", "ppo", "lora", "local", "no", "http"),
+    Combination("low-level-zero", "grpo", "no", "ray", "no", "hf"),
+    Combination("low-level-zero", "sft", "lora", "local", "resume", "vllm"),
+    Combination("gemini", "ppo", "lora", "ray", "no", "hf"),
+    Combination("gemini", "grpo", "lora", "local", "resume", "vllm"),
+    Combination("gemini", "sft", "no", "local", "no", "http"),
 ]
 # A resumed run is compared with one that was not stopped, so it takes in the combination without a resume.
-PRODUCT = [each for each in EVERY if each.resume == "resume"]
+# The engine http is that of other processes, so the pairs are enough.
+PRODUCT = [each for each in EVERY if each.resume == "resume" and each.engine != "http"]
 
 
 def _pairs(combination: Combination) -> set[tuple[tuple[int, str], ...]]:
@@ -88,7 +94,17 @@ def test_every_pair_of_values_is_tried() -> None:
 
 
 @pytest.fixture(scope="module")
-def place(ray_worker_source: None) -> Iterator[None]:
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs' model with other weights, to start a server with."""
+    folder = tmp_path_factory.mktemp("served")
+    builtin = Path(rlhf_models.__file__).with_name("builtin_models") / "tiny-digits"
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(builtin)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(builtin).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(ray_worker_source: None, served_model: Path) -> Iterator[None]:
     """One Ray for all runs of this module; its processes, and this one, compute on one thread and find `vllm`."""
     from rlhf_ray.cluster import connect
     from rlhf_ray.config import RayConfig
@@ -99,7 +115,8 @@ def place(ray_worker_source: None) -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
         patch.syspath_prepend(str(STAND_IN))
-        with quick_workers(), connect(RayConfig()):
+        with generation_server("vllm", served_model) as server, quick_workers(), connect(RayConfig()):
+            patch.setenv(SERVER, server.url)
             yield
     torch.set_num_threads(before)
 
@@ -132,6 +149,8 @@ def _changes(combination: Combination) -> dict[str, Any]:
         "train": {"episodes": 2, "prompts_per_episode": 8, "samples_per_prompt": 3, "train_batch_size": 12},
         "checkpoint": {"every_episodes": 1, "keep": 3},
     }
+    if combination.engine == "http":
+        changes["engine"]["url"] = os.environ[SERVER]
     if combination.algorithm == "sft":
         changes["train"] |= {"samples_per_prompt": 1, "train_batch_size": 4}
     if combination.transport == "ray":

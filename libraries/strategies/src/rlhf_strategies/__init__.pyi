@@ -20,6 +20,7 @@ from .process_group import ProcessGroup as ProcessGroup
 from .sections import ProcessesConfig as ProcessesConfig
 from .sections import TorchDdpConfig as TorchDdpConfig
 from .shards import group_into_shards as group_into_shards
+from .shards import plain_shards as plain_shards
 from .shards import state_dict_shards_of as state_dict_shards_of
 from .stored_weights import StoredParameter as StoredParameter
 from .stored_weights import StoredTensor as StoredTensor

@@ -24,6 +24,19 @@ _MAX_RETRY_AFTER_SECONDS = 60.0
 class RemoteError(Exception):
     """The server did not return a usable answer. The message names its address and contains no secrets."""
 
+    def __init__(self, message: str, *, status: int | None = None, is_lost: bool = False) -> None:
+        """Create the error.
+
+        Args:
+            message: message for people.
+            status: HTTP status of the response, or None without a response.
+            is_lost: whether all attempts failed because the server was unreachable, lost the request, or responded
+                that it is temporarily unavailable.
+        """
+        super().__init__(message)
+        self.status = status
+        self.is_lost = is_lost
+
 
 class _TryAgain(Exception):
     """The request failed but may succeed later."""
@@ -34,7 +47,7 @@ class _TryAgain(Exception):
 
 
 class JsonClient:
-    """Posts JSON to one address.
+    """Exchanges JSON with one server.
 
     Example:
         limits = {"max_response_bytes": 2**20, "first_wait_seconds": 0.5}
@@ -83,30 +96,53 @@ class JsonClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places = asyncio.Semaphore(options.max_connections)
 
-    async def post(self, encode: Callable[[], bytes]) -> bytes:
+    async def post(
+        self, encode: Callable[[], bytes], path: str = "", *, patience_seconds: float | None = None
+    ) -> bytes:
         """Post a request and return the body of the response.
 
         Args:
             encode: returns the body of the request. Called when a connection is free.
+            path: appended to the address, with its query.
+            patience_seconds: total time for retries, by default that of the options.
 
         Raises:
             RemoteError: if the response is not usable, or all attempts within `patience_seconds` failed.
         """
+        return await self._request("POST", path, encode, patience_seconds)
+
+    async def get(self, path: str = "", *, patience_seconds: float | None = None) -> bytes:
+        """Get a path and return the body of the response.
+
+        Args:
+            path: appended to the address, with its query.
+            patience_seconds: total time for retries, by default that of the options.
+
+        Raises:
+            RemoteError: if the response is not usable, or all attempts within `patience_seconds` failed.
+        """
+        return await self._request("GET", path, None, patience_seconds)
+
+    async def _request(
+        self, method: str, path: str, encode: Callable[[], bytes] | None, patience_seconds: float | None
+    ) -> bytes:
+        patience = self._patience_seconds if patience_seconds is None else patience_seconds
         client = self._open()
+        shown = self.shown + path.partition("?")[0]
         async with self._places:
-            body = encode()
-            deadline = time.monotonic() + self._patience_seconds
+            body = None if encode is None else encode()
+            deadline = time.monotonic() + patience
             attempt = 0
             while True:
                 attempt += 1
                 try:
-                    return await self._send(client, body)
+                    return await self._send(client, method, path, body, shown)
                 except _TryAgain as failure:
                     wait = min(self._first_wait_seconds * 2 ** min(attempt - 1, 10), _MAX_WAIT_SECONDS)
                     wait = max(wait * self._random.uniform(0.5, 1.0), failure.wait_seconds)
                     if time.monotonic() + wait > deadline:
-                        tries = f"{attempt} attempts in {self._patience_seconds:g} s"
-                        raise RemoteError(f"{self.shown}: {failure} (gave up after {tries})") from None
+                        tries = f"{attempt} attempts in {patience:g} s"
+                        raise RemoteError(f"{shown}: {failure} (gave up after {tries})", is_lost=True) from None
                 await asyncio.sleep(wait)
 
     async def aclose(self) -> None:
@@ -133,10 +169,10 @@ class JsonClient:
             )
         return self._client
 
-    async def _send(self, client: httpx.AsyncClient, body: bytes) -> bytes:
+    async def _send(self, client: httpx.AsyncClient, method: str, path: str, body: bytes | None, shown: str) -> bytes:
         try:
-            async with client.stream("POST", self._url, content=body) as response:
-                content = await self._read(response)
+            async with client.stream(method, self._url + path, content=body) as response:
+                content = await self._read(response, shown)
         except httpx.TransportError as error:
             raise _TryAgain(self._hide_key(f"{type(error).__name__}: {error}".rstrip(": "))) from None
         if response.status_code == 200:
@@ -144,17 +180,17 @@ class JsonClient:
         message = f"status {response.status_code}: {self._hide_key(_error_text(content))}".rstrip(": ")
         if response.status_code in self._again:
             raise _TryAgain(message, _retry_after_seconds(response.headers.get("Retry-After", "")))
-        raise RemoteError(f"{self.shown}: {message}")
+        raise RemoteError(f"{shown}: {message}", status=response.status_code)
 
-    async def _read(self, response: httpx.Response) -> bytes:
+    async def _read(self, response: httpx.Response, shown: str) -> bytes:
         """Read the body up to the size limit. A compressed body is refused, since a few bytes can become gigabytes."""
         if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-            raise RemoteError(f"{self.shown}: its response is compressed, which the request did not accept")
+            raise RemoteError(f"{shown}: its response is compressed, which the request did not accept")
         content = bytearray()
         async for chunk in response.aiter_raw():
             content += chunk
             if len(content) > self._max_response_bytes:
-                raise RemoteError(f"{self.shown}: its response is longer than {self._max_response_bytes:,} bytes")
+                raise RemoteError(f"{shown}: its response is longer than {self._max_response_bytes:,} bytes")
         return bytes(content)
 
     def _hide_key(self, text: str) -> str:

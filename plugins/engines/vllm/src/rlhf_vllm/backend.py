@@ -14,29 +14,13 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file
 
 from rlhf_core.errors import ConfigError, RlhfError, SyncError
-from rlhf_core.types import Completion, FinishReason, SamplingParams
+from rlhf_core.types import Completion, FinishReason
+from rlhf_models import GenerationJob
 
-from .start import TIES, WHERE, Settings, can_sleep, describe_error, engine_args, import_vllm
+from .start import WHERE, Settings, can_sleep, describe_error, engine_args, import_vllm
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A request for one answer."""
-
-    sample_id: int
-    branch: int
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    seed: int
-    sampling: SamplingParams
-
-    @property
-    def name(self) -> str:
-        """Request id in vLLM."""
-        return f"{self.sample_id}-{self.branch}"
 
 
 class VllmBackend:
@@ -67,13 +51,13 @@ class VllmBackend:
         """Maximum length of prompt and answer together, in tokens."""
         return int(self._engine.model_config.max_model_len)
 
-    def add(self, jobs: Sequence[Job], in_flight: bool) -> None:
+    def add(self, jobs: Sequence[GenerationJob], in_flight: bool) -> None:
         """Start sampling answers. `in_flight`: `update` may change the weights between two steps meanwhile."""
         self._wake()
         for job in jobs:
             prompt = {"prompt_token_ids": list(job.prompt_ids), "cache_salt": str(self._num_loads)}
-            self._engine.add_request(job.name, prompt, self._sampling_params(job, in_flight))
-            self._open[job.name] = _PartialAnswer(job)
+            self._engine.add_request(name := _request_id(job), prompt, self._sampling_params(job, in_flight))
+            self._open[name] = _PartialAnswer(job)
 
     def step(self) -> list[Completion]:
         """Run one decoding step and return the completed answers. `policy_versions` are load counts, one per token."""
@@ -113,13 +97,13 @@ class VllmBackend:
         self._engine.reset_prefix_cache()
         self._num_loads += 1
 
-    def _sampling_params(self, job: Job, in_flight: bool) -> Any:
+    def _sampling_params(self, job: GenerationJob, in_flight: bool) -> Any:
         sampling, kinds = job.sampling, self._vllm.sampling_params.RequestOutputKind
         chosen = {} if sampling.greedy else {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": job.seed}
         return self._vllm.SamplingParams(
             max_tokens=job.max_tokens,
             temperature=0.0 if sampling.greedy else sampling.temperature,
-            logprobs=_num_logprobs(sampling),
+            logprobs=job.num_top_logprobs,
             ignore_eos=True,  # all stop conditions are set here
             stop_token_ids=self._eos_ids,
             stop=list(sampling.stop),
@@ -141,7 +125,7 @@ class VllmBackend:
 class _PartialAnswer:
     """An answer whose tokens arrive step by step, or all at its end."""
 
-    job: Job
+    job: GenerationJob
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     """Per position, vLLM's log-prob entries of the sampled token and the most likely ones, by token id."""
@@ -163,7 +147,7 @@ class _PartialAnswer:
         if self.finish_reason not in ("stop", "length"):
             raise RlhfError(f"vLLM aborted an answer: {self.finish_reason}", where=WHERE)
         support = None
-        if _num_logprobs(self.job.sampling):
+        if self.job.num_top_logprobs:
             # Truncated tokens have a log-prob of minus infinity.
             support = tuple(sorted(t for t, entry in each.items() if entry.logprob > -1e30) for each in self.logprobs)
         return Completion(
@@ -177,6 +161,10 @@ class _PartialAnswer:
             branch=self.job.branch,
             num_reused=self.num_reused,
         )
+
+
+def _request_id(job: GenerationJob) -> str:
+    return f"{job.sample_id}-{job.branch}"
 
 
 def _read_shards(shards: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
@@ -212,8 +200,3 @@ def _reload(worker: Any, named: Iterable[tuple[str, Tensor]]) -> None:
     missing -= loaded
     if missing:
         raise SyncError(f"vLLM's model did not get weights for {', '.join(sorted(missing)[:5])}", where=WHERE)
-
-
-def _num_logprobs(sampling: SamplingParams) -> int:
-    """Number of top tokens whose log-probs vLLM returns, in addition to the sampled one."""
-    return sampling.top_k + TIES if sampling.top_k and not sampling.greedy else 0

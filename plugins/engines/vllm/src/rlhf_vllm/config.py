@@ -8,11 +8,10 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config import EngineConfig
+from rlhf_models import truncation_problem
 
 INSTALL = "make setup-vllm (without a GPU), or pip install vllm==0.32.0 (CUDA)"
 """Hint for users if vLLM is missing or broken."""
-MAX_TOP_K = 1024
-"""Maximum number of tokens whose log-probs are requested from vLLM at each position."""
 
 
 class VllmEngineConfig(EngineConfig):
@@ -68,24 +67,6 @@ class VllmEngineConfig(EngineConfig):
 
     @model_validator(mode="after")
     def _check_truncation(self) -> VllmEngineConfig:
-        if problem := truncation_problem(self.top_k, self.top_p):
+        if problem := truncation_problem(self.top_k, self.top_p, engine="vllm"):
             raise ValueError(problem)
         return self
-
-
-def truncation_problem(top_k: int, top_p: float) -> str | None:
-    """Reason why vLLM cannot report the set of tokens that was sampled from, None if it can.
-
-    The update needs the full set of kept tokens, and vLLM reports only the most likely `top_k`.
-
-    Example:
-        >>> truncation_problem(top_k=50, top_p=0.9) is None
-        True
-        >>> truncation_problem(top_k=2000, top_p=1.0)
-        'top_k is at most 1024 with the engine vllm'
-    """
-    if top_k > MAX_TOP_K:
-        return f"top_k is at most {MAX_TOP_K} with the engine vllm"
-    if top_p < 1 and top_k == 0:
-        return f"top_p needs top_k (1 to {MAX_TOP_K}) with the engine vllm. Set it, or use the engine hf"
-    return None

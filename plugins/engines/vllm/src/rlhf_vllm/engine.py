@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf_core.components import EngineContext
-from rlhf_core.errors import ConfigError, DivergenceError, RlhfError, SyncError
+from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
-from rlhf_core.rollout import named_weights
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_core.util import derive_seed
-from rlhf_models import answer_limit, eos_token_ids, is_lora, merged_weights
-from rlhf_strategies import group_into_shards
+from rlhf_models import GenerationJob, checked_completion, eos_token_ids, is_lora, truncation_problem
+from rlhf_strategies import plain_shards
 
-from .backend import Job
-from .config import VllmEngineConfig, truncation_problem
+from .config import VllmEngineConfig
 from .process import VllmProcess
 from .start import WHERE, Settings, describe_error
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 class VllmEngine:
@@ -75,20 +68,15 @@ class VllmEngine:
         """
         return self._completions(lambda: [self._job(*request) for request in between()], in_flight=True)
 
-    def _job(self, request: GenerationRequest, sampling: SamplingParams) -> Job:
+    def _job(self, request: GenerationRequest, sampling: SamplingParams) -> GenerationJob:
         """Build a job. Raises the errors of `generate`."""
-        if not sampling.greedy and (problem := truncation_problem(sampling.top_k, sampling.top_p)):
+        if not sampling.greedy and (problem := truncation_problem(sampling.top_k, sampling.top_p, engine="vllm")):
             raise ConfigError(problem, where=WHERE)
-        return Job(
-            sample_id=request.sample_id,
-            branch=request.branch,
-            prompt_ids=request.prompt_ids,
-            max_tokens=answer_limit(request, sampling, self._backend.max_model_tokens, engine=WHERE),
-            seed=derive_seed(self._seed, "engine-vllm", *_noise_key(request)),
-            sampling=sampling,
+        return GenerationJob.of(
+            request, sampling, context_tokens=self._backend.max_model_tokens, seed=self._seed, name="vllm"
         )
 
-    def _single_version_completions(self, jobs: Sequence[Job]) -> Iterator[Completion]:
+    def _single_version_completions(self, jobs: Sequence[GenerationJob]) -> Iterator[Completion]:
         version = self.policy_version
         batches = iter([jobs])
         for completion in self._completions(lambda: next(batches, ()), in_flight=False):
@@ -100,7 +88,7 @@ class VllmEngine:
                 )
             yield completion
 
-    def _completions(self, joining: Callable[[], Sequence[Job]], *, in_flight: bool) -> Iterator[Completion]:
+    def _completions(self, joining: Callable[[], Sequence[GenerationJob]], *, in_flight: bool) -> Iterator[Completion]:
         """Answer the jobs that `joining` returns, called before each step, until all are answered."""
         if not self._loaded:
             self._load(self.policy_version)
@@ -120,16 +108,8 @@ class VllmEngine:
 
     def _finish(self, completion: Completion) -> Completion:
         """Replace load counts with policy versions. Raises `DivergenceError` if a log-prob is not finite."""
-        if not all(-1e30 < value < 1 for value in completion.logprobs):
-            raise DivergenceError(
-                f"a log-prob of sample {completion.sample_id} is not finite",
-                where=WHERE,
-                hint="the weights have diverged: lower optimizer.lr",
-            )
-        versions = tuple(self._loaded[number - 1] for number in completion.policy_versions)
-        return replace(
-            completion, policy_version=min(versions), policy_versions=versions if len(set(versions)) > 1 else ()
-        )
+        versions = [self._loaded[number - 1] for number in completion.policy_versions]
+        return checked_completion(completion, versions, where=WHERE)
 
     def weights_updated(self, version: int) -> None:
         """Load the module's weights, now of `version`, into vLLM, with adapters merged.
@@ -157,26 +137,3 @@ class VllmEngine:
 def build(config: VllmEngineConfig, context: EngineContext) -> InFlightEngine:
     """Build the engine `vllm`."""
     return VllmEngine(config, context)
-
-
-def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the weights as vLLM loads them: under plain transformers names, tied tensors once.
-
-    Shards have at most `max_shard_bytes` (or one tensor). With LoRA, the current increments are added to the base
-    weights of each shard. `module` is unchanged, so increments do not accumulate. Only one shard is duplicated at a
-    time.
-    """
-    weights = named_weights(module)
-    if not is_lora(module):
-        yield from group_into_shards(weights.items(), max_shard_bytes)
-        return
-    increments = {name: tensor for name, tensor in weights.items() if "lora_" in name}
-    others = ((name, tensor) for name, tensor in weights.items() if name not in increments)
-    for shard in group_into_shards(others, max_shard_bytes):
-        yield {name: tensor.detach() for name, tensor in merged_weights(module, shard | increments).items()}
-
-
-def _noise_key(request: GenerationRequest) -> tuple[int, ...]:
-    """Key of a request's sampling noise. For single-turn answers it is the sample id only."""
-    turn = (request.branch, request.offset)
-    return (request.sample_id, *turn) if any(turn) else (request.sample_id,)

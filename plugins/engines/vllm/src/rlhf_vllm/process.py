@@ -17,8 +17,8 @@ from rlhf_containment.processes import ProcessFault, ProcessTimeout, RequestProc
 from rlhf_core.errors import ConfigError, DeadlineError, EngineLostError
 from rlhf_core.types import Completion
 from rlhf_core.util import write_tensors
+from rlhf_models import GenerationJob
 
-from .backend import Job
 from .start import WHERE, Settings, scratch_folder
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class VllmProcess:
         self.max_model_tokens: int = self._request("vLLM to start", settings, seconds=seconds)
         """Maximum length of prompt and answer together, in tokens."""
 
-    def add(self, jobs: Sequence[Job], *, in_flight: bool) -> None:
+    def add(self, jobs: Sequence[GenerationJob], *, in_flight: bool) -> None:
         """See `VllmBackend`."""
         self._request("vLLM to accept requests", ("add", jobs, in_flight))
 

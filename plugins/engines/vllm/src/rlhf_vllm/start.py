@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import ConfigError, PluginError
+from rlhf_models import MAX_TOP_K, TIES
 
-from .config import INSTALL, MAX_TOP_K, VllmEngineConfig
+from .config import INSTALL, VllmEngineConfig
 
 WHERE = "engine vllm"
 CPU_CACHE_BYTES = 1024**3
 SHARED_MEMORY = Path("/dev/shm")
-TIES = 16
-"""Number of tokens requested beyond `top_k`, since tokens tied with the last kept one are kept too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What vLLM is given: every weight once, in bounded pieces, with adapters merged."""
+"""Weights for another engine: every weight once, in bounded pieces, with adapters merged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from rlhf_vllm.engine import plain_shards
+from rlhf_strategies import plain_shards
+from rlhf_testing.tiny import contract_policy
+
+
+@pytest.fixture
+def module() -> torch.nn.Module:
+    return contract_policy(hidden_size=64).eval()
 
 
 def adapted(module):

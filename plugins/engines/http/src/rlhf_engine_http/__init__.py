@@ -1,0 +1,1 @@
+"""A rollout engine of the rlhf framework: generation by a vLLM or SGLang server."""
