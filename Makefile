@@ -6,7 +6,8 @@ LOCK := requirements/lock.txt
 BIN := $(VENV)/bin
 
 TORCH := $(shell sed -n 's/^constraint-dependencies = \["\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-PIP = $(1)/bin/python -m pip --disable-pip-version-check install -qq
+# Without compiling thousands of modules that are never imported: Python compiles the others when they are.
+PIP = $(1)/bin/python -m pip --disable-pip-version-check install -qq --no-compile
 PINNED = $(PIP) --no-deps --require-hashes -r
 
 # A stamp's name holds the checksum of the files that its environment depends on.
@@ -45,6 +46,7 @@ $(STAMP):
 	$(call environment,$(VENV),$(LOCK))
 
 $(TRAIN_STAMP):
+	@echo "make train takes about five minutes the first time on two cores: the set-up, then the quickstart"
 	$(call environment,$(VENV),requirements/start.txt,rlhf-start)
 
 setup-extras: $(EXTRAS_STAMP)  ## add Gymnasium, MCP, OpenEnv, Reasoning Gym (needs a C compiler) and the recipes' SmolLM2
@@ -63,7 +65,7 @@ $(CLIENTS_STAMP):
 	$(call environment,$(CLIENTS),requirements/clients.txt)
 
 train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny model learns to sort digits, first from examples, then by PPO
-	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+	@$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 # Two files at a time, each process with one thread, since processes with two threads on two cores wait for each other.
 # PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.

@@ -1,7 +1,11 @@
+from .background import BackgroundStore as BackgroundStore
 from .base import GroupStrategy as GroupStrategy
 from .base import Prepared as Prepared
 from .base import StrategyBase as StrategyBase
 from .base import grouped_names as grouped_names
+from .checkpoint_files import CheckpointFiles as CheckpointFiles
+from .checkpoint_files import DeferredFiles as DeferredFiles
+from .checkpoint_section import BackgroundConfig as BackgroundConfig
 from .launching import launch as launch
 from .loopback import served_store as served_store
 from .parts import LossScale as LossScale

@@ -26,6 +26,7 @@ from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_core.util.tensor_files import load_tree, save_tree
 
+from .checkpoint_files import CheckpointFiles
 from .master_adamw import MASTER, MasterAdamW
 from .parts import (
     LossScale,
@@ -64,6 +65,8 @@ class GroupStrategy(Strategy):
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
+        self.files = CheckpointFiles()
+        """Writes what `save_model` and `save_optimizer` store."""
 
     @property
     def rank(self) -> int:
@@ -218,7 +221,7 @@ class StrategyBase(GroupStrategy):
 
         error: OSError | CheckpointError | None = None
         try:
-            save_weights(path, shards, write=self.is_main)
+            save_weights(path, shards, write=self.is_main, files=self.files)
         except (OSError, CheckpointError) as caught:
             error = caught
             for _ in shards:  # other ranks still take part in gathering them
@@ -242,7 +245,8 @@ class StrategyBase(GroupStrategy):
             for names, group in zip(prepared.names, optimizer.param_groups, strict=True)
         ]
         tree = {"groups": groups, "state": entries, "loss_scale": prepared.loss_scale.scale}
-        self.run_on_main(lambda: save_tree(Path(path) / OPTIMIZER_FILE, tree))
+        files, file = self.files, Path(path) / OPTIMIZER_FILE
+        self.run_on_main(lambda: files.write(partial(save_tree, file, files.snapshot(tree))))
 
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
         """Call it after `load_model`, since the file also holds the master weights of 16-bit parameters."""
