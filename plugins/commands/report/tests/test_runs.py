@@ -98,7 +98,7 @@ def test_links_in_a_run_are_not_followed(runs: Path) -> None:
     (runs / "first" / "checkpoints").mkdir()
     (runs / "first" / "checkpoints" / "last").symlink_to(outside.resolve())
     (runs / "first" / "model").symlink_to(outside.resolve())
-    (runs / "first" / "plot.png").symlink_to((outside / "file").resolve())
+    (runs / "first" / "plot-kl.png").symlink_to((outside / "file").resolve())
     assert run(["runs", "remove", "runs/first", "--yes"]) == 0
     assert not (runs / "first").exists() and (outside / "file").read_text() == "keep"
 
@@ -135,6 +135,25 @@ def test_a_folder_that_is_more_than_a_run_is_refused(
     assert "contains the current folder" in refused(capsys, "..")
 
 
+def test_files_that_are_not_of_the_run_are_named_before_they_are_removed(
+    runs: Path, make_run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = runs / "first"
+    (project / "src").mkdir()
+    (project / "prompts.jsonl").write_text("{}")
+    make_run(project / "other", episodes=1)
+    make_run(project / "warm-start", episodes=1)  # a stage: `model.path` of the config
+    problem = "also contains other, prompts.jsonl, src, which may not be of the run"
+    assert f"runs/first: {problem}" in refused(capsys, "runs/second", "runs/first")
+    assert (runs / "second").exists()
+    answer(monkeypatch, "n\n")
+    assert run(["runs", "remove", "runs/first"]) == 0
+    assert f"runs/first {problem}" in capsys.readouterr().out and (project / "prompts.jsonl").exists()
+    answer(monkeypatch, "y\n")
+    assert run(["runs", "remove", "runs/first"]) == 0
+    assert not project.exists()
+
+
 def test_a_running_run_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunFolder.take(runs / "first", is_new=False):
         err = refused(capsys, "runs/second", "runs/first")
@@ -158,8 +177,9 @@ def test_an_aborted_removal_can_be_repeated(
     with monkeypatch.context() as patch:
         patch.setattr("rlhf_report.removal.shutil.rmtree", broken)
         assert "runs/first/model cannot be removed: Permission denied" in refused(capsys, "runs/first")
-    for path in runs.glob("first/*.json*"):
-        if path.name != "summary.json":
-            path.unlink()
+    for name in ("manifest.json", "config.yaml"):
+        assert (runs / "first" / name).exists()
+    for path in runs.glob("first/*.jsonl"):
+        path.unlink()
     assert run(["runs", "remove", "runs/first", "--yes"]) == 0
     assert not (runs / "first").exists()

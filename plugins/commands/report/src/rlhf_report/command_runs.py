@@ -58,7 +58,8 @@ def remove(paths: tuple[Path, ...], yes: bool) -> None:
     """Remove run folders with their models and checkpoints, after a question.
 
     Everything is checked before anything is removed. A run that is running, a folder that `rlhf train` did not write,
-    and a link are refused. Links inside a run are removed, not followed.
+    and a link are refused. Files in a run folder that are not of the run are named in the question, and refused with
+    --yes. Links inside a run are removed, not followed.
 
     \b
     Examples:
@@ -68,13 +69,20 @@ def remove(paths: tuple[Path, ...], yes: bool) -> None:
     from rlhf_core.errors import UserInputError
 
     from .listing import listed_run, size_text, table
-    from .removal import check_removable, remove_run
+    from .removal import check_removable, other_content, remove_run
 
     folders = [check_removable(path) for path in dict.fromkeys(paths)]
     listed: list[ListedRun] = [listed_run(str(each.path), each) for each in folders]
+    others = {str(each.path): ", ".join(names) for each in folders if (names := other_content(each))}
+    if yes and others:
+        where, found = next(iter(others.items()))
+        hint = "move that elsewhere, or repeat without --yes to remove it, too"
+        raise UserInputError(f"also contains {found}, which may not be of the run", where=where, hint=hint)
     if not yes:
         for line in table(listed):
             echo(line)
+        for where, found in others.items():
+            echo(f"{where} also contains {found}, which may not be of the run")
         what = "this run" if len(listed) == 1 else f"these {len(listed)} runs"
         try:
             is_sure = click.confirm(f"Remove {what} ({size_text(sum(each.size_bytes for each in listed))})?")

@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.runfolder import RunFolder
 from rlhf_pages import find_runs, read_run_json
 
-_KEPT_TO_THE_END = (".lock", "summary.json")
+_NEEDED = (".lock", "summary.json")
+"""Files that every run folder contains."""
+_KEPT_TO_THE_END = ("config.yaml", "manifest.json", *_NEEDED)
 """Files by which a run folder is recognized. They are removed last, so that an aborted removal can be repeated."""
+_OF_RUNS = (
+    *(*_KEPT_TO_THE_END, "metrics.jsonl", "samples.jsonl", "run.log", "performance.json", "evaluation-before.json"),
+    *("checkpoints", "model", "adapter", "control", "journal", "reward-cache", "report.html", "plot-*.png"),
+    *("actors.json", "ray*.json", "tensorboard", "profile", "wandb", "wandb-id", "mlflow.db", "mlflow-run-id"),
+    "mlflow-artifacts",
+)
+"""Patterns of the names that runs write, those of plugins included. Everything else is named before it is removed."""
 
 
 def check_removable(path: Path) -> RunFolder:
@@ -26,8 +36,7 @@ def check_removable(path: Path) -> RunFolder:
     if path.is_symlink():
         raise UserInputError("is a link, not a run folder", where=where, hint=f"pass its target: {path.resolve()}")
     folder = RunFolder.read(path)
-    if not all((path / name).is_file() for name in _KEPT_TO_THE_END):
-        lacking = next(name for name in _KEPT_TO_THE_END if not (path / name).is_file())
+    if (lacking := next((name for name in _NEEDED if not (path / name).is_file()), None)) is not None:
         raise UserInputError(
             f"lacks {lacking}, which `rlhf train` writes into each run folder",
             where=where,
@@ -41,6 +50,20 @@ def check_removable(path: Path) -> RunFolder:
     return folder
 
 
+def other_content(folder: RunFolder) -> list[str]:
+    """Return the names of files and folders that are probably not of the run, such as those of a user or other runs.
+
+    A run that the config refers to is a stage of the run, as of the quickstart.
+    """
+    config = folder.config.read_text(encoding="utf-8", errors="replace") if folder.config.is_file() else ""
+    return sorted(
+        each.name
+        for each in folder.path.iterdir()
+        if not any(fnmatchcase(each.name, pattern) for pattern in _OF_RUNS)
+        and not (RunFolder(each).holds_run and f"/{each.name}/model" in config)
+    )
+
+
 def remove_run(folder: RunFolder) -> None:
     """Remove a run folder and everything in it. Links are removed, not followed.
 
@@ -49,7 +72,7 @@ def remove_run(folder: RunFolder) -> None:
     """
     with RunFolder.take(folder.path, is_new=False):
         try:
-            last = [folder.path / name for name in _KEPT_TO_THE_END]
+            last = [each for name in _KEPT_TO_THE_END if (each := folder.path / name).exists()]
             for path in [each for each in folder.path.iterdir() if each not in last] + last:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
