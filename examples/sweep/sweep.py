@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import sys
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from statistics import mean, stdev
 
 from rlhf_core import train
+from rlhf_core.errors import InterruptedRun, RlhfError
 from rlhf_core.runfolder import RunFolder
 from rlhf_pages import RunFacts, read_run_config, read_run_facts
 
@@ -52,8 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.output / "-".join([*overrides, f"seed={seed}"]).replace("/", "_") for seed in range(options.seeds)
         ]
         for seed, folder in enumerate(folders):
-            if facts_of(folder).status != "done" and not RunFolder(folder).is_in_use:  # by another process of the sweep
+            if facts_of(folder).status == "done" or RunFolder(folder).is_in_use:  # by another process of the sweep
+                continue
+            try:
                 train(options.run, output=folder, resume="auto", overrides=[*overrides, f"train.seed={seed}"])
+            except InterruptedRun:
+                raise
+            except RlhfError as error:  # it failed, or another process has started it in the meantime
+                print(error, file=sys.stderr)
         done = [facts for facts in map(facts_of, folders) if facts.status == "done"]
         is_score = options.metric == "eval/score"  # of the held-out prompts after training
         values = [facts.eval_after if is_score else facts.last.get(options.metric) for facts in done]

@@ -35,6 +35,20 @@ def test_every_combination_is_trained_once_and_compared(tmp_path: Path, capsys: 
     assert {path: path.stat().st_mtime_ns for path in output.glob("*/model/*")} == before
 
 
+def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"episodes": 1, "prompts_per_episode": 2, "samples_per_prompt": 2, "train_batch_size": 4}
+    run = write_run(tmp_path, {"train": sizes})
+    sweep(
+        run, "--grid", "optimizer.lr=-1,1e-3", "--seeds", 1, "--metric", "reward/mean", "--output", tmp_path / "sweep"
+    )
+    out, err = capsys.readouterr()
+    assert [row.split()[2:] for row in out.splitlines()[-3:-1]] == [
+        ["1", "optimizer.lr=1e-3"],
+        ["0", "optimizer.lr=-1"],
+    ]
+    assert "optimizer.lr" in err
+
+
 def test_random_combinations_are_the_same_at_each_start() -> None:
     draw = runpy.run_path(str(SCRIPT))["combinations"]
     grid = ["optimizer.lr=1,2,3", "algorithm.kl_coef=4,5"]
