@@ -90,6 +90,15 @@ def test_an_adapter_of_a_folder_here_is_refused(
     assert "model.safetensors" in hub.repositories["me/model"]["files"]["main"]
 
 
+def test_a_link_is_refused(model: Path, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "id_rsa").write_text("private")
+    (model / "notes.txt").symlink_to(tmp_path / "id_rsa")
+    assert push(model) == 2
+    assert "notes.txt is a link" in capsys.readouterr().err and not hub.requests
+    assert push(model, "--to", str(tmp_path / "new")) == 0
+    assert "notes.txt" not in hub.repositories["me/model"]["files"]["main"]
+
+
 def refusal(capsys: pytest.CaptureFixture[str], code: int, expected: int = 2) -> str:
     assert code == expected
     err = capsys.readouterr().err

@@ -47,8 +47,9 @@ def write_card(folder: Path, facts: CardFacts) -> None:
         folder: folder with `config.json` or `adapter_config.json`.
         facts: of the run that trained the model.
     """
+    text = render_card(folder, facts)
     (folder / CARD).unlink(missing_ok=True)  # a link would be followed
-    (folder / CARD).write_text(render_card(folder, facts), encoding="utf-8")
+    (folder / CARD).write_text(text, encoding="utf-8")
 
 
 def render_card(folder: Path, facts: CardFacts) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 _NAME = re.compile(r"[a-z]{1,20}[0-9]{0,3}([_+-]+[a-z0-9]{1,16}){0,6}")
 """Values such as `token-mean` or `k3`. Keys and passwords usually contain capital letters or longer numbers."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_.-]{1,96}")
+_DATA_FILE = re.compile(r"\.(jsonl?|csv|parquet|arrow|txt|gz|zst)$")
 _FROM_FILE = re.compile(r"(?P<file>[^/\\]+\.py):(?P<name>\w+)$")
 
 
@@ -53,11 +54,12 @@ def hub_name(path: str, folder: str | None) -> str | None:
         folder: the folder in which the run was started, to which a local path is relative.
 
     Example:
-        >>> hub_name("Qwen/Qwen3-0.6B", None), hub_name("./Qwen/Qwen3", None), hub_name("builtin:tiny-digits", None)
+        >>> hub_name("Qwen/Qwen3-0.6B", None), hub_name("./Qwen/Qwen3", None), hub_name("data/elsewhere.jsonl", None)
         ('Qwen/Qwen3-0.6B', None, None)
     """
     is_here = Path(path).exists() or (folder is not None and Path(folder, path).exists())
-    return path if _HUB_NAME.fullmatch(path) and ".." not in path and not is_here else None
+    is_name = _HUB_NAME.fullmatch(path) and ".." not in path and not _DATA_FILE.search(path)
+    return path if is_name and not is_here else None
 
 
 def last_part(path: str) -> str:

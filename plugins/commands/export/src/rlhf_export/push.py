@@ -44,7 +44,14 @@ def check_ready(repo: str) -> None:
 
 
 def check_publishable(folder: Path) -> None:
-    """Raise `UserInputError` if others cannot load the folder, because it is an adapter of a folder on this machine."""
+    """Raise `UserInputError` if a folder contains a link, or is an adapter of a folder on this machine.
+
+    The upload would follow a link, which may lead to any file, and others could not load the adapter.
+    """
+    if (link := next((path for path in sorted(folder.rglob("*")) if path.is_symlink()), None)) is not None:
+        raise UserInputError(
+            f"{link} is a link, which is not uploaded", where=WHERE, hint="copy the model first: add --to DIR"
+        )
     file = folder / "adapter_config.json"
     if not file.is_file():
         return
