@@ -16,6 +16,7 @@ from rlhf_engine_http.config import HttpEngineConfig
 from rlhf_engine_http.weights import WeightsFolder
 from rlhf_testing.contracts.engine import Bench, make_requests
 from rlhf_testing.tiny import contract_tokenizer, perturb
+from rlhf_web import RemoteError
 
 LONG = SamplingParams(max_new_tokens=60)
 
@@ -67,6 +68,21 @@ def test_a_server_that_stays_lost_is_an_error_with_its_address(server, module, m
     with pytest.raises(EngineLostError, match=f"{server.url}.*gave up") as caught:
         list(engine.generate(make_requests(2), LONG))
     assert "engine.url" in caught.value.hint
+
+
+@pytest.mark.parametrize("server", ["vllm"], indirect=True)
+def test_a_server_that_responds_while_its_engine_is_dead_is_waited_for(server, module, make_engine, monkeypatch):
+    engine = make_engine(server, module)
+    list(engine.generate(make_requests(1), LONG))
+    post, until = engine._server._answers.post, time.monotonic() + 1.0
+
+    async def dead(*arguments, **options):
+        if time.monotonic() < until:
+            raise RemoteError(f"{server.url}: status 500: EngineDeadError", is_lost=True)
+        return await post(*arguments, **options)
+
+    monkeypatch.setattr(engine._server._answers, "post", dead)
+    assert len(list(engine.generate(make_requests(2), LONG))) == 2
 
 
 @pytest.mark.parametrize("server", ["vllm"], indirect=True)

@@ -106,8 +106,10 @@ class RemoteServer:
         `RlhfError` if it rejects the request.
         """
         body = json.dumps(self._protocol.request(job, eos_ids)).encode()
-        reason = ""
-        for _ in range(_MAX_ATTEMPTS):
+        seen, reason = 0, ""
+        for attempt in range(_MAX_ATTEMPTS):
+            if attempt > 0:
+                await self._restore(seen, reason, wait_seconds=_FIRST_WAIT_SECONDS * 4 ** (attempt - 1))
             await self._ready.wait()
             seen = self._num_changes
             try:
@@ -121,7 +123,6 @@ class RemoteServer:
                 if answer.finish_reason is not None and self._labels.issuperset(answer.labels):
                     return answer
                 reason = f"{self.url} aborted the answer, or sampled it with other weights"
-            await self._restore(seen, reason)
         raise EngineLostError(
             f"{self.url} was lost {_MAX_ATTEMPTS} times with sample {job.sample_id}: {reason}",
             where=WHERE,
@@ -133,8 +134,11 @@ class RemoteServer:
         await self._answers.aclose()
         await self._control.aclose()
 
-    async def _restore(self, seen: int, reason: str) -> None:
-        """Wait until the server is reachable and has the current weights. Once for all requests that noticed."""
+    async def _restore(self, seen: int, reason: str, *, wait_seconds: float) -> None:
+        """Wait until the server is reachable and has the current weights. Once for all requests that noticed.
+
+        `wait_seconds`: for a server that was not restarted. It may respond for a while after its engine has died.
+        """
         async with self._change:
             if self._num_changes != seen or self._weights is None:
                 return
@@ -146,6 +150,8 @@ class RemoteServer:
                     "%s was restarted and has the weights %r: it gets the current ones again", self.url, label
                 )
                 await self._load(self._weights)
+            else:
+                await asyncio.sleep(min(wait_seconds, self._patience_seconds))
             self._num_changes += 1
             self._ready.set()
 

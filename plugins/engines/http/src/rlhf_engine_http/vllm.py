@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rlhf_core.errors import RlhfError
 from rlhf_models import GenerationJob
@@ -61,7 +61,7 @@ class Usage(BaseModel):
 class GenerateResponse(BaseModel):
     """Response of `/inference/v1/generate`."""
 
-    choices: list[Choice]
+    choices: list[Choice] = Field(min_length=1)
     usage: Usage | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from .config import WHERE, HttpEngineConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger("rlhf.engine.http")
 _CLAIM_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 
@@ -46,6 +48,7 @@ class WeightsFolder:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             deadline = time.monotonic() + seconds
+            is_waiting = False
             while True:
                 for url in config.url:
                     name = _folder_name(url)
@@ -55,6 +58,9 @@ class WeightsFolder:
                         return cls(url, parent / name, for_server / name, lock)
                 if time.monotonic() >= deadline:
                     break
+                if not is_waiting:
+                    logger.warning("every server of engine.url is in use. Waiting at most %g s for one", seconds)
+                    is_waiting = True
                 time.sleep(_POLL_SECONDS)
         except OSError as error:
             raise ConfigError(
