@@ -86,10 +86,28 @@ def test_a_server_that_responds_while_its_engine_is_dead_is_waited_for(server, m
 
 
 @pytest.mark.parametrize("server", ["vllm"], indirect=True)
-def test_a_server_that_was_never_there(server, module, make_engine):
+def test_a_server_that_is_lost_before_its_log_probs_are_checked(server, module, make_engine, monkeypatch):
+    engine = make_engine(server, module)
+    check = engine._server.check_logprobs
+
+    async def lost(prompt_ids):
+        server.kill()
+        server.start()
+        await check(prompt_ids)
+
+    monkeypatch.setattr(engine._server, "check_logprobs", lost)
+    assert len(list(engine.generate(make_requests(2), LONG))) == 2
+
+
+@pytest.mark.parametrize("server", ["vllm"], indirect=True)
+def test_a_server_that_was_never_there(server, module, make_engine, caplog):
     server.kill()
-    with pytest.raises(EngineLostError, match=f"unreachable: {server.url}"):
+    with (
+        caplog.at_level(logging.WARNING, logger="rlhf.engine.http"),
+        pytest.raises(EngineLostError, match=f"unreachable: {server.url}"),
+    ):
         make_engine(server, module, patience_seconds=0.3)
+    assert "Waiting at most 0.3 s for the server" in caplog.text
     server.start()
     make_engine(server, module)  # the server is not reserved any more
 

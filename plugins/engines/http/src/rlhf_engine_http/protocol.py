@@ -57,12 +57,15 @@ class ModelList(BaseModel):
 
 
 class Calls:
-    """Calls to the server's control endpoints, with JSON both ways."""
+    """Calls to the server's control endpoints, with JSON both ways.
+
+    `patience_seconds` is the maximum wait for a lost server. None is `engine.patience_seconds`.
+    """
 
     def __init__(self, client: JsonClient) -> None:
         self._client = client
 
-    async def get(self, path: str, model: type[M], *, patience_seconds: float = 0.0) -> M:
+    async def get(self, path: str, model: type[M], *, patience_seconds: float | None = None) -> M:
         """Get a path and validate the response."""
         return parse(await self._client.get(path, patience_seconds=patience_seconds), model)
 
@@ -70,9 +73,12 @@ class Calls:
         """Post to a path, once."""
         await self._client.post(lambda: json.dumps(body or {}).encode(), path, patience_seconds=0.0)
 
-    async def ask(self, path: str, body: Mapping[str, Any], model: type[M]) -> M:
-        """Post to a path, once, and validate the response."""
-        return parse(await self._client.post(lambda: json.dumps(body).encode(), path, patience_seconds=0.0), model)
+    async def ask(
+        self, path: str, body: Mapping[str, Any], model: type[M], *, patience_seconds: float | None = None
+    ) -> M:
+        """Post to a path and validate the response."""
+        content = json.dumps(body).encode()
+        return parse(await self._client.post(lambda: content, path, patience_seconds=patience_seconds), model)
 
 
 class ServerProtocol(ABC):
@@ -91,7 +97,7 @@ class ServerProtocol(ABC):
         """Parse the response. Raises `RlhfError` if it is not one."""
 
     @abstractmethod
-    async def label(self, calls: Calls, *, patience_seconds: float) -> str:
+    async def label(self, calls: Calls, *, patience_seconds: float | None) -> str:
         """Label of the server's weights, once it is reachable."""
 
     @abstractmethod

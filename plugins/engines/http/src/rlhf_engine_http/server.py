@@ -57,8 +57,8 @@ class RemoteServer:
         """Held while weights are loaded, or a lost server is waited for."""
         self._ready = asyncio.Event()
         self._num_changes = 0
-        self._answers = _client(url, key, config.max_batch_size, config.answer_timeout_seconds)
-        self._control = _client(url, key, 4, config.load_timeout_seconds)
+        self._answers = _client(url, key, config.max_batch_size, config.answer_timeout_seconds, 0.0)
+        self._control = _client(url, key, 4, config.load_timeout_seconds, config.patience_seconds)
         self._calls = Calls(self._control)
 
     async def start(self) -> int | None:
@@ -113,7 +113,7 @@ class RemoteServer:
             await self._ready.wait()
             seen = self._num_changes
             try:
-                response = await self._answers.post(lambda: body, self._protocol.generate_path, patience_seconds=0.0)
+                response = await self._answers.post(lambda: body, self._protocol.generate_path)
             except RemoteError as error:
                 if not error.is_lost:
                     raise self._explained(error) from None
@@ -143,7 +143,7 @@ class RemoteServer:
             if self._num_changes != seen or self._weights is None:
                 return
             self._ready.clear()
-            logger.warning("%s. Waiting at most %g s for the server", reason, self._patience_seconds)
+            logger.warning("%s. Trying again", reason)
             label = await self._current_label()
             if label != self._weights.label:
                 logger.warning(
@@ -186,7 +186,13 @@ class RemoteServer:
         Raises `EngineLostError` after `patience_seconds`, and `SyncError` if another run changed its weights.
         """
         try:
-            label = await self._protocol.label(self._calls, patience_seconds=self._patience_seconds)
+            try:
+                label = await self._protocol.label(self._calls, patience_seconds=0.0)
+            except RemoteError as error:
+                if not error.is_lost:
+                    raise
+                logger.warning("%s. Waiting at most %g s for the server", error, self._patience_seconds)
+                label = await self._protocol.label(self._calls, patience_seconds=None)
         except RemoteError as error:
             raise self._explained(error) from None
         if self._weights is not None and label.startswith(_PREFIX) and label not in self._labels:
@@ -212,8 +218,13 @@ class RemoteServer:
         return ConfigError(f"the server rejected a request: {error}", where=WHERE, hint=self._protocol.setup_hint)
 
 
-def _client(url: str, key: str | None, max_connections: int, seconds: float) -> JsonClient:
-    options = ClientOptions(max_connections=max_connections, connect_seconds=_CONNECT_SECONDS, answer_seconds=seconds)
+def _client(url: str, key: str | None, max_connections: int, seconds: float, patience_seconds: float) -> JsonClient:
+    options = ClientOptions(
+        max_connections=max_connections,
+        connect_seconds=_CONNECT_SECONDS,
+        answer_seconds=seconds,
+        patience_seconds=patience_seconds,
+    )
     return JsonClient(
         url,
         options,

@@ -107,7 +107,7 @@ class SglangProtocol(ServerProtocol):
             num_reused=meta.cached_tokens,
         )
 
-    async def label(self, calls: Calls, *, patience_seconds: float) -> str:
+    async def label(self, calls: Calls, *, patience_seconds: float | None) -> str:
         return (await calls.get("/model_info", ModelInfo, patience_seconds=patience_seconds)).weight_version
 
     async def load(self, calls: Calls, folder: Path, label: str) -> None:

@@ -127,13 +127,13 @@ class VllmProtocol(ServerProtocol):
             num_reused=(details and details.cached_tokens) or 0,
         )
 
-    async def label(self, calls: Calls, *, patience_seconds: float) -> str:
+    async def label(self, calls: Calls, *, patience_seconds: float | None) -> str:
         return (await calls.get("/weight_info", WeightInfo, patience_seconds=patience_seconds)).weight_version
 
     async def load(self, calls: Calls, folder: Path, label: str) -> None:
         await calls.post("/pause?mode=keep")
         await calls.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-        reset = await calls.ask("/reset_prefix_cache?reset_running_requests=true", {}, CacheReset)
+        reset = await calls.ask("/reset_prefix_cache?reset_running_requests=true", {}, CacheReset, patience_seconds=0.0)
         if not reset.success:
             raise RlhfError("the server did not drop the keys and values of older weights", where=WHERE)
         await calls.post("/update_weight_version", {"new_version": label})
