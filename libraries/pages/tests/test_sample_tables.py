@@ -93,9 +93,9 @@ def test_a_run_logs_tables_of_the_first_of_every_n_and_of_the_last_episode(tmp_p
     assert logger.tables[0][1].columns[-3:] == ["reward", "reward/exact-match", "length"]
 
 
-@pytest.mark.parametrize("changes", [{"logging": {"samples": "none"}}, {}], ids=["not written", "off"])
+@pytest.mark.parametrize("changes", [{"logging": {"samples": "none"}}, {}], ids=["not written", "default"])
 def test_no_texts_reach_a_logger_that_is_not_to_have_them(tmp_path: Path, changes: dict[str, Any]) -> None:
-    logger = Recorder(tmp_path, samples=0 if not changes else 8)
+    logger = Recorder(tmp_path, **({"samples": 8} if changes else {}))
     run_with(logger, tmp_path, **changes)
     assert logger.steps and not logger.tables
 
@@ -114,7 +114,7 @@ class BackOnce:
 
 
 def test_a_rollback_logs_an_episode_again(tmp_path: Path) -> None:
-    logger = Recorder(tmp_path, samples_every_episodes=1)
+    logger = Recorder(tmp_path, samples=8, samples_every_episodes=1)
     sizes = {"episodes": 3, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
     run = tiny_run({"train": sizes, "checkpoint": {"every_episodes": 1, "keep": 3}})
     train(run, output=tmp_path, hooks=[logger, BackOnce()])

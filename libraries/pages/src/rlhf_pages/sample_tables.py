@@ -24,10 +24,10 @@ class SampleTableOptions(Section):
     """Options of a logger that logs tables of samples."""
 
     samples: int = Field(
-        8,
+        0,
         ge=0,
-        description="Maximum number of answers in the table of an episode, of those in samples.jsonl. 0: no tables, so "
-        "that no texts of the run are sent.",
+        description="Number of answers in the table of an episode, of those in samples.jsonl, such as 8. Their prompts "
+        "and texts are sent to the logger's server. 0: no tables.",
     )
     samples_every_episodes: int = Field(
         10, ge=1, description="Log a table every N episodes, beginning with the first, and after the last episode."

@@ -88,12 +88,15 @@ def test_a_server_that_responds_while_its_engine_is_dead_is_waited_for(server, m
 @pytest.mark.parametrize("server", ["vllm"], indirect=True)
 def test_a_server_that_is_lost_before_its_log_probs_are_checked(server, module, make_engine, monkeypatch):
     engine = make_engine(server, module)
-    check = engine._server.check_logprobs
+    check, restart = engine._server.check_logprobs, threading.Timer(0.3, server.start)
 
     async def lost(prompt_ids):
         server.kill()
-        server.start()
-        await check(prompt_ids)
+        restart.start()
+        try:
+            await check(prompt_ids)
+        finally:
+            restart.join()
 
     monkeypatch.setattr(engine._server, "check_logprobs", lost)
     assert len(list(engine.generate(make_requests(2), LONG))) == 2
