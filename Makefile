@@ -33,8 +33,9 @@ define environment
 	  || { echo "make: $(PYTHON) is older than Python 3.11; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(1)/bin/python && $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(1)
 	@echo "setting up $(1) (a few minutes the first time)"
-	@$(PINNED) $(2)
-	@$(PIP) $(TORCH)
+	@$(PINNED) $(2) --no-compile
+	@$(PIP) --no-compile $(TORCH)
+	@$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true  # on all cores, while pip uses one
 	@$(PIP) --no-deps --no-build-isolation $(addprefix -e ,$(shell $(PYTHON) release/distributions.py $(3)))
 	$(mark)
 endef
@@ -45,6 +46,7 @@ $(STAMP):
 	$(call environment,$(VENV),$(LOCK))
 
 $(TRAIN_STAMP):
+	@echo "make train takes about five minutes the first time on two cores: the set-up, then the quickstart"
 	$(call environment,$(VENV),requirements/start.txt,rlhf-start)
 
 setup-extras: $(EXTRAS_STAMP)  ## add Gymnasium, MCP, OpenEnv, Reasoning Gym (needs a C compiler) and the recipes' SmolLM2
@@ -63,7 +65,7 @@ $(CLIENTS_STAMP):
 	$(call environment,$(CLIENTS),requirements/clients.txt)
 
 train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny model learns to sort digits, first from examples, then by PPO
-	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+	@$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 # Two files at a time, each process with one thread, since processes with two threads on two cores wait for each other.
 # PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.
