@@ -23,7 +23,10 @@ from rlhf_testing.tiny import contract_policy, contract_tokenizer
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup-vllm")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-FLAGS = ["--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--generation-config", "vllm", "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "64"]
+FLAGS = [
+    *("--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--generation-config", "vllm"),
+    *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "64"),
+]
 
 
 class RealServer:
