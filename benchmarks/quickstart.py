@@ -1,7 +1,8 @@
 """The quickstart on several seeds, as a table: `make bench`.
 
 Each seed is a separate run of the command, so that the same work as in `make train` is measured. Arguments after `--`
-are passed to `rlhf train`: `benchmarks/quickstart.py -- --environment guess-number`.
+are passed to `rlhf train`: `benchmarks/quickstart.py -- --environment guess-number`. `--plot FILE` draws the curve of
+the first seed, as in docs/images/quickstart.png.
 """
 
 from __future__ import annotations
@@ -37,13 +38,37 @@ def table(summaries: dict[int, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def draw(folder: Path, target: Path) -> None:
+    """Draw the reward of sampled answers and the held-out score of a run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    before = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["eval_before"]
+    scores = [(0, before)] + [(line["step"], line["eval/score"]) for line in lines if "eval/score" in line]
+    figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
+    rewards = [line["reward/mean"] for line in lines]
+    axes.plot([line["step"] for line in lines], rewards, color="#9ab8d8", label="reward of sampled answers")
+    axes.plot(*zip(*scores, strict=True), "o-", color="#1c4f8f", linewidth=2.2, label="held-out exact match, greedy")
+    axes.set(xlabel="update", ylabel="score", xlim=(0, lines[-1]["step"]), ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(target, dpi=100)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curve of the first seed into FILE")
     parser.add_argument("arguments", nargs="*", help="arguments of rlhf train, after --")
     options = parser.parse_args()
     print(table({seed: run(seed, options.output / f"seed-{seed}", options.arguments) for seed in options.seeds}))
+    if options.plot is not None:
+        draw(options.output / f"seed-{options.seeds[0]}", options.plot)
 
 
 if __name__ == "__main__":

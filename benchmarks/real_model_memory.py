@@ -19,8 +19,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,14 +98,9 @@ def measure(side: str, phase: str, vocabulary: int, context: int) -> dict[str, f
     return {"seconds": seconds, "bytes": held, "check": float(log_probs.detach().mean())}
 
 
-def free_bytes() -> int:
-    """Available memory reported by the system."""
-    return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
-
-
 def run(side: str, phase: str, vocabulary: int, context: int, threads: int) -> dict[str, float] | None:
     """Measure in a separate process. None if memory is insufficient."""
-    if side == "plain" and PLAIN_COPIES[phase] * 4 * vocabulary * context > 0.9 * free_bytes():
+    if side == "plain" and PLAIN_COPIES[phase] * 4 * vocabulary * context > 0.9 * psutil.virtual_memory().available:
         return None
     command = [sys.executable, __file__, "--measure", side, phase, str(vocabulary), str(context)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}

@@ -27,6 +27,7 @@ PATTERNS = (
     "start/README.md",
     "libraries/*/README.md",
     "plugins/*/*/README.md",
+    "examples/*.ipynb",
     "examples/*/README.md",
     "recipes/**/*.md",
     "recipes/**/*.png",

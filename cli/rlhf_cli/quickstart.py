@@ -24,6 +24,9 @@ class Quickstart(Protocol):
     def trainer_of(self, run: Mapping[str, Any]) -> Callable[..., TrainResult | None] | None:
         """Return `train` with stages before it that make the run's models. None if the user chose a model."""
 
+    def expected_minutes(self, run: Mapping[str, Any]) -> int | None:
+        """Return the minutes that the run takes on two CPU cores with all of its stages. None if not known."""
+
 
 def find_quickstart() -> Quickstart:
     """Return the installed quickstart, or raise `UserInputError`."""

@@ -60,10 +60,12 @@ def run_schema(distributions: Collection[str] | None = None) -> tuple[dict[str, 
 
     def section(plugin: SelectedPlugin) -> Any:
         config: Any = plugin.component.config
+        if config.selects:
+            return with_nested(plugin.name, named(config.selects, shared=config))
         if config.short_option:
             field = config.model_fields[config.short_option]
             return _union(with_nested(plugin.name, config), Annotated[field.annotation, *field.metadata])
-        return with_nested(plugin.name, named(config.selects, shared=config) if config.selects else config)
+        return with_nested(plugin.name, config) | bool
 
     schedule = named("schedules", default="constant")
     rewards, prompts = list[named("rewards")], named("prompts")  # type: ignore[misc]
@@ -110,6 +112,6 @@ def _with_name(
 def _extended(kind: Any, fields: dict[str, Any]) -> Any:
     """Add fields to a model, or to each model of a union."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return create_model(kind.__name__, __base__=kind, **fields)
+        return create_model(kind.__name__, __base__=kind, __doc__=kind.__doc__, **fields)
     parts = get_args(kind)
     return _union(*(_extended(each, fields) for each in parts)) if parts else kind

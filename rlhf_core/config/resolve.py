@@ -154,9 +154,9 @@ def _take_sections(run: dict[str, Any], select: Selector) -> dict[str, Configure
     sections: dict[str, Configured] = {}
     for ref in refs:
         value = options[ref.name]
-        if value is None and not _is_active_when_absent(ref):
+        if (value is None or value is False) and not _is_active_when_absent(ref):
             continue
-        sections[ref.name] = select.section(ref, value) or INVALID
+        sections[ref.name] = select.section(ref, {} if value is True else value) or INVALID
     return sections
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..prompts.stream import PromptStream
     from ..protocols import Sampler
     from ..rollout.player import Player, PlayerContext
+    from ..runfolder.checkpoints import CheckpointStore
     from ..wiring.inputs import RunInputs
     from .resolved import ResolvedRun
 
@@ -79,6 +80,13 @@ class Section(BaseModel):
         Called for the sections of plugins, in each process that samples answers.
         """
         return None
+
+    def checkpoint_store(self, store: CheckpointStore) -> CheckpointStore:
+        """Return how checkpoints are written, a wrapper of `store` or `store` itself.
+
+        Called for the sections of plugins, in each trainer process.
+        """
+        return store
 
     def reward_weight(self) -> float | None:
         """Return the weight of the reward `environment`, which the section's player gives its rows (`Played.reward`).

@@ -82,7 +82,7 @@ class ModelConfig(Section):
         "(strategy.precision). Trained 16-bit weights have float32 masters in the optimizer.",
     )
     device: str = Field(
-        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N. auto uses a GPU if any."
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda or cuda:N. auto: a GPU if any."
     )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass, which saves memory and takes time."
@@ -102,6 +102,8 @@ class ModelConfig(Section):
     )
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if self.device == "mps":
+            yield Problem("device", "mps (Apple GPUs) is not supported, only cpu and cuda are", "use device: auto")
         if self.trust_remote_code and run.trust.runs and not run.trust.allows_model(self.path):
             problem = f"would run code of {self.path}, which is not trusted"
             yield Problem("trust_remote_code", problem, "if you trust the model, add --trust")

@@ -216,7 +216,7 @@ class Selector:
         if model.short_option and isinstance(value, str | int | float):
             value = {model.short_option: value}
         if not isinstance(value, dict | None):
-            self.problems.add(ref.name, f"should be a mapping of options (given {value!r})")
+            self.problems.add(ref.name, f"should be a mapping of options, or true (given {value!r})")
             return None
         return self.options(selected, value or {}, ref.name, also_known=section_names(ref.name))
 

@@ -114,13 +114,13 @@ class RunLedger:
             return None
 
     def _write_end(self, error: BaseException | None, result: FitResult | None) -> dict[str, Any]:
-        """Write the final status with scores, model and wall time, unless the same status is recorded already."""
+        """Add the final status with scores, model and wall time, unless the same status is recorded already."""
         folder = self.folder
         recorded = folder.read_json(folder.summary)
         old_status, status = recorded.get("status", "running"), _status(folder, error)
         if old_status == status or (isinstance(error, KeyboardInterrupt) and old_status == "done"):
             return recorded
-        summary: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _model_location(folder, error)}
+        summary = recorded | {"rollbacks": len(folder.events(ROLLBACK)), "model": _model_location(folder, error)}
         if result is None:
             result = FitResult(recorded.get("eval_before"), recorded.get("eval_after"), step=0)
         if result.finished is not None:

@@ -11,16 +11,15 @@ import hashlib
 import json
 import logging
 import math
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, UserInputError, full_disk
 from ..place import Place
-from ..util.files import write_bytes
+from ..util.files import sync, write_bytes
 
 _LISTING = "files.json"
 _LAST = "last"
@@ -40,13 +39,20 @@ class CheckpointStore:
         keep: number of newest checkpoints to keep.
     """
 
+    has_failed = False
+    """Whether a checkpoint could not be written after `writing` had returned. The next `writing` raises the error."""
+
     def __init__(self, folder: Path, *, keep: int = 1) -> None:
-        self._folder = folder
-        self._keep = keep
+        self.folder = folder
+        self.keep = keep
+
+    def finishing(self, place: Place) -> AbstractContextManager[object]:
+        """Return the context of a fit. Its end waits until every checkpoint is written. Collective."""
+        return nullcontext()
 
     def path(self, step: int) -> Path:
         """Return the folder of checkpoint `step`, existing or not."""
-        return self._folder / f"step-{step}"
+        return self.folder / f"step-{step}"
 
     @contextmanager
     def writing(self, step: int, place: Place, *, best: int | None = None) -> Iterator[Path]:
@@ -55,14 +61,14 @@ class CheckpointStore:
         On an error, nothing remains of it. Of the older checkpoints, the newest `keep` and the `best` remain, which
         `checkpoints/best` names.
         """
-        partial = self._folder / f".partial-step-{step}"
+        partial = self.folder / f".partial-step-{step}"
 
         def begin() -> None:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
 
         try:
-            with _name_path_in_errors(self.path(step)):
+            with name_path_in_errors(self.path(step)):
                 place.run_on_main(begin)
                 yield partial
                 place.run_on_main(lambda: self._commit(partial, step, best))
@@ -71,7 +77,7 @@ class CheckpointStore:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
         if place.is_main:
-            for old in self.steps()[: -self._keep]:
+            for old in self.steps()[: -self.keep]:
                 if old != best:
                     shutil.rmtree(self._set_aside(old), ignore_errors=True)
 
@@ -80,29 +86,26 @@ class CheckpointStore:
         listing = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
         write_bytes(partial / _LISTING, json.dumps(listing, indent=1).encode())
         for path in [*partial.rglob("*"), partial]:
-            _fsync(path)
+            sync(path)
         replaced = self._set_aside(step)  # left by a run that was resumed from an earlier checkpoint
         partial.rename(self.path(step))
         shutil.rmtree(replaced, ignore_errors=True)
         self._name(step, best)
-        _fsync(self._folder)
+        sync(self.folder)
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, complete or damaged, oldest first."""
-        names = (p.name for p in self._folder.glob("step-*") if p.is_dir())
+        names = (p.name for p in self.folder.glob("step-*") if p.is_dir())
         return sorted(int(n.removeprefix("step-")) for n in names if n.removeprefix("step-").isdigit())
 
     def named(self) -> list[str]:
         """Return the names of checkpoints in the files `last` and `best`, whether or not these checkpoints exist."""
-        files = (self._folder / _LAST, self._folder / _BEST)
+        files = (self.folder / _LAST, self.folder / _BEST)
         return sorted({path.read_text(errors="replace").strip()[:40] for path in files if path.is_file()} - {""})
 
     def whole(self, *, up_to: float = math.inf) -> Iterator[Path]:
         """Yield the complete checkpoints of at most `up_to` updates, newest first. Damaged ones only log a warning."""
-        for step in reversed(self.steps()):
-            path = self.path(step)
-            if step > up_to:
-                continue
+        for path in (self.path(step) for step in reversed(self.steps()) if step <= up_to):
             if problem := find_damage(path):
                 logger.warning("%s is skipped: %s", path, problem)
             else:
@@ -117,7 +120,7 @@ class CheckpointStore:
 
         `best`: the best of the remaining checkpoints.
         """
-        with _name_path_in_errors(self._folder / _LAST):
+        with name_path_in_errors(self.folder / _LAST):
             self._name(step, best)
         for newer in [s for s in self.steps() if s > step]:
             self._set_aside(newer)
@@ -125,22 +128,22 @@ class CheckpointStore:
 
     def discard_partial(self) -> None:
         """Remove partial checkpoints of a killed run."""
-        for partial in self._folder.glob(".partial-step-*"):
+        for partial in self.folder.glob(".partial-step-*"):
             shutil.rmtree(partial, ignore_errors=True)
 
     def _set_aside(self, step: int) -> Path:
         """Rename a checkpoint before its removal, so that it is never incomplete. The next start deletes leftovers."""
-        aside = self._folder / f".partial-step-{step}-removed"
+        aside = self.folder / f".partial-step-{step}-removed"
         with suppress(OSError):
             self.path(step).rename(aside)
         return aside
 
     def _name(self, last: int, best: int | None) -> None:
-        write_bytes(self._folder / _LAST, f"step-{last}\n".encode())
+        write_bytes(self.folder / _LAST, f"step-{last}\n".encode())
         if best is None:
-            (self._folder / _BEST).unlink(missing_ok=True)
+            (self.folder / _BEST).unlink(missing_ok=True)
         else:
-            write_bytes(self._folder / _BEST, f"step-{best}\n".encode())
+            write_bytes(self.folder / _BEST, f"step-{best}\n".encode())
 
 
 def find_complete_checkpoint(source: Path) -> Path | None:
@@ -192,16 +195,8 @@ def _fingerprint(path: Path) -> list[Any]:
         return [path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest()]
 
 
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 @contextmanager
-def _name_path_in_errors(path: Path) -> Iterator[None]:
+def name_path_in_errors(path: Path) -> Iterator[None]:
     """Turn an `OSError` of the block into a `CheckpointError` that names the path."""
     try:
         yield

@@ -39,7 +39,7 @@ class CheckpointSaver:
         hooks: HookRelay,
         makers: ExperienceChannel | None,
     ) -> None:
-        self._store = store
+        self.store = store
         self._config = run.resolved.run.checkpoint
         self._best: tuple[int, float] | None = None
         self._strategy = run.strategy
@@ -69,7 +69,7 @@ class CheckpointSaver:
             state = replace(state, best_step=best[0], best_value=best[1])
         channel = None if self._channel is None else self._channel.state_dict()
         plugins = self.plugin_state()
-        with self._store.writing(step, self._strategy, best=state.best_step) as partial:
+        with self.store.writing(step, self._strategy, best=state.best_step) as partial:
             save_run_state(partial, state, channel, self._trained, self._strategy, plugins)
         self._best = best
 
@@ -78,14 +78,12 @@ class CheckpointSaver:
         state = load_run_state(path, self._trained, self._strategy)
         self._algorithm.load_state_dict(state.algorithm)
         self._combiner.load_state_dict(state.combiner)
-        channel_state = load_channel_state(path)
-        if self._channel is not None and channel_state is not None:
+        if self._channel is not None and (channel_state := load_channel_state(path)) is not None:
             self._channel.load_state_dict(channel_state)
         self.load_plugin_state(load_plugin_state(path))
-        best = self._find_best(state) if self._strategy.is_main else None
-        self._best = self._strategy.broadcast_object(best)
+        self._best = self._strategy.broadcast_object(self._find_best(state) if self._strategy.is_main else None)
         if self._strategy.is_main:
-            self._store.discard_after(state.step, best=None if best is None else best[0])
+            self.store.discard_after(state.step, best=None if self._best is None else self._best[0])
         return state
 
     def plugin_state(self) -> dict[str, Any]:
@@ -109,7 +107,7 @@ class CheckpointSaver:
         """
         if state.best_step is None:
             return None
-        for path in self._store.whole(up_to=state.step):
+        for path in self.store.whole(up_to=state.step):
             saved = read_run_state(path)
             if saved.best_step == saved.step and saved.best_value is not None:
                 return saved.step, saved.best_value
@@ -123,7 +121,7 @@ class CheckpointSaver:
         """
         chosen: Path | None = None
         if self._strategy.is_main:
-            for chosen in self._store.whole():
+            for chosen in self.store.whole():
                 if read_run_state(chosen).next_episode < episode:
                     break
         agreed: Path | None = self._strategy.broadcast_object(chosen)

@@ -79,12 +79,13 @@ class Decisions:
             skips = self._end(self._execute_actions(waiting), waiting) or skips
         return skips
 
-    def allow_rollback(self, request: RollBack, target: Path | None) -> None:
-        """Count a rollback. Raises `GuardStop` if `target` is None, or after `max_times` rollbacks."""
+    def allow_rollback(self, request: RollBack, target: Path | None) -> Path:
+        """Count a rollback to `target`. Raises `GuardStop` if that is None, or after `max_times` rollbacks."""
         if self.rollbacks >= request.action.max_times or target is None:
             why = "there is no complete checkpoint" if target is None else f"it was rolled back {self.rollbacks} times"
             raise self._stop(request.action, request.moment, f", and {why}") from request
         self.rollbacks += 1
+        return target
 
     def log_rollback(self, request: RollBack, state: RunState, factors: Mapping[str, float]) -> None:
         """Record in the log and the manifest that the run was rolled back to `state`."""
@@ -113,9 +114,6 @@ class Decisions:
         answers = self.hooks.fire("decide", moment=moment) if self.place.is_main else []
         lists = [[each] if isinstance(each, Action) else each for each in answers]
         actions: list[Action] = [action for each in lists for action in each]
-        if self.place.num_processes == 1:
-            self.interrupted |= self.has_signal()
-            return actions
         import torch
 
         flags = torch.tensor([float(bool(actions)), float(self.has_signal())])

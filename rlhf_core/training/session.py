@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
 from ..batching import default_micro_batch_tokens, fills_host_memory
+from ..config.section import Section
 from ..config.sections import OptimizerConfig
 from ..errors import CheckpointError, DivergenceError, InterruptedRun
 from ..hooks.relay import HookRelay
@@ -80,9 +81,12 @@ class TrainerSession(Trainer[list[Any]]):
         scaling, train, plugin = resolved.run.reward_scaling, resolved.run.train, resolved.algorithm.label
         self._combiner = RewardCombiner(resolved.reward_weights, clip=scaling.clip, normalise=scaling.normalise)
         store = CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep)
+        for section in resolved.sections.values():
+            store = section.typed(Section).checkpoint_store(store)
         self._saver = CheckpointSaver(run, store, self._combiner, hooks=hooks, makers=makers)
         self._live_options = LiveOptions(resolved.optimizer.typed(OptimizerConfig), run.trained, algorithm)
-        self._decisions = Decisions(strategy, hooks, resolved, folder, self._live_options.set, interrupted)
+        is_stopped, set_option = lambda: interrupted() or store.has_failed, self._live_options.set
+        self._decisions = Decisions(strategy, hooks, resolved, folder, set_option, is_stopped)
         self._num_parameters = {
             role: sum(p.numel() for p in strategy.unwrap(each.model).parameters()) for role, each in run.trained.items()
         }
@@ -115,7 +119,7 @@ class TrainerSession(Trainer[list[Any]]):
 
         Raises `InterruptedRun` after Ctrl-C, once a checkpoint is written, and `GuardStop` if a hook plugin stops it.
         """
-        with self._strategy.naming_lost_peers():
+        with self._strategy.naming_lost_peers(), self._saver.store.finishing(self._strategy):
             first_episode = self._begin(resume)
             while True:
                 try:
@@ -253,8 +257,7 @@ class TrainerSession(Trainer[list[Any]]):
             self._decisions.rollbacks = state.rollbacks
             if self._strategy.is_main and (changed := self._live_options.describe()):
                 logger.warning("restored from the checkpoint, different from the run file: %s", changed)
-            episodes = self._resolved.run.train.episodes
-            return state.next_episode if self._decisions.finished is None else episodes
+            return state.next_episode if self._decisions.finished is None else self._resolved.run.train.episodes
         self._publish(0)
         before = self._evaluate()
         self._eval_before = before.get("eval/score")
@@ -274,9 +277,7 @@ class TrainerSession(Trainer[list[Any]]):
 
     def _roll_back(self, request: RollBack) -> int:
         """Return to the last good checkpoint, with smaller learning rates. Returns its next episode. Collective."""
-        path = self._saver.last_good(request.moment.episode)
-        self._decisions.allow_rollback(request, path)
-        assert path is not None
+        path = self._decisions.allow_rollback(request, self._saver.last_good(request.moment.episode))
         factors, settings = dict(self._live_options.lr_factors), dict(self._live_options.settings)
         self._drop_gradients()
         state = self._load(path)

@@ -7,7 +7,7 @@ from rlhf_cli.main import cli
 from rlhf_cli.quickstart import trainer_of
 from rlhf_cli.run_arguments import RunArguments
 from rlhf_core.config.load import load_run
-from rlhf_start.quickstart import algorithm_stages, stage
+from rlhf_start.quickstart import algorithm_stages, expected_minutes, stage
 
 
 def test_the_quickstart_files_hold_what_the_design_says():
@@ -19,6 +19,18 @@ def test_the_quickstart_files_hold_what_the_design_says():
     assert train["episodes"] * train["prompts_per_episode"] // train["train_batch_size"] == 50
     assert ppo["optimizer"]["warmup_episodes"] == 10
     assert load_run(ppo) == ppo
+
+
+def test_the_expected_duration_is_that_of_ppo_and_grows_with_the_samples():
+    def minutes(**arguments):
+        return expected_minutes(RunArguments(**arguments).mapping()[0])
+
+    shipped = minutes()
+    assert minutes(overrides=("train.episodes=1",)) == 1 <= shipped <= 3
+    assert minutes(overrides=("train.episodes=600",)) > 5 * shipped
+    assert minutes(overrides=("train.episodes=many",)) is None
+    assert minutes(algorithm="grpo") is minutes(transport="ray") is minutes(model="mine") is None
+    assert minutes(environment="guess-number") is None
 
 
 @pytest.mark.parametrize(

@@ -172,20 +172,6 @@ def test_commands_exist_with_their_options(block: Block) -> None:
             pytest.fail(f"{block}: {command.name} {' '.join(words)}: {error.format_message()}")
 
 
-def test_the_first_hour_is_what_the_soak_test_types() -> None:
-    """With more options, where a run has to be short."""
-    script = (ROOT / "tests" / "soak" / "newcomer" / "first_hour.sh").read_text(encoding="utf-8")
-    typed = [words_of(line) for line in script.splitlines() if "rlhf " in line]
-    told = [
-        words
-        for each in blocks(*SHELL)
-        if each.values[0].page == "docs/first-hour.md"
-        for words in commands(each.values[0])
-    ]
-    missing = [words for words in told if not any(set(words) <= set(line) for line in typed)]
-    assert len(told) > 12 and not missing, f"first_hour.sh does not type rlhf {missing}"
-
-
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 

@@ -44,7 +44,7 @@ def test_a_recipe_names_the_schema(file: Path) -> None:
     assert (file.parent / first.removeprefix(MARK)).resolve() == SCHEMA
 
 
-@pytest.mark.parametrize("pattern", ["cli/rlhf_cli/templates/plugin/*/run.yaml.tmpl", "examples/*/*.yaml"])
+@pytest.mark.parametrize("pattern", ["cli/rlhf_cli/templates/plugin/*/run.yaml.tmpl", "examples/*/run*.yaml"])
 def test_run_files_of_other_plugins_name_the_schema_that_their_page_writes(pattern: str) -> None:
     """The schema of this repository lacks the options of these plugins."""
     files = sorted(ROOT.glob(pattern))

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import re
 import sys
 import types
 from pathlib import Path
@@ -121,6 +122,14 @@ def test_without_a_run_file_the_quickstart_runs(calls):
     assert mapping["algorithm"]["name"] == "ppo"
     assert mapping["train"]["episodes"] == 3
     assert mapping["transport"] == {"name": "fake-near"}
+
+
+def test_the_quickstart_first_says_how_long_it_takes(calls, capsys, run_file):
+    assert run(["train"]) == 0
+    assert re.match(r"the quickstart takes about [1-5] minutes on two CPU cores\n", capsys.readouterr().out)
+    for others in (["--quiet"], ["--dry-run"], ["--num-processes", "2"], ["--transport", "fake-near"], [run_file]):
+        assert run(["train", *others]) == 0
+        assert "takes about" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["train", "--environment", "guess-number"], ["config", "show"]])

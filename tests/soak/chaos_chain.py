@@ -28,7 +28,9 @@ _MOST = {"local": 12, "ranks": 8, "ray": 5}
 """Faults of one folder."""
 _ISOLATED = 0.35
 _ON_A_DISK = 0.5
-"""Shares of the folders whose reward has processes of its own, and that lie on a small disk."""
+_IN_BACKGROUND = 0.5
+"""Shares of the folders whose reward has processes of its own, that lie on a small disk, and whose checkpoints are
+written in the background."""
 
 
 class Missed(Exception):
@@ -61,6 +63,7 @@ class Chain:
         self.chance = chance
         self.disk = disk
         self.is_isolated = chance.random() < _ISOLATED
+        self.in_background = chance.random() < _IN_BACKGROUND
         self.folder = (root if disk is None else disk.path) / "run"
         self.session: Session | None = None
         self.is_done = False
@@ -71,7 +74,7 @@ class Chain:
         self._base = placement.name
         self._untouched = untouched
         self._changed_at: int | None = None
-        self._run = write_run(root, placement, isolate=self.is_isolated)
+        self._run = write_run(root, placement, isolate=self.is_isolated, background=self.in_background)
 
     @property
     def base(self) -> str:
@@ -137,7 +140,7 @@ class Chain:
         """Go on elsewhere: from here, the values need not be the untouched run's."""
         self.placement = placement
         self._run.unlink()
-        self._run = write_run(self.root, placement, isolate=self.is_isolated)
+        self._run = write_run(self.root, placement, isolate=self.is_isolated, background=self.in_background)
         self._changed_at = max(self.whole(), default=0)
         self.most = min(self.most, len(self.struck) + 3)
 

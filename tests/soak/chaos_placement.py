@@ -113,7 +113,7 @@ ELSEWHERE: Mapping[str, Sequence[Placement]] = {
 """Other strategies, numbers of processes and transports that a run of a placement can go on under."""
 
 
-def write_run(folder: Path, placement: Placement, *, isolate: bool) -> Path:
+def write_run(folder: Path, placement: Placement, *, isolate: bool, background: bool = False) -> Path:
     """The run file of a placement, its reward beside it."""
     reward = folder / "reward.py"
     if not reward.exists():
@@ -123,6 +123,8 @@ def write_run(folder: Path, placement: Placement, *, isolate: bool) -> Path:
         "rewards": [{"name": f"{reward}:spread", "timeout_seconds": REWARD_SECONDS, "isolate": isolate}],
         **placement.changes,
     }
+    if background:
+        changes["checkpoint"] = {**_BASE["checkpoint"], "background": {}}
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(tiny_run(changes)))
     return path

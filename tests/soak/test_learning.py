@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,8 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_three_seeds_learn(run: Run) -> None:
     summaries = [run("--set", f"train.seed={seed}") for seed in range(3)]
     assert all(summary["eval_before"] <= 0.6 for summary in summaries)
-    assert min(summary["eval_after"] for summary in summaries) >= 0.85
-    assert statistics.median(summary["eval_after"] for summary in summaries) >= 0.9
+    assert min(summary["eval_after"] for summary in summaries) >= 0.9
 
 
 @pytest.mark.parametrize("strategy", ["torch-ddp", "ddp", "low-level-zero", "fsdp", "gemini"])

@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("rlhf_core/**", "cli/**", "start/**", "libraries/*/src/**", "plugins/*/*/src/**")
-SOURCES = tuple(f"{folder}/*.py" for folder in (*CODE, "examples/*/src/**", "examples/seed", "recipes/**", "docs"))
+SOURCES = tuple(
+    f"{folder}/*.py" for folder in (*CODE, "examples/*/src/**", "examples/seed", "examples/sweep", "recipes/**", "docs")
+)
 PAGES = (
     "*.md",
     "*/README.md",

@@ -56,12 +56,12 @@ def quick_ranks() -> Iterator[None]:
     """Context in which `--num-processes` of this process forks its ranks."""
     from rlhf_strategies import ranks
 
-    before = ranks._started
-    ranks._started = ForkedRank  # type: ignore[assignment]
+    before = ranks._start_process
+    ranks._start_process = ForkedRank  # type: ignore[assignment]
     try:
         yield
     finally:
-        ranks._started = before
+        ranks._start_process = before
 
 
 def _work(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

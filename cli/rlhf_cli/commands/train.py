@@ -15,7 +15,7 @@ import click
 from rlhf_core.util.redact import PrintableFormatter, printable
 
 from ..output import echo
-from ..quickstart import trainer_of
+from ..quickstart import find_quickstart, trainer_of
 from ..run_arguments import RunArguments, report_dropped, run_options
 from ..signals import drop_signals
 
@@ -107,6 +107,8 @@ def train(
     log_to_stderr(verbosity or "normal")
     if verbosity != "quiet":
         report_dropped(dropped)
+        if resume is None and not dry_run and (num_processes or 1) == 1:
+            _report_duration(request, mapping)
     try:
         result = _train_function(request, mapping)(
             mapping,
@@ -152,6 +154,15 @@ def _process_count(request: RunArguments) -> int:
             hint="give --num-processes",
         )
     return count
+
+
+def _report_duration(request: RunArguments, mapping: dict[str, Any]) -> None:
+    """Print how long the quickstart takes, if it is known, before anything large is imported."""
+    if request.run_file is not None or request.origin is not None:
+        return
+    if (minutes := find_quickstart().expected_minutes(mapping)) is not None:
+        unit = "minute" if minutes == 1 else "minutes"
+        echo(f"the quickstart takes about {minutes} {unit} on two CPU cores")
 
 
 def _train_function(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:

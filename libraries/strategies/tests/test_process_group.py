@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from running import PATIENCE_SECONDS, free_port
+from running import PATIENCE_SECONDS, free_port, wait_until
 
 from rlhf_core.distributed.launch_env import LaunchEnv
 from rlhf_core.errors import DeadlineError
-from rlhf_strategies.process_group import ProcessGroup
+from rlhf_strategies.process_group import ProcessGroup, _gloo_is_busy
 
 CHILD = """
     import os, sys
@@ -167,3 +170,25 @@ def test_errors_that_are_no_lost_peer_pass_unchanged():
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=5, env=LaunchEnv(world_size=2))
     with pytest.raises(RuntimeError, match="^a bug$"), group.guard("anything"):
         raise RuntimeError("a bug")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the names of threads are unknown")
+def test_a_thread_of_gloo_that_works_is_seen_and_one_that_waits_is_not():
+    ends, rests = threading.Event(), threading.Event()
+
+    def work():
+        ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop")  # PR_SET_NAME
+        while not rests.is_set():
+            time.process_time()
+        ends.wait(PATIENCE_SECONDS)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        wait_until(_gloo_is_busy, "the thread to be seen at work")
+        rests.set()
+        wait_until(lambda: not _gloo_is_busy(), "the thread to be seen waiting")
+    finally:
+        rests.set()
+        ends.set()
+        thread.join(PATIENCE_SECONDS)

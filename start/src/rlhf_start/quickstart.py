@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import as_file, files
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config.load import load_run
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
 
 _RUNS = files("rlhf_start") / "runs"
+_FIXED_SECONDS = 40.0
+"""Imports, warm start, evaluations and report on two slow cores (benchmarks/learning.md)."""
+_SECONDS_PER_SAMPLE = 0.0026
+"""Sampling an answer and training on it once, by PPO, on the same machine."""
 
 
 def base_run(algorithm: str | None, environment: str | None) -> dict[str, Any]:
@@ -39,6 +44,23 @@ def trainer_of(run: Mapping[str, Any]) -> Callable[..., TrainResult | None] | No
     from .stages import run_quickstart
 
     return partial(run_quickstart, first, stages=algorithm_stages(run))
+
+
+def expected_minutes(run: Mapping[str, Any]) -> int | None:
+    """Return the minutes that a run takes on two slow CPU cores with all of its stages.
+
+    None if it is not the shipped run with PPO, whose number of episodes and samples may differ, in one process.
+    """
+    shipped = stage("ppo")
+    if any(value_at(run, f"{section}.name") != shipped[section]["name"] for section in ("algorithm", "transport")):
+        return None
+    if value_at(run, "model.path") != shipped["model"]["path"] or value_at(run, "environment") is not None:
+        return None
+    sizes = [value_at(run, f"train.{size}") for size in ("episodes", "prompts_per_episode", "samples_per_prompt")]
+    if not all(type(size) is int for size in sizes):
+        return None
+    samples: int = prod(sizes)
+    return max(1, round((_FIXED_SECONDS + _SECONDS_PER_SAMPLE * samples) / 60))
 
 
 def algorithm_run(algorithm: str | None) -> dict[str, Any]:

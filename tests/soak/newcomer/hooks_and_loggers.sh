@@ -1,5 +1,5 @@
 # docs/hooks.md: a run that ends at its goal, a hook and a logger by name, a run that is stopped, and plain model folders.
-rlhf train --output runs/goal --set hooks.early-stop.metric=reward/mean --set hooks.early-stop.above=0.9
+rlhf train --output runs/goal --set hooks.early-stop.metric=reward/mean --set hooks.early-stop.above=0.5
 grep '"status": "done"' runs/goal/summary.json
 grep '"guard": "early-stop"' runs/goal/summary.json
 test -s runs/goal/model/config.json

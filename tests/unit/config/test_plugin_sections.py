@@ -130,7 +130,7 @@ def test_a_number_may_set_the_option_that_the_section_names(install):
     assert resolve(load_run(resolved.to_mapping(), ["safety=0.5"])).section("safety").most == 0.5
     with pytest.raises(ConfigError, match=r"--set safety: safety\.most: should be less than or equal to 1"):
         resolve(load_run(run, ["safety=2"]))
-    with pytest.raises(ConfigError, match=r"safety: should be a mapping of options \(given \[1\]\)"):
+    with pytest.raises(ConfigError, match=r"safety: should be a mapping of options, or true \(given \[1\]\)"):
         resolve({**run, "safety": [1]})
     document, _ = run_schema()
     kinds = document["properties"]["safety"]["anyOf"]

@@ -147,6 +147,7 @@ def test_several_problems_are_reported_together(fake_run):
         (["reward_scaling.clip=[1, 0]"], "clip needs low < high, got [1.0, 0.0]"),
         (["train.prompts_per_episode=8", "train.train_batch_size=9"], "an episode has only 8 samples"),
         (["model.device=gpu"], "model.device: String should match pattern"),
+        (["model.device=mps"], "model.device: mps (Apple GPUs) is not supported, only cpu and cuda are"),
         (["model=null"], "model: is required"),
         (["model.path=null"], "model.path: should be a valid string"),
         (["prompts=null"], "prompts.name: is required: the name of a plugin"),

@@ -150,7 +150,7 @@ def fail(error_number, when):
             raise OSError(error_number, "no")
         return original(*args, **kwargs)
 
-    original = checkpoint._fsync
+    original = checkpoint.sync
     return broken
 
 
@@ -161,7 +161,7 @@ def fail(error_number, when):
 @pytest.mark.parametrize("at", ["weights", "files.json", ".partial-step-2"])
 def test_a_full_disk_keeps_the_checkpoint_before(store, tmp_path, monkeypatch, error_number, says, at):
     before = write(store, 1)
-    monkeypatch.setattr(checkpoint, "_fsync", fail(error_number, lambda path: at in Path(path).name))
+    monkeypatch.setattr(checkpoint, "sync", fail(error_number, lambda path: at in Path(path).name))
     with pytest.raises(CheckpointError, match=says) as caught:
         write(store, 2)
     monkeypatch.undo()

@@ -12,6 +12,7 @@ from .contract import Tool as Tool
 from .conversations import reply_message as reply_message
 from .conversations import template_messages as template_messages
 from .endpoint import Answer as Answer
+from .endpoint import BatchKeyOwner as BatchKeyOwner
 from .endpoint import Call as Call
 from .endpoint import CallRefused as CallRefused
 from .endpoint import ChatMessage as ChatMessage
@@ -19,6 +20,7 @@ from .endpoint import EndpointServer as EndpointServer
 from .endpoint import FindKey as FindKey
 from .endpoint import KeyOwner as KeyOwner
 from .endpoint import Keys as Keys
+from .endpoint import TokenLogprob as TokenLogprob
 from .shapes import UseTool as UseTool
 from .shapes import converse as converse
 from .tool_functions import ToolFunction as ToolFunction

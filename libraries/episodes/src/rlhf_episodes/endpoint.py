@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins.discovery import find, import_target
@@ -54,6 +54,24 @@ class Call:
     """Used when serving a model (`rlhf serve`), like `top_p` and `seed`. A run uses its own sampling options."""
     top_p: float | None = None
     seed: int | None = None
+    token_ids: tuple[int, ...] | None = None
+    """Tokens to continue, instead of messages or a text. Only a `BatchKeyOwner` receives this and the next two."""
+    top_logprobs: int | None = None
+    """Number of most likely tokens to report at each position, in addition to the token itself. None: no log-probs."""
+    echo: bool = False
+    """Whether the answer starts with the prompt. `max_tokens` may then be 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-prob of one token under the model, at temperature 1 and without truncation."""
+
+    text: str
+    """Text that the token adds. Empty if it ends in the middle of a character."""
+    logprob: float | None
+    """In nats. None for the first token of a prompt."""
+    top: tuple[tuple[str, float], ...] = ()
+    """Text and log-prob of the most likely tokens, from most to least likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +88,9 @@ class Answer:
     turn: int = 0
     """Number of the turn in the episode, as in `Outcome.turn_rewards`."""
     policy_version: int = 0
+    tokens: tuple[TokenLogprob, ...] | None = None
+    """All tokens of the answer, including an end-of-sequence token, and of the prompt before it if `Call.echo`. None
+    if `Call.top_logprobs` is not set."""
 
 
 class CallRefused(Refused):
@@ -98,6 +119,33 @@ class KeyOwner(Protocol):
 
         Raises:
             CallRefused: The call is invalid, or the episode is over or at a limit.
+        """
+
+
+@runtime_checkable
+class BatchKeyOwner(KeyOwner, Protocol):
+    """A `KeyOwner` that answers all calls of a request together, and supports the options of `rlhf serve`.
+
+    Other owners receive one call at a time, and a server refuses requests for several answers to one prompt, for
+    log-probs, echo or token ids.
+
+    Example:
+        A server handles each request like this::
+
+            if isinstance(owner, BatchKeyOwner):
+                answers = await owner.answer_all(calls)
+            else:
+                answers = [await owner.answer(call) for call in calls]
+    """
+
+    async def answer_all(self, calls: Sequence[Call]) -> list[Answer]:
+        """Answer the calls of one request, in their order. Canceled if the client disconnects.
+
+        Args:
+            calls: The parsed request: one call per answer. They differ in prompt and seed.
+
+        Raises:
+            CallRefused: One of the calls is invalid. None of them is answered.
         """
 
 

@@ -15,6 +15,7 @@ from .folders import replacing_folder as replacing_folder
 from .folders import stored_dtype as stored_dtype
 from .folders import write_model_config as write_model_config
 from .folders import write_transformers_folder as write_transformers_folder
+from .inference import OpenEngine as OpenEngine
 from .inference import open_engine as open_engine
 from .jobs import MAX_TOP_K as MAX_TOP_K
 from .jobs import TIES as TIES

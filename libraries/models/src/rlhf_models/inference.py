@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ModelConfig
@@ -13,7 +13,19 @@ from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedTokenizerBase
+
+
+class OpenEngine(NamedTuple):
+    """An engine with the model that it samples from."""
+
+    engine: RolloutEngine
+    """The engine. Its caller closes it."""
+    tokenizer: PreTrainedTokenizerBase
+    """The model's tokenizer."""
+    policy: nn.Module
+    """The model, for other forward passes while the engine does not run."""
 
 
 def open_engine(
@@ -23,7 +35,7 @@ def open_engine(
     *,
     options: Mapping[str, Any] | None = None,
     in_flight: bool = False,
-) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
+) -> OpenEngine:
     """Load a model and open an engine on it, in float32 on a CPU and bfloat16 on a GPU.
 
     Args:
@@ -34,7 +46,7 @@ def open_engine(
         in_flight: whether `generate_in_flight` will be called, if the engine supports it.
 
     Returns:
-        The engine and the model's tokenizer.
+        The engine, the model's tokenizer, and the model.
     """
     import torch
 
@@ -52,4 +64,4 @@ def open_engine(
         in_flight=in_flight and selected.component.in_flight,
     )
     built = selected.build(selected.component.config.model_validate(dict(options or {})), context)
-    return cast(RolloutEngine, built), tokenizer
+    return OpenEngine(cast(RolloutEngine, built), tokenizer, policy)

@@ -1,8 +1,13 @@
+from .background import BackgroundStore as BackgroundStore
 from .base import GroupStrategy as GroupStrategy
 from .base import Prepared as Prepared
 from .base import StrategyBase as StrategyBase
 from .base import grouped_names as grouped_names
+from .checkpoint_files import CheckpointFiles as CheckpointFiles
+from .checkpoint_files import DeferredFiles as DeferredFiles
+from .checkpoint_section import BackgroundConfig as BackgroundConfig
 from .launching import launch as launch
+from .liger import use_liger as use_liger
 from .loopback import served_store as served_store
 from .parts import LossScale as LossScale
 from .parts import ResolvedPrecision as ResolvedPrecision
@@ -13,6 +18,7 @@ from .parts import resolve_precision as resolve_precision
 from .parts import torch_dtype as torch_dtype
 from .parts import torch_step as torch_step
 from .process_group import ProcessGroup as ProcessGroup
+from .sections import KernelsConfig as KernelsConfig
 from .sections import ProcessesConfig as ProcessesConfig
 from .sections import TorchDdpConfig as TorchDdpConfig
 from .shards import group_into_shards as group_into_shards

@@ -26,6 +26,8 @@ from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_core.util.tensor_files import load_tree, save_tree
 
+from .checkpoint_files import CheckpointFiles
+from .liger import check_liger, use_liger
 from .master_adamw import MASTER, MasterAdamW
 from .parts import (
     LossScale,
@@ -64,6 +66,8 @@ class GroupStrategy(Strategy):
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
+        self.files = CheckpointFiles()
+        """Writes what `save_model` and `save_optimizer` store."""
 
     @property
     def rank(self) -> int:
@@ -142,7 +146,7 @@ class StrategyBase(GroupStrategy):
     plugin's component refers to the class itself as its `build`.
 
     Args:
-        config: the `strategy:` section. Its options `precision` and `timeout_seconds` are used if they exist.
+        config: the `strategy:` section. Its options `precision`, `timeout_seconds` and `liger` are used if they exist.
         context: the run's context, with its device.
     """
 
@@ -156,6 +160,9 @@ class StrategyBase(GroupStrategy):
         super().__init__(ProcessGroup(device, getattr(config, "timeout_seconds", _TIMEOUT_SECONDS)))
         self.precision = resolve_precision(getattr(config, "precision", "fp32"), device, self.precision_on_cpu)
         check_offload(device, {name: bool(getattr(config, name)) for name in self.offload_options})
+        self._uses_liger = bool(getattr(config, "liger", False))
+        if self._uses_liger:
+            check_liger(device)
         self._config = config
         self._prepared: list[Prepared] = []
 
@@ -183,11 +190,18 @@ class StrategyBase(GroupStrategy):
     ) -> TrainedModel:
         self._agree_on_weights(model)
         groups = grouped_names(model, optimizer)
+        if self._uses_liger:
+            use_liger(model)
         trained = self._wrap(model, optimizer, scheduler, max_grad_norm)
         parameters = dict(self.unwrap(trained.model).named_parameters())
         scale = LossScale(enabled=self.precision == "fp16")
         self._prepared.append(Prepared(trained, groups, parameters, max_grad_norm, scale))
         return trained
+
+    def prepare_inference(self, model: nn.Module) -> nn.Module:
+        if self._uses_liger:
+            use_liger(model)
+        return super().prepare_inference(model)
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
         with self.group.guard("the gradients of the other processes"):
@@ -218,7 +232,7 @@ class StrategyBase(GroupStrategy):
 
         error: OSError | CheckpointError | None = None
         try:
-            save_weights(path, shards, write=self.is_main)
+            save_weights(path, shards, write=self.is_main, files=self.files)
         except (OSError, CheckpointError) as caught:
             error = caught
             for _ in shards:  # other ranks still take part in gathering them
@@ -242,7 +256,8 @@ class StrategyBase(GroupStrategy):
             for names, group in zip(prepared.names, optimizer.param_groups, strict=True)
         ]
         tree = {"groups": groups, "state": entries, "loss_scale": prepared.loss_scale.scale}
-        self.run_on_main(lambda: save_tree(Path(path) / OPTIMIZER_FILE, tree))
+        files, file = self.files, Path(path) / OPTIMIZER_FILE
+        self.run_on_main(lambda: files.write(partial(save_tree, file, files.snapshot(tree))))
 
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
         """Call it after `load_model`, since the file also holds the master weights of 16-bit parameters."""

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -40,7 +40,7 @@ _LEAVE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 2.0
 """How long to wait for gloo's threads at exit."""
-_GLOO_THREAD = "(pt_gloo_runloop)"
+_GLOO_THREAD = "pt_gloo_runloop"
 
 
 _groups_joined = itertools.count()
@@ -248,9 +248,9 @@ def _wait_for_gloo() -> None:
 
 def _gloo_is_busy() -> bool:
     """Whether a gloo thread is running or about to run. False if unknown (not on Linux)."""
-    for thread in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # the thread ended meanwhile
-            _, name, state = thread.read_text().partition(_GLOO_THREAD)
-            if name and state.split()[0] != "S":
+    for each in psutil.Process().threads():
+        with contextlib.suppress(psutil.Error):  # the thread ended meanwhile, or a system without processes per thread
+            thread = psutil.Process(each.id)
+            if thread.name() == _GLOO_THREAD and thread.status() != psutil.STATUS_SLEEPING:
                 return True
     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,8 @@ from rlhf_core.rollout import named_weights
 from rlhf_core.util import write_tensors
 from rlhf_core.util.tensor_files import untied_names
 from rlhf_models import is_lora, merged_weights, read_weights
+
+from .checkpoint_files import CheckpointFiles
 
 DEFAULT_SHARD_BYTES = 2 * 1024**3
 _INDEX = "model.safetensors.index.json"
@@ -134,23 +137,34 @@ def state_dict_shards_of(
     return group_into_shards(wanted(), max_shard_bytes)
 
 
-def save_weights(folder: Path, shards: Iterable[Mapping[str, Tensor]], *, write: bool = True) -> None:
+def save_weights(
+    folder: Path,
+    shards: Iterable[Mapping[str, Tensor]],
+    *,
+    write: bool = True,
+    files: CheckpointFiles | None = None,
+) -> None:
     """Write shards one by one into a folder that transformers loads: one file, or numbered files with an index.
 
-    With `write=False` (ranks other than 0) they are only gathered.
+    With `write=False` (ranks other than 0) they are only gathered. `files` may write them later.
     """
-    folder = Path(folder)
+    folder, files = Path(folder), files or CheckpointFiles()
     count = 0
     weight_map: dict[str, int] = {}
     total_bytes = 0
     for index, shard in enumerate(shards, start=1):
         count = index
         if write:
-            write_tensors(folder / f"part-{index}.safetensors", dict(shard), {"format": "pt"})
+            tensors, part = files.snapshot(dict(shard)), folder / f"part-{index}.safetensors"
+            files.write(partial(write_tensors, part, tensors, {"format": "pt"}))
             weight_map.update(dict.fromkeys(shard, index))
             total_bytes += sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
-    if not write:
-        return
+    if write:
+        files.write(lambda: _name_parts(folder, count, weight_map, total_bytes))
+
+
+def _name_parts(folder: Path, count: int, weight_map: Mapping[str, int], total_bytes: int) -> None:
+    """Rename the parts, and write an index of several ones."""
     for old in [*folder.glob("model.safetensors"), *folder.glob("model-*.safetensors"), folder / _INDEX]:
         old.unlink(missing_ok=True)
     names = {i: f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)}

@@ -97,12 +97,13 @@ def test_actors_of_a_detached_run_are_told(client, runs, first):
     assert client.get(f"/api/runs/{first}").json()["actors"] == state | {"updated": None}
 
 
-def test_a_run_whose_process_is_gone_is_not_running(runs):
+@pytest.mark.parametrize("pid", [2**22 + 1, 2**70, -1])
+def test_a_run_whose_process_is_gone_is_not_running(runs, pid):
     from rlhf_dashboard.runs import Runs
 
     folder = make_run(runs / "lost")
     summary = json.loads((folder / "summary.json").read_text())
-    gone = {"pid": 2**22 + 1, "host": os.uname().nodename}
+    gone = {"pid": pid, "host": os.uname().nodename}
     (folder / "summary.json").write_text(json.dumps(summary | gone))
     assert {row["name"]: row["status"] for row in Runs(runs).rows()} == {"first": "running", "lost": "killed"}
 

@@ -10,8 +10,10 @@ from running import wait_until
 
 from rlhf_core.protocols import InFlightEngine
 from rlhf_episodes import Call
+from rlhf_models import OpenEngine
 from rlhf_serve.serving import ServedModel
 from rlhf_testing.engine import FakeEngine
+from rlhf_testing.models import tiny_model
 
 ENDLESS = 10**9
 
@@ -48,7 +50,12 @@ class WholeBatches(FakeEngine):
 
 
 def served(engine):
-    return closing(ServedModel(engine, chat_tokenizer("qwen2"), max_new_tokens=ENDLESS))
+    return closing(model_of(engine))
+
+
+def model_of(engine):
+    tokenizer = chat_tokenizer("qwen2")
+    return ServedModel(OpenEngine(engine, tokenizer, tiny_model(tokenizer)), max_new_tokens=ENDLESS)
 
 
 def call(max_tokens, text="hello", **options):
@@ -107,7 +114,7 @@ def test_closing_ends_what_is_being_sampled():
         assert not any(each.name == "engine" for each in threading.enumerate())
         asking.cancel()
 
-    asyncio.run(ask(ServedModel(engine, chat_tokenizer("qwen2"), max_new_tokens=ENDLESS)))
+    asyncio.run(ask(model_of(engine)))
 
 
 @pytest.mark.parametrize("engine", [FakeEngine, WholeBatches])

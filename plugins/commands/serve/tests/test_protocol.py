@@ -16,11 +16,11 @@ TOOL = {"type": "function", "function": {"name": "add"}}
 
 
 def chat(**values):
-    return read(json.dumps({"messages": MESSAGES, **values}).encode(), ChatBody)
+    return read(json.dumps({"messages": MESSAGES, **values}).encode(), ChatBody, with_extras=True)
 
 
 def text(**values):
-    return read(json.dumps({"prompt": "3+4=", **values}).encode(), TextBody)
+    return read(json.dumps({"prompt": "3+4=", **values}).encode(), TextBody, with_extras=True)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def text(**values):
         ("parallel_tool_calls", False),
         ("reasoning_effort", "low"),
         ("chat_template_kwargs", {"enable_thinking": False}),
-        ("n", 2),
+        ("best_of", 2),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "add"}}),
         ("temprature", 0),
@@ -51,7 +51,26 @@ def test_an_option_that_would_change_an_answer_is_refused_by_its_name(body, name
 
 @pytest.mark.parametrize("body", [chat, text])
 def test_options_that_change_nothing_are_taken(body):
-    body(top_k=-1, min_p=0, repetition_penalty=1.0, n=1, user="me", metadata={}, guided_json=None, logprobs=None)
+    body(top_k=-1, min_p=0, repetition_penalty=1.0, n=1, user="me", metadata={}, guided_json=None, logprobs=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "said"),
+    [
+        ("chat/completions", {"n": 2}, "n is not supported here: omit it"),
+        ("chat/completions", {"logprobs": True}, "logprobs is not supported here: omit it"),
+        ("completions", {"n": 2}, "n is not supported here: omit it"),
+        ("completions", {"logprobs": 0}, "logprobs is not supported here: omit it"),
+        ("completions", {"echo": True}, "echo is not supported here: omit it"),
+        ("completions", {"prompt": [3, 4]}, "prompt: token ids are not supported here, send text"),
+    ],
+)
+def test_what_only_a_served_model_can_is_refused_by_an_episode(path, values, said):
+    owner, body = Owner(), {"messages": MESSAGES} if path.startswith("chat") else {"prompt": "3+4="}
+    with serving(owner) as (port, _), connect(port) as connection:
+        connection.sendall(request(path=f"/v1/{path}", body=json.dumps(body | values).encode()))
+        status, _, found = response(connection)
+    assert (status, found["error"]["message"], owner.calls) == (400, said, [])
 
 
 def calling(name, arguments):
@@ -83,8 +102,23 @@ def test_without_tool_choice_the_model_sees_no_tools():
         (chat, {"temperature": 1e-300}, "temperature: must be 0"),
         (text, {"temperature": 1e-300}, "temperature: must be 0"),
         (text, {"prompt": []}, "prompt: .* at least 1"),
-        (text, {"prompt": [1, 2]}, "prompt.0: Input should be a valid string"),
+        (text, {"prompt": [[]]}, "prompt.0: .* at least 1"),
+        (text, {"prompt": [1, "a"]}, "prompt.0: Input should be a valid string"),
+        (text, {"prompt": [[1, -2]]}, "prompt.0.1: .* greater than or equal to 0"),
+        (text, {"prompt": [True]}, "prompt.0: Input should be a valid string"),
         (text, {"prompt": ["a"] * 129}, "at most 128"),
+        (text, {"prompt": ["a"] * 64, "n": 3}, "n: 3 answers to each of 64 prompts are more than 128"),
+        (text, {"n": 0}, "n: .* greater than or equal to 1"),
+        (chat, {"n": 129}, "n: .* less than or equal to 128"),
+        (chat, {"n": True}, "n: Input should be a valid integer"),
+        (chat, {"logprobs": 3}, "logprobs: Input should be a valid boolean"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs: .* less than or equal to 20"),
+        (chat, {"top_logprobs": 2}, "top_logprobs needs logprobs: true"),
+        (text, {"logprobs": True}, "logprobs: Input should be a valid integer"),
+        (text, {"logprobs": 21}, "logprobs: .* less than or equal to 20"),
+        (text, {"max_tokens": 0}, "max_tokens: 0 needs echo: true"),
+        (text, {"stream": "yes"}, "stream: Input should be a valid boolean"),
+        (text, {"stream_options": {"include_usage": 1}}, "stream_options.include_usage: .* valid boolean"),
     ],
 )
 def test_values_that_could_not_be_answered_are_refused(body, values, named):

@@ -8,18 +8,30 @@ from http_rewards import make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.types import Rollout
+from rlhf_core.types import Rollout, ToolCall, Turn
 from rlhf_reward_http.protocol import (
     ProtocolError,
     Sample,
     decode_request,
     decode_response,
+    encode_error,
     encode_request,
     encode_response,
 )
 
 TEXTS = st.text(max_size=20)
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | TEXTS, st.lists, max_leaves=4)
+TURNS = (
+    Turn(
+        role="policy",
+        text="call",
+        token_ids=(5, 2),
+        logprobs=(-0.5, -1.0),
+        reward=1.0,
+        tool_calls=(ToolCall(name="add", arguments={"a": 1}), ToolCall(name="", error="no JSON")),
+    ),
+    Turn(role="environment", text="3", token_ids=(7,), logprobs=(0.0,)),
+)
 ROLLOUTS = st.builds(
     make_rollout,
     st.integers(0, 2**63 - 1),
@@ -31,6 +43,7 @@ ROLLOUTS = st.builds(
     finish_reason=st.sampled_from(["stop", "length"]),
     action_mask=st.none() | st.just((True, False)),
     group_id=st.integers(0, 9),
+    turns=st.just(()) | st.just(TURNS),
 )
 
 
@@ -72,6 +85,10 @@ def test_the_least_a_request_may_say():
             b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a","completion":"","policy_versions":7}]}',
             "policy_versions: Input should be a valid list",
         ),
+        (
+            b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a","completion":"","turns":[{"role":"user"}]}]}',
+            r"^samples\.0\.turns\.0\.role: Input should be 'policy' or 'environment'$",
+        ),
     ],
 )
 def test_a_request_that_is_none_says_what_is_wrong(body, said):
@@ -84,6 +101,10 @@ def test_what_json_cannot_hold_is_named():
         encode_request([make_rollout(4, metadata={"seen": {1, 2}})])
     with pytest.raises(ProtocolError, match="sample 4 cannot be sent"):
         encode_request([make_rollout(4, answer=float("nan"))])
+
+
+def test_a_long_error_is_cut():
+    assert len(json.loads(encode_error("x" * 10_000))["error"]) == 500
 
 
 def test_scores_and_errors():

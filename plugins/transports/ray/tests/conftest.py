@@ -58,6 +58,8 @@ def rlhf_batch_start(batch):
     deadline = time.monotonic() + 600
     while (FOLDER / "trainer-waits").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
+    if is_struck("trainer-raises"):
+        raise KeyError("asked for by the test")
 
 
 def rlhf_decide(moment):

@@ -9,9 +9,11 @@ import pytest
 import ray
 from running import PATIENCE_SECONDS
 
+from rlhf_core.errors import RlhfError
+from rlhf_core.hooks import HookRelay
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
-from rlhf_ray.event_relay import ActorHooks, EventSender
+from rlhf_ray.event_relay import ActorHooks, EventSender, Replay
 from rlhf_ray.messages import Event, LogLine
 
 
@@ -52,3 +54,31 @@ def test_events_that_the_driver_listens_to_are_sent_after_the_hooks_here(monkeyp
     first, (name, arguments) = seen
     assert (first, name, arguments["episode"], arguments["metrics"]) == (3, "episode_end", 3, {"a": 1})
     assert "ValueError: it broke" in str(arguments["error"])
+
+
+def test_spans_of_a_trainer_that_died_are_closed_from_the_inside_out() -> None:
+    seen: list[Any] = []
+
+    class Plugin:
+        def rlhf_episode_start(self, episode: int) -> None:
+            seen.append(episode)
+
+        def rlhf_episode_end(self, episode: int, metrics: Any, error: BaseException | None) -> None:
+            seen.append((episode, metrics, error))
+
+        def rlhf_fit_end(self, info: Any, error: BaseException | None) -> None:
+            seen.append((info, error))
+
+    def event(name: str, **arguments: Any) -> Event:
+        return Event(name, pickle.dumps(arguments))
+
+    hooks = HookRelay()
+    hooks.register(Plugin())
+    replay = Replay(hooks)
+    replay([event("fit_start", info="i"), event("episode_start", episode=0)])
+    replay([event("send_start", num_groups=1)])  # of a maker, whose spans overlap with others
+    replay([event("episode_end", episode=0, metrics={"a": 1}, error=None), event("episode_start", episode=1)])
+    lost = RlhfError("it was lost")
+    replay.close(lost)
+    replay.close(lost)
+    assert seen == [0, (0, {"a": 1}, None), 1, (1, None, lost), ("i", lost)]

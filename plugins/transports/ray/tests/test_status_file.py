@@ -27,7 +27,7 @@ def write(folder: Path, **changes: Any) -> Path:
         "updated": 1.0,
         "version": 0,
         "progress": "episode 1",
-        "trainers": [{"name": "trainer-0", "pid": 5, "node": "n"}],
+        "trainers": [{"name": "trainer-0", "pid": 5, "node": "n", "restarts": 2}],
         "makers": [{"name": "m", "pid": 6, "node": "n", "doing": "waits", "for_s": 1.5, "version": 0, "restarts": 1}],
         **changes,
     }
@@ -104,6 +104,7 @@ def test_status_shows_what_a_driver_wrote(tmp_path: Path) -> None:
         shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     assert "waits (for 1.5 s)  version 0  restarted 1 times" in shown.output
+    assert "trainer-0  pid 5  loads its models (for 0 s)  restarted 2 times" in shown.output
 
 
 def test_a_driver_elsewhere_that_says_nothing_any_more_is_not_called_stopped(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -327,3 +328,20 @@ def test_a_folder_without_a_detached_run_has_no_status(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
     with pytest.raises(RlhfError, match="the folder does not exist"):
         read_status(tmp_path / "nowhere")
+
+
+def test_the_port_at_which_ranks_meet_belongs_to_its_store_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else can take it between the choice of the port and the start of the process group."""
+    from torch.distributed import TCPStore
+
+    from rlhf_ray import trainer_actor
+
+    monkeypatch.setattr(trainer_actor, "node_address", lambda: "127.0.0.1")
+    trainer = object.__new__(trainer_actor.TrainerActor)
+    trainer._node, trainer._config = "n", RayConfig()
+    assert trainer.place(False) == ("n", "127.0.0.1", None)
+    node, address, port = trainer.place(True)
+    assert (node, address) == ("n", "127.0.0.1") and port is not None
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((address, port))
+    TCPStore(address, port, None, is_master=False).set("rank", "1")

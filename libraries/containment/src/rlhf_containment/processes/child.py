@@ -20,6 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
+import psutil
+
 from rlhf_core.util.bounded_thread import BoundedThread
 
 START_SECONDS = 300.0
@@ -77,10 +79,9 @@ class ChildProcess:
     def resident_bytes(self) -> int:
         """Resident memory of the process in bytes. 0 if the system does not report it."""
         try:
-            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        except (OSError, IndexError):
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
             return 0
-        return pages * os.sysconf("SC_PAGE_SIZE")
 
     def excess(self) -> str:
         """Report on exceeded memory, as the end of a sentence. Empty if the process is within its limit."""
@@ -130,7 +131,7 @@ class ChildProcess:
 
 def default_memory_limit_bytes() -> int:
     """Half of the memory that this process may use: the machine's, or its control group's if that is less."""
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = int(psutil.virtual_memory().total)
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         path = Path("/sys/fs/cgroup") / name
         text = path.read_text().strip() if path.exists() else ""

@@ -34,7 +34,8 @@ def serve(
 ) -> None:
     """Serve a run's model, or the model in a folder, to clients of OpenAI's chat completions and completions.
 
-    Use `rlhf export` to convert a checkpoint to a model folder.
+    Besides the usual sampling options, requests may contain n, logprobs, echo, tools and stream. Use `rlhf export` to
+    convert a checkpoint to a model folder.
 
     \b
     Examples:

@@ -1,30 +1,38 @@
-"""OpenAI's chat completions and completions: converts request bodies to calls and answers to response bodies."""
+"""OpenAI's chat completions and completions: converts request bodies to calls. `responses.py` converts the answers."""
 
 from __future__ import annotations
 
 import json
-import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from rlhf_core.types import ToolCall
-from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
-from rlhf_web import Refused
+from rlhf_episodes import Call, CallRefused, ChatMessage
 
-_MAX_PROMPTS = 128
+_MAX_CHOICES = 128
+"""Maximum number of answers to a request."""
+_MAX_TOP = 20
 _MAX_STOPS = 16
 _MAX_TOOLS = 512
 _MIN_TEMPERATURE = 1e-8
 """Below it, logits divided by the temperature may overflow."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "logit_bias": ({},),
     "presence_penalty": (0,),
@@ -95,6 +103,12 @@ def _join_parts(value: Any) -> Any:
     return "".join(parts)
 
 
+def _list_prompts(value: Any) -> Any:
+    """Return a list of prompts. One prompt is a text or a list of token ids."""
+    is_one = isinstance(value, str) or (isinstance(value, list) and value and all(type(each) is int for each in value))
+    return [value] if is_one else value
+
+
 def _check_temperature(value: float) -> float:
     if 0 < value < _MIN_TEMPERATURE:
         raise ValueError(f"must be 0, which is greedy, or at least {_MIN_TEMPERATURE}")
@@ -105,6 +119,13 @@ _Text = Annotated[str, Field(min_length=1)]
 """pydantic counts its characters and therefore refuses half of a surrogate pair."""
 _Texts = Annotated[list[_Text], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 _Limit = Annotated[int, Field(ge=1, le=2**31)]
+_TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Prompt = Annotated[
+    Annotated[_Text, Tag("text")] | Annotated[_TokenIds, Tag("ids")],
+    Discriminator(lambda value: "ids" if isinstance(value, list) else "text"),
+]
+_TAGS = ("text", "ids")
+"""Parts of the location of a validation error that are not in the body."""
 
 
 class _Part(BaseModel):
@@ -148,6 +169,10 @@ class _Message(_Part):
         )
 
 
+class _StreamOptions(_Part):
+    include_usage: bool | None = None
+
+
 class Body(_Part):
     """Body of a request: prompt, sampling options and the form of the response."""
 
@@ -155,8 +180,10 @@ class Body(_Part):
     is_chat: ClassVar[bool] = False
 
     model: Annotated[str | None, BeforeValidator(lambda name: None if name is None else str(name)[:200])] = None
-    stream: Any = None
-    stream_options: Any = None
+    n: int | None = Field(None, ge=1, le=_MAX_CHOICES)
+    """Number of answers to each prompt."""
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
     tool_choice: Any = None
     stop: Annotated[_Texts, Field(max_length=_MAX_STOPS)] | None = None
     max_tokens: _Limit | None = None
@@ -169,17 +196,28 @@ class Body(_Part):
     @property
     def streams_usage(self) -> bool:
         """Whether a stream ends with token counts."""
-        return isinstance(self.stream_options, dict) and bool(self.stream_options.get("include_usage"))
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def num_choices(self) -> int:
+        """Number of answers to each prompt."""
+        return self.n or 1
 
     @abstractmethod
     def calls(self) -> list[Call]:
-        """Return one call per prompt. A chat is one prompt."""
+        """Return one call per answer: all those to the first prompt, then to the next. A chat is one prompt."""
 
-    def _call(self, **fields: Any) -> Call:
-        """Return a call with the body's sampling options, completed or replaced by `fields`."""
+    @abstractmethod
+    def extras(self) -> list[str]:
+        """Return the names of options in use that only a served model supports."""
+
+    def _calls(self, prompt: Mapping[str, Any], first: int) -> list[Call]:
+        """Return the calls of one prompt, with the body's options. `first`: number of calls before them."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        sampling = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
-        return Call(**{**sampling, "stop": tuple(self.stop or ()), "max_tokens": limit, **fields})
+        sampling: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": limit}
+        # A different seed for each, since calls with the same seed must wait for each other.
+        seeds = [None if self.seed is None else self.seed + first + index for index in range(self.num_choices)]
+        return [Call(**prompt, **sampling, stop=tuple(self.stop or ()), seed=seed) for seed in seeds]
 
 
 class ChatBody(Body):
@@ -188,30 +226,67 @@ class ChatBody(Body):
     is_chat: ClassVar[bool] = True
 
     messages: list[_Message] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=_MAX_TOP)
+
+    @model_validator(mode="after")
+    def _has_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
 
     def calls(self) -> list[Call]:
-        tools = () if self.tool_choice == "none" else tuple(self.tools or ())
-        return [self._call(messages=tuple(each.message() for each in self.messages), tools=tools)]
+        prompt = {
+            "messages": tuple(each.message() for each in self.messages),
+            "tools": () if self.tool_choice == "none" else tuple(self.tools or ()),
+            "top_logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+        }
+        return self._calls(prompt, 0)
+
+    def extras(self) -> list[str]:
+        return _names(n=self.num_choices > 1, logprobs=bool(self.logprobs))
 
 
 class TextBody(Body):
     """Body of a request to `/v1/completions`."""
 
-    prompt: Annotated[_Texts, Field(min_length=1, max_length=_MAX_PROMPTS)]
-    """One or several texts. Token ids are not supported."""
+    prompt: Annotated[list[_Prompt], BeforeValidator(_list_prompts), Field(min_length=1, max_length=_MAX_CHOICES)]
+    """Texts or token ids."""
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=_MAX_TOP)] | None, BeforeValidator(lambda top: None if top is False else top)
+    ] = None
+    echo: bool | None = None
+    max_tokens: int | None = Field(None, ge=0, le=2**31)
+
+    @model_validator(mode="after")
+    def _is_answerable(self) -> TextBody:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 needs echo: true")
+        if len(self.prompt) * self.num_choices > _MAX_CHOICES:
+            raise ValueError(f"n: {self.n} answers to each of {len(self.prompt)} prompts are more than {_MAX_CHOICES}")
+        return self
 
     def calls(self) -> list[Call]:
-        # A different seed for each, since calls with the same seed must wait for each other.
-        seeds = [None if self.seed is None else self.seed + index for index in range(len(self.prompt))]
-        return [self._call(text=text, seed=seed) for text, seed in zip(self.prompt, seeds, strict=True)]
+        calls: list[Call] = []
+        for prompt in self.prompt:
+            text = {"text": prompt} if isinstance(prompt, str) else {"token_ids": tuple(prompt)}
+            calls += self._calls({**text, "top_logprobs": self.logprobs, "echo": bool(self.echo)}, len(calls))
+        return calls
+
+    def extras(self) -> list[str]:
+        return _names(n=self.num_choices > 1, logprobs=self.logprobs is not None, echo=bool(self.echo))
+
+
+def _names(**used: bool) -> list[str]:
+    return [name for name, is_used in used.items() if is_used]
 
 
 BODIES: Mapping[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody}
 """Body classes by path."""
 
 
-def read(body: bytes, kind: type[Body]) -> Body:
-    """Parse a body.
+def read(body: bytes, kind: type[Body], *, with_extras: bool) -> Body:
+    """Parse a body. `with_extras`: accept options that only a served model supports.
 
     Raises `CallRefused` for an invalid body, an unsupported field that would change the answer, or a `tool_choice` that
     forces a call.
@@ -220,13 +295,18 @@ def read(body: bytes, kind: type[Body]) -> Body:
         parsed = kind.model_validate(_loads(body))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(map(str, problem["loc"])) or "the body"
+        where = ".".join(str(part) for part in problem["loc"] if part not in _TAGS) or "the body"
         message = f"{where}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r:.60})"
         raise CallRefused(400, "invalid_request", message) from error
     except ValueError as error:
         raise CallRefused(400, "invalid_request", f"the body is not JSON: {error}") from error
     if parsed.tool_choice not in (None, "auto", "none"):
         raise _unsupported("tool_choice", 'omit it, or set it to "auto" or "none"')
+    if not with_extras:
+        if extras := parsed.extras():
+            raise _unsupported(extras[0], "omit it")
+        if isinstance(parsed, TextBody) and not all(isinstance(prompt, str) for prompt in parsed.prompt):
+            raise CallRefused(400, "invalid_request", "prompt: token ids are not supported here, send text")
     for name, value in (parsed.model_extra or {}).items():
         if name not in _HARMLESS and value is not None and value not in _NEUTRAL.get(name, ()):
             raise _unsupported(name, "omit it")
@@ -247,107 +327,6 @@ def _refuse_constant(name: str) -> float:
 
 def _unsupported(name: str, hint: str) -> CallRefused:
     return CallRefused(400, "unsupported_parameter", f"{name[:100]} is not supported here: {hint}")
-
-
-def encode(value: Any) -> bytes:
-    """Encode JSON in ASCII, since text of a model may contain half of a surrogate pair."""
-    return json.dumps(value, allow_nan=False).encode()
-
-
-def error_body(refused: Refused) -> bytes:
-    """Encode an error in the form that OpenAI's clients read."""
-    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-    return encode({"error": {"message": str(refused), "type": kind, "param": None, "code": refused.code}})
-
-
-def models_body(name: str) -> bytes:
-    """Encode the list of models, which has one entry."""
-    return encode({"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "rlhf"}]})
-
-
-def answer_body(body: Body, answers: Sequence[Answer], reply_id: str) -> bytes:
-    """Encode the response to a request.
-
-    Args:
-        body: the request.
-        answers: one answer per prompt.
-        reply_id: id of the response, unique over all servers.
-    """
-    choices = []
-    for index, answer in enumerate(answers):
-        content = {"message": _reply(answer, reply_id)} if body.is_chat else {"text": answer.text}
-        choices.append({**content, **_finish(answer, index)})
-    return encode({**_head(body, answers, reply_id, ""), "choices": choices, "usage": _usage(answers)})
-
-
-def answer_events(body: Body, answers: Sequence[Answer], reply_id: str) -> Iterator[bytes]:
-    """Yield the response as server-sent events: for each complete answer one event with its content and one end event.
-
-    The arguments are those of `answer_body`.
-    """
-    head = _head(body, answers, reply_id, ".chunk")
-    for index, answer in enumerate(answers):
-        content, end = _stream_contents(body, answer, reply_id)
-        yield _event({**head, "choices": [{**content, "index": index, "finish_reason": None, "logprobs": None}]})
-        yield _event({**head, "choices": [{**end, **_finish(answer, index)}]})
-    if body.streams_usage:
-        yield _event({**head, "choices": [], "usage": _usage(answers)})
-    yield b"data: [DONE]\n\n"
-
-
-def _stream_contents(body: Body, answer: Answer, reply_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Content of an answer's first event and of its end event."""
-    if not body.is_chat:
-        return {"text": answer.text}, {"text": ""}
-    reply = _reply(answer, reply_id)
-    if "tool_calls" in reply:
-        reply["tool_calls"] = [{"index": index, **call} for index, call in enumerate(reply["tool_calls"])]
-    return {"delta": reply}, {"delta": {}}
-
-
-def _event(value: Mapping[str, Any]) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"
-
-
-def _head(body: Body, answers: Sequence[Answer], reply_id: str, suffix: str) -> dict[str, Any]:
-    kind = f"chat.completion{suffix}" if body.is_chat else "text_completion"
-    return {
-        "id": f"{'chatcmpl' if body.is_chat else 'cmpl'}-{reply_id}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": body.model,
-        "rlhf": {"turn": answers[0].turn, "policy_version": answers[0].policy_version},
-    }
-
-
-def _reply(answer: Answer, reply_id: str) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
-    if answer.tool_calls:
-        message["content"] = answer.text or None
-        message["tool_calls"] = _encode_calls(answer.tool_calls, reply_id)
-    return message
-
-
-def _encode_calls(calls: Sequence[ToolCall], reply_id: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"call_{reply_id}_{index}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-        }
-        for index, call in enumerate(calls)
-    ]
-
-
-def _finish(answer: Answer, index: int) -> dict[str, Any]:
-    reason = "tool_calls" if answer.tool_calls else answer.finish_reason
-    return {"index": index, "finish_reason": reason, "logprobs": None}
-
-
-def _usage(answers: Sequence[Answer]) -> dict[str, int]:
-    prompt = sum(answer.prompt_tokens for answer in answers)
-    completion = sum(answer.completion_tokens for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 MODELS_PATH = "/v1/models"

@@ -12,22 +12,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rlhf_episodes import Answer, Call, CallRefused, EndpointServer, FindKey, KeyOwner
+from rlhf_episodes import Answer, BatchKeyOwner, Call, CallRefused, EndpointServer, FindKey, KeyOwner
 from rlhf_web import Bodies, Guard, ServerLimits, WebServer, bearer_key
 
-from .protocol import (
-    BODIES,
-    HEALTH_PATH,
-    MODELS_PATH,
-    POLICY,
-    Body,
-    answer_body,
-    answer_events,
-    encode,
-    error_body,
-    models_body,
-    read,
-)
+from .protocol import BODIES, HEALTH_PATH, MODELS_PATH, POLICY, Body, read
+from .responses import answer_body, answer_events, encode, error_body, models_body
 
 logger = logging.getLogger("rlhf.serve")
 
@@ -51,8 +40,9 @@ def make_app(find_key: FindKey, limits: ServerLimits, model: str | None = None) 
         owner = find_key(bearer_key(request.headers))
         assert owner is not None, "the guard has checked the key"
         async with bodies.held(request) as content:
-            body = _with_model_name(read(content, BODIES[request.url.path]), model)
-        answers = await _while_connected(request, _gather_answers(owner, body.calls()))
+            kind, is_served = BODIES[request.url.path], isinstance(owner, BatchKeyOwner)
+            body = _with_model_name(read(content, kind, with_extras=is_served), model)
+        answers = await _while_connected(request, _answer_all(owner, body.calls()))
         reply_id = f"{id_prefix}{answers[0].turn}"
         if not body.stream:
             return Response(answer_body(body, answers, reply_id), media_type=JSON)
@@ -102,26 +92,26 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             working.exception()  # marks it as retrieved, so that asyncio does not log it
 
 
+async def _answer_all(owner: KeyOwner, calls: Sequence[Call]) -> list[Answer]:
+    """Return all answers in the order of the calls. Every error of the owner becomes `CallRefused`."""
+    try:
+        return await (owner.answer_all(calls) if isinstance(owner, BatchKeyOwner) else _gather_answers(owner, calls))
+    except CallRefused:
+        raise
+    except Exception as error:
+        logger.exception("a call failed")
+        raise CallRefused(500, "internal_error", f"the call failed ({type(error).__name__})") from error
+
+
 async def _gather_answers(owner: KeyOwner, calls: Sequence[Call]) -> list[Answer]:
-    """Return all answers in the order of the calls. If one call is refused, the others are canceled."""
-    tasks = [asyncio.ensure_future(_get_answer(owner, call)) for call in calls]
+    """Return one answer per call. If one call is refused, the others are canceled."""
+    tasks = [asyncio.ensure_future(owner.answer(call)) for call in calls]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-
-async def _get_answer(owner: KeyOwner, call: Call) -> Answer:
-    """Return the owner's answer. Every error of the owner becomes `CallRefused`."""
-    try:
-        return await owner.answer(call)
-    except CallRefused:
-        raise
-    except Exception as error:
-        logger.exception("a call failed")
-        raise CallRefused(500, "internal_error", f"the call failed ({type(error).__name__})") from error
 
 
 class ModelServer(WebServer):

@@ -1,9 +1,11 @@
-"""The model of `rlhf serve`: answers calls with an engine."""
+"""The model of `rlhf serve`: answers calls with an engine, and computes log-probs with the model itself."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +14,12 @@ from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.runfolder import RunFolder
-from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
-from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, reply_message, template_messages
-from rlhf_models import EngineThread, open_engine
+from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, TokenLogprob, reply_message, template_messages
+from rlhf_models import EngineThread, OpenEngine, open_engine
+
+from .logprobs import ScoredRow, TokenScore, describe, score_rows, vocabulary_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,50 +27,136 @@ if TYPE_CHECKING:
 _END_SECONDS = 10.0
 
 
-class ServedModel:
-    """A `KeyOwner` that answers calls with one engine on a thread (`EngineThread`)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """A call, encoded, and the request that answers it."""
 
-    def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, *, max_new_tokens: int) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
+    call: Call
+    number: int
+    """Number of the answer since the start of the server."""
+    request: GenerationRequest
+    sampling: SamplingParams
+
+
+class ServedModel:
+    """A `BatchKeyOwner` that answers calls with one engine on a thread (`EngineThread`)."""
+
+    def __init__(self, opened: OpenEngine, *, max_new_tokens: int) -> None:
+        self._engine: RolloutEngine = opened.engine
+        self._tokenizer: PreTrainedTokenizerBase = opened.tokenizer
+        self._policy = opened.policy
         self._max_new_tokens = max_new_tokens
-        self._chat = ChatFormat(tokenizer, eos_token_ids=engine.eos_token_ids)
-        self._encoder = PromptEncoder(tokenizer)
+        self._chat = ChatFormat(self._tokenizer, eos_token_ids=self._engine.eos_token_ids)
+        self._encoder = PromptEncoder(self._tokenizer)
         self._count = 0
-        self._thread = EngineThread(engine)
+        self._thread = EngineThread(self._engine)
 
     async def answer(self, call: Call) -> Answer:
         """Answer a call. Raises `CallRefused` if its conversation cannot be encoded or is too long."""
-        prompt_ids = self._encode(call)
-        limit = self._limit(call, len(prompt_ids))
-        ends = self._chat.ends(self._engine.eos_token_ids) if call.text is None else ()
-        number = self._count
-        self._count += 1
-        request = GenerationRequest(
-            sample_id=number if call.seed is None else derive_seed(0, "seed of a call", call.seed),
-            prompt_ids=prompt_ids,
-            max_new_tokens=limit,
-        )
-        (future,) = self._thread.ask([request], self._sampling(call, ends))
-        completion = await asyncio.wrap_future(future)  # canceled together with the caller
-        text = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
-        full_text = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=False))
-        calls = self._chat.tool_format().parse(full_text, call.tools) if call.tools else ()
-        message = reply_message(text, calls, call.stop, self._chat.tool_format)
+        (answer,) = await self.answer_all([call])
+        return answer
+
+    async def answer_all(self, calls: Sequence[Call]) -> list[Answer]:
+        """Answer calls in one batch. Raises `CallRefused`, before any is answered, if one of them is invalid."""
+        works = self._works(calls)
+        completions = await self._complete(works)
+        tokens = await self._tokens(works, completions)
+        return [self._answer(*each) for each in zip(works, completions, tokens, strict=True)]
+
+    def _works(self, calls: Sequence[Call]) -> list[_Work]:
+        works: list[_Work] = []
+        known: dict[object, tuple[int, ...]] = {}  # answers to one prompt (`n`) share its messages and tools
+        for call in calls:
+            key = id(call.messages), id(call.tools), call.text, call.token_ids
+            if key not in known:
+                known[key] = self._encode(call)
+            prompt_ids = known[key]
+            limit = self._limit(call, len(prompt_ids))
+            ends = self._chat.ends(self._engine.eos_token_ids) if call.messages else ()
+            number = self._count + len(works)
+            sample_id = number if call.seed is None else derive_seed(0, "seed of a call", call.seed)
+            request = GenerationRequest(sample_id=sample_id, prompt_ids=prompt_ids, max_new_tokens=limit)
+            works.append(_Work(call, number, request, self._sampling(call, ends)))
+        self._count += len(works)
+        return works
+
+    async def _complete(self, works: Sequence[_Work]) -> list[Completion | None]:
+        """Return the completions, None for a call without tokens to sample."""
+        batches: dict[SamplingParams, list[_Work]] = {}
+        for work in works:
+            if work.request.max_new_tokens:
+                batches.setdefault(work.sampling, []).append(work)
+        futures: dict[_Work, Future[Completion]] = {}
+        for sampling, batch in batches.items():
+            requests = [work.request for work in batch]
+            futures |= zip(batch, self._thread.ask(requests, sampling), strict=True)
+        try:  # canceled together with the caller
+            found = await asyncio.gather(*map(asyncio.wrap_future, futures.values()))
+        finally:
+            for future in futures.values():  # after a failure, the others are not needed
+                future.cancel()
+        completions = dict(zip(futures, found, strict=True))
+        return [completions.get(work) for work in works]
+
+    async def _tokens(
+        self, works: Sequence[_Work], completions: Sequence[Completion | None]
+    ) -> list[tuple[TokenLogprob, ...] | None]:
+        """Return the log-probs that each call requests, None for a call without them."""
+        wanted = [index for index, work in enumerate(works) if work.call.top_logprobs is not None]
+        if not wanted:
+            return [None] * len(works)
+        rows: list[ScoredRow] = []
+        for index in wanted:
+            prompt_ids, completion = works[index].request.prompt_ids, completions[index]
+            first = 1 if works[index].call.echo else len(prompt_ids)
+            rows.append(ScoredRow((*prompt_ids, *(completion.token_ids if completion else ())), first))
+        num_top = max(works[index].call.top_logprobs or 0 for index in wanted)
+
+        def score() -> list[tuple[TokenLogprob, ...]]:
+            scores = self._thread.run(lambda: score_rows(self._policy, rows, num_top))
+            found = zip(wanted, rows, scores, strict=True)
+            return [self._describe(works[index], row, each) for index, row, each in found]
+
+        tokens = dict(zip(wanted, await asyncio.to_thread(score), strict=True))
+        return [tokens.get(index) for index in range(len(works))]
+
+    def _describe(self, work: _Work, row: ScoredRow, scores: Sequence[TokenScore]) -> tuple[TokenLogprob, ...]:
+        prompt_ids = work.request.prompt_ids
+        answer_ids = row.token_ids[len(prompt_ids) :]
+        num_of_prompt = len(scores) - len(answer_ids)
+        prompt = describe(self._tokenizer, prompt_ids, scores[:num_of_prompt]) if work.call.echo else ()
+        return (*prompt, *describe(self._tokenizer, answer_ids, scores[num_of_prompt:]))
+
+    def _answer(self, work: _Work, completion: Completion | None, tokens: tuple[TokenLogprob, ...] | None) -> Answer:
+        call, token_ids = work.call, list(completion.token_ids) if completion else []
+        text = str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        full_text = str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+        tool_calls = self._chat.tool_format().parse(full_text, call.tools) if call.tools else ()
+        message = reply_message(text, tool_calls, call.stop, self._chat.tool_format)
         return Answer(
-            text=message.content,
+            text=(self._prompt_text(call) if call.echo else "") + message.content,
             tool_calls=message.tool_calls,
-            finish_reason=completion.finish_reason,
-            prompt_tokens=len(prompt_ids),
-            completion_tokens=len(completion.token_ids),
-            turn=number,
+            finish_reason=completion.finish_reason if completion else "length",
+            prompt_tokens=len(work.request.prompt_ids),
+            completion_tokens=len(token_ids),
+            turn=work.number,
+            tokens=tokens,
         )
+
+    def _prompt_text(self, call: Call) -> str:
+        if call.text is not None:
+            return call.text
+        return str(self._tokenizer.decode(list(call.token_ids or ()), skip_special_tokens=False))
 
     def close(self) -> None:
         """Close the engine and drop answers in progress."""
         self._thread.close(join_seconds=_END_SECONDS)
 
     def _encode(self, call: Call) -> tuple[int, ...]:
+        if call.token_ids is not None:
+            if (largest := max(call.token_ids)) >= (size := vocabulary_size(self._policy)):
+                raise CallRefused(400, "invalid_request", f"prompt: token ids are below {size}, got {largest}")
+            return call.token_ids
         try:
             if call.text is not None:
                 return self._encoder.encode(call.text)
@@ -77,7 +167,7 @@ class ServedModel:
     def _limit(self, call: Call, num_prompt_tokens: int) -> int:
         context = self._engine.context_tokens
         limit = self._max_new_tokens if context is None else min(self._max_new_tokens, context - num_prompt_tokens)
-        if limit < 1:
+        if limit < (0 if call.max_tokens == 0 else 1):
             message = f"the conversation has {num_prompt_tokens} tokens, the model's limit is {context}"
             raise CallRefused(400, "context_length_exceeded", message)
         return limit if call.max_tokens is None else min(limit, call.max_tokens)
@@ -123,5 +213,4 @@ def serve_model(config: ModelConfig, *, engine: str, seed: int, max_new_tokens: 
         seed: seed of sampling.
         max_new_tokens: maximum length of an answer in tokens.
     """
-    loaded, tokenizer = open_engine(config, engine, seed, in_flight=True)
-    return ServedModel(loaded, tokenizer, max_new_tokens=max_new_tokens)
+    return ServedModel(open_engine(config, engine, seed, in_flight=True), max_new_tokens=max_new_tokens)

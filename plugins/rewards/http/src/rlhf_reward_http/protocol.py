@@ -1,4 +1,4 @@
-"""Version 1 of the protocol between a run and a scorer: the contents of requests and responses."""
+"""Version 1 of the protocol between a run and a scorer: the messages as pydantic models, and their encoding."""
 
 from __future__ import annotations
 
@@ -8,20 +8,56 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rlhf_core.types import FinishReason, Rollout, Turn
+from rlhf_core.types import FinishReason, Rollout, ToolCall, Turn
 
-VERSION = 1
+VERSION: Literal[1] = 1
 SCORE_PATH = f"/v{VERSION}/score"
 HEALTH_PATH = f"/v{VERSION}/health"
 CONTENT_TYPE = "application/json"
 
+_MAX_ERROR_CHARS = 500
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-class Sample(BaseModel):
-    """A sample in a request: a `Rollout`. Fields without a default are required, and unknown fields are ignored."""
+class _Part(BaseModel):
+    """Part of a request. Fields without a default are required, and unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
+
+
+class SampleToolCall(_Part):
+    """A tool call of a turn: a `ToolCall`."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    error: str | None = None
+
+
+class SampleTurn(_Part):
+    """A turn of a sample: a `Turn`."""
+
+    role: Literal["policy", "environment"]
+    text: str
+    token_ids: list[int]
+    logprobs: list[float] = []
+    reward: float = 0.0
+    tool_calls: list[SampleToolCall] = []
+
+    def turn(self) -> Turn:
+        """Convert to a `Turn`."""
+        return Turn(
+            role=self.role,
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            reward=self.reward,
+            tool_calls=tuple(ToolCall(**call.model_dump()) for call in self.tool_calls),
+        )
+
+
+class Sample(_Part):
+    """A sample in a request: a `Rollout`."""
 
     sample_id: int
     prompt: str
@@ -38,14 +74,14 @@ class Sample(BaseModel):
     action_mask: list[bool] | None = None
     group_id: int = 0
     branch: int = 0
-    turns: list[dict[str, Any]] = []
+    turns: list[SampleTurn] = []
 
     def rollout(self) -> Rollout:
-        """Convert to a `Rollout`. Raises `TypeError`, `KeyError` or `ValueError` if the turns are malformed."""
+        """Convert to a `Rollout`."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) and name != "answer" else value for name, value in self
         }
-        return Rollout(**{**values, "turns": tuple(map(Turn.from_mapping, self.turns))})
+        return Rollout(**{**values, "turns": tuple(each.turn() for each in self.turns)})
 
 
 class Request(BaseModel):
@@ -62,12 +98,30 @@ class Response(BaseModel):
     scores: list[Any]
 
 
+class ErrorResponse(BaseModel):
+    """The body of a response whose status is not 200."""
+
+    protocol: Literal[1]
+    error: str
+
+
+class Health(BaseModel):
+    """The response to a request for the server's health."""
+
+    protocol: Literal[1]
+    status: Literal["ok"]
+    in_flight: int
+
+
 class ProtocolError(ValueError):
     """A request or response is malformed. The message gives the reason."""
 
 
 def encode_request(rollouts: Sequence[Rollout]) -> bytes:
-    """Encode a request. Raises `ProtocolError`, naming the sample, if its answer or metadata cannot be JSON."""
+    """Encode a request. Raises `ProtocolError`, naming the sample, if its answer or metadata cannot be JSON.
+
+    Values that a pydantic model would convert in silence, such as a set or NaN, are refused.
+    """
     return b'{"protocol":%d,"samples":[%s]}' % (VERSION, b",".join(map(_encode_sample, rollouts)))
 
 
@@ -89,11 +143,7 @@ def _to_json(value: Any) -> Any:
 
 def decode_request(body: bytes) -> list[Rollout]:
     """Return the samples of a request. Raises `ProtocolError`."""
-    samples = _read(Request, body).samples
-    try:
-        return [sample.rollout() for sample in samples]
-    except (TypeError, KeyError, ValueError) as error:
-        raise ProtocolError(f"samples: turns is not a list of turns: {error!r}") from None
+    return [sample.rollout() for sample in _read(Request, body).samples]
 
 
 def encode_response(scores: Sequence[float | None]) -> bytes:
@@ -103,12 +153,17 @@ def encode_response(scores: Sequence[float | None]) -> bytes:
         >>> encode_response([0.5, None])
         b'{"protocol": 1, "scores": [0.5, null]}'
     """
-    return json.dumps({"protocol": VERSION, "scores": list(scores)}, allow_nan=False).encode("ascii")
+    return _encode(Response(protocol=VERSION, scores=list(scores)))
 
 
 def encode_error(message: str) -> bytes:
-    """Encode the body of a response whose status is not 200."""
-    return json.dumps({"protocol": VERSION, "error": message}).encode("ascii")
+    """Encode an `ErrorResponse`. A long message is cut."""
+    return _encode(ErrorResponse(protocol=VERSION, error=message[:_MAX_ERROR_CHARS]))
+
+
+def encode_health(num_in_flight: int) -> bytes:
+    """Encode the `Health` of a server that processes `num_in_flight` requests."""
+    return _encode(Health(protocol=VERSION, status="ok", in_flight=num_in_flight))
 
 
 def decode_response(body: bytes, count: int) -> list[Any]:
@@ -122,6 +177,10 @@ def decode_response(body: bytes, count: int) -> list[Any]:
     if len(scores) != count:
         raise ProtocolError(f"{len(scores)} scores for {count} samples")
     return scores
+
+
+def _encode(message: BaseModel) -> bytes:
+    return json.dumps(message.model_dump(), allow_nan=False).encode("ascii")
 
 
 def _read(model: type[ModelT], body: bytes) -> ModelT:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -19,10 +18,10 @@ from .protocol import (
     CONTENT_TYPE,
     HEALTH_PATH,
     SCORE_PATH,
-    VERSION,
     ProtocolError,
     decode_request,
     encode_error,
+    encode_health,
     encode_response,
 )
 
@@ -56,8 +55,7 @@ def make_app(score: Score, limits: ServerLimits, *, token: str | None = None, ho
         return Response(encode_response(scores), media_type=CONTENT_TYPE)
 
     async def health(request: Request) -> Response:
-        status = {"protocol": VERSION, "status": "ok", "in_flight": bodies.num_held}
-        return Response(json.dumps(status), media_type=CONTENT_TYPE)
+        return Response(encode_health(bodies.num_held), media_type=CONTENT_TYPE)
 
     return Guard(
         [Route(SCORE_PATH, answer, methods=["POST"]), Route(HEALTH_PATH, health)],

@@ -27,7 +27,7 @@ class LocalJudge:
         assert config.model_path is not None
         model = ModelConfig(path=config.model_path, device=context.device)
         try:
-            self._engine, self._tokenizer = open_engine(
+            self._engine, self._tokenizer, _ = open_engine(
                 model, config.engine, context.seed, options=config.engine_options
             )
         except UserInputError as error:

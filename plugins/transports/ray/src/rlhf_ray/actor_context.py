@@ -8,7 +8,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,15 @@ from .calls import own_name
 from .config import RayConfig
 from .event_relay import ActorHooks, ActorLogHandler, EventSender
 
-_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LAUNCHER = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 
 HEARTBEAT_SECONDS = 60.0
 """Silence after which a maker used directly is presumed dead. A run uses `transport.heartbeat_seconds`."""
@@ -44,6 +52,10 @@ class ActorSpec:
     """Hook events that the driver's hooks subscribe to."""
     index: int = 0
     """Index of this actor among those of its kind."""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables that the actor sets itself (`own_variables`)."""
+    trainer_restarts: int = 0
+    """How often the run was continued after the loss of a trainer."""
     num_threads: int | None
     """torch threads if actors share cores without reserving them. None keeps torch's default."""
 
@@ -58,6 +70,7 @@ class ActorContext:
         for key in _LAUNCHER:
             # Variables of the driver's launcher. This process has another rank.
             os.environ.pop(key, None)
+        os.environ.update(spec.variables)  # `resolve` learns the secrets among them, so that logs do not show them
         if Path(spec.working_folder).is_dir():
             os.chdir(spec.working_folder)
         self._forward_log()

@@ -18,13 +18,14 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.training import RunRequest
 
 from .actor_context import ActorSpec
-from .calls import ask, collect
+from .calls import COORDINATOR, ActorLostError, TrainerLostError, ask, collect
 from .cluster import cluster_address
 from .config import RayConfig
 from .coordinator_actor import Coordinator
 from .driver_files import ActorRow
 from .experience_maker_holder import ExperienceMakerHolder
 from .messages import Overview
+from .runtime_env import own_variables
 from .trainer_actor import TrainerActor
 
 logger = logging.getLogger("rlhf.ray")
@@ -66,7 +67,10 @@ class TrainerHandle:
     actor: Any
     node: str
     address: str
-    port: int
+    port: int | None
+    """Port of the store through which the ranks find each other, if this trainer hosts it."""
+    fit: Any = None
+    """Reference to the result of its `fit` call."""
 
 
 def driver_node_options() -> dict[str, Any]:
@@ -91,6 +95,8 @@ class Actors:
     config: RayConfig
     namespace: str
     driver_events: frozenset[str]
+    trainer_restarts: int = 0
+    """How often the run was continued after the loss of a trainer."""
     coordinator: Any = None
     makers: list[MakerHandle] = field(default_factory=list)
     trainers: list[TrainerHandle] = field(default_factory=list)
@@ -106,11 +112,16 @@ class Actors:
         return self.config.num_makers if self.request.resolved.generates else 0
 
     def start(self) -> None:
-        """Start every actor. Raises an error if resources for one are missing or if it does not start."""
+        """Start every actor.
+
+        Raises:
+            TrainerLostError: The process or node of a trainer was lost meanwhile.
+            RlhfError: Resources for an actor are missing, or it does not start.
+        """
         config, resolved = self.config, self.request.resolved
         self.coordinator = self._start_actor(
             ray.remote(Coordinator),
-            "coordinator",
+            COORDINATOR,
             driver_node_options(),
             config,
             num_makers=self.num_makers,
@@ -125,8 +136,12 @@ class Actors:
         for _ in range(self.num_makers):
             self.add_maker()
         self._wait_for_all(dict(trainers))
-        calls = [(name, actor.place.remote()) for name, actor in trainers]
-        places = collect(calls, timeout_seconds=config.start_timeout_seconds, doing="to start")
+        hosts = [index == 0 and len(trainers) > 1 for index in range(len(trainers))]
+        calls = [(name, actor.place.remote(host)) for (name, actor), host in zip(trainers, hosts, strict=True)]
+        try:
+            places = collect(calls, timeout_seconds=config.start_timeout_seconds, doing="to start")
+        except ActorLostError as error:
+            raise TrainerLostError(error.message, where=error.where, hint=error.hint) from error
         self.trainers = [TrainerHandle(*named, *place) for named, place in zip(trainers, places, strict=True)]
 
     def _trainer_options(self) -> list[dict[str, Any]]:
@@ -164,17 +179,17 @@ class Actors:
     def fit(self) -> dict[Any, str]:
         """Start training on every rank and return result reference -> trainer name."""
         first = self.trainers[0]
+        store = {"master_port": str(first.port), "torchelastic_use_agent_store": "True"}  # all ranks are its clients
         on_node: dict[str, int] = {}
-        fits: dict[Any, str] = {}
         resume = None if self.request.resume is None else str(self.request.resume.resolve())
         for rank, trainer in enumerate(self.trainers):
             # A trainer with a reserved GPU sees only that GPU.
             place = 0 if self.config.trainer_gpus else on_node.get(trainer.node, 0)
             on_node[trainer.node] = on_node.get(trainer.node, 0) + 1
-            group = {"rank": rank, "local_rank": place, "world_size": len(self.trainers), "master_port": first.port}
+            group = {"rank": rank, "local_rank": place, "world_size": len(self.trainers)}
             env_info = {"master_addr": first.address, **{name: str(value) for name, value in group.items()}}
-            fits[trainer.actor.fit.remote(env_info, resume)] = trainer.name
-        return fits
+            trainer.fit = trainer.actor.fit.remote(env_info | (store if len(self.trainers) > 1 else {}), resume)
+        return {trainer.fit: trainer.name for trainer in self.trainers}
 
     def add_maker(self, *, is_added: bool = False) -> None:
         """Start another maker once Ray has resources for it. `is_added`: whether the run is already in progress."""
@@ -238,6 +253,14 @@ class Actors:
             ray.util.remove_placement_group(self._group)
             self._group = None
 
+    def running_trainers(self) -> list[str]:
+        """Names of the trainers whose process has not ended within a while after `close`."""
+        fits = {trainer.fit: trainer.name for trainer in self.trainers if trainer.fit is not None}
+        if not fits:
+            return []
+        running = ray.wait(list(fits), num_returns=len(fits), timeout=self.config.start_timeout_seconds)[1]
+        return [fits[each] for each in running]
+
     def _start_maker(self, maker: MakerHandle) -> None:
         config = self.config
         place = {"num_cpus": config.maker_cpus, "num_gpus": config.maker_gpus}
@@ -260,6 +283,8 @@ class Actors:
             coordinator=self.coordinator,
             driver_events=self.driver_events,
             index=index,
+            variables=own_variables(self.config.runtime_env),
+            trainer_restarts=self.trainer_restarts,
             num_threads=_threads(self.config),
         )
 

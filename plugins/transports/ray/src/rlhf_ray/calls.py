@@ -15,17 +15,23 @@ from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     GetTimeoutError,
+    RayActorError,
     RayError,
     RayTaskError,
+    RuntimeEnvSetupError,
     WorkerCrashedError,
 )
 
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError
 
+from .runtime_env import WHERE as RUNTIME_ENV
+
 logger = logging.getLogger("rlhf.ray")
 
 T = TypeVar("T")
 
+COORDINATOR = "coordinator"
+"""Name of the coordinator in errors."""
 ANSWER_SECONDS = 60.0
 """Maximum wait for the coordinator's answer, in addition to the time for which the coordinator itself waits."""
 _MIN_PAUSE_SECONDS = 0.05
@@ -39,6 +45,10 @@ class ActorLostError(RlhfError):
     """An actor's process was lost (killed, crashed, or its node was lost) or cannot be reached."""
 
 
+class TrainerLostError(ActorLostError):
+    """A trainer's process or node was lost, and no trainer raised an error that could be the reason."""
+
+
 def ask(coordinator: Any, method: str, *arguments: Any, wait_seconds: float = 0.0) -> Any:
     """Call the coordinator, which itself waits at most `wait_seconds`, and return its answer.
 
@@ -47,7 +57,7 @@ def ask(coordinator: Any, method: str, *arguments: Any, wait_seconds: float = 0.
         DeadlineError: It did not answer in time.
         RlhfError: The error that the method raised.
     """
-    call = ("coordinator", getattr(coordinator, method).remote(*arguments))
+    call = (COORDINATOR, getattr(coordinator, method).remote(*arguments))
     return collect([call], timeout_seconds=wait_seconds + ANSWER_SECONDS, doing=f"to answer {method}")[0]
 
 
@@ -103,13 +113,19 @@ def explain(actor: str, error: BaseException) -> RlhfError:
         logger.error("[%s] failed:\n%s", actor, re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rstrip())
     elif is_lost(error):
         logger.error("[%s] was lost: %s", actor, error)
+    elif isinstance(error, RayActorError | RuntimeEnvSetupError):
+        logger.error("[%s] could not be created: %s", actor, error)
     return _name_actor(actor, error)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the actor itself died. False if it raised an error, even one about the death of another actor."""
+    """Whether the actor itself died. False if it raised an error, even one about the death of another actor.
+
+    An actor that cannot be created has raised an error too, for example because a package is missing on its node.
+    """
     lost = ActorDiedError | ActorUnavailableError | WorkerCrashedError
-    return not isinstance(error, RayTaskError) and isinstance(error, lost)
+    has_raised = isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False)
+    return not has_raised and isinstance(error, lost)
 
 
 def first_cause(errors: dict[str, RlhfError]) -> RlhfError:
@@ -128,8 +144,8 @@ def _name_actor(actor: str, error: BaseException) -> RlhfError:
     if isinstance(error, RayTaskError):
         cause = error.cause if isinstance(error.cause, BaseException) else error
         # The only actor that actors of a run call is the coordinator.
-        error = _name_actor("coordinator", cause) if is_lost(cause) else cause
-    if isinstance(error, InterruptedRun) or (isinstance(error, RlhfError) and actor == "coordinator"):
+        error = _name_actor(COORDINATOR, cause) if is_lost(cause) else cause
+    if isinstance(error, InterruptedRun) or (isinstance(error, RlhfError) and actor == COORDINATOR):
         return error  # errors that the coordinator forwards already name their actor
     if isinstance(error, RlhfError):
         where = actor if error.where is None or error.where == actor else f"{actor}, {error.where}"
@@ -140,9 +156,19 @@ def _name_actor(actor: str, error: BaseException) -> RlhfError:
             where=actor,
             hint="SIGKILL often means that the system ran out of memory. Continue with --resume auto",
         )
+    if isinstance(error, RuntimeEnvSetupError):
+        problem = f"Ray cannot set up the runtime environment of {actor}: {_last_line(error)}"
+        return RlhfError(problem, where=RUNTIME_ENV, hint="the log has Ray's whole message")
+    if isinstance(error, RayActorError):
+        problem = f"it could not be created: {_last_line(error)}"
+        return RlhfError(problem, where=actor, hint="the traceback is in the log: run.log of the run folder")
     return RlhfError(
         f"{type(error).__name__}: {error}", where=actor, hint="its traceback is in the log: run.log of the run folder"
     )
+
+
+def _last_line(error: BaseException) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 def _reason(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -15,10 +16,12 @@ from typing import Any
 import psutil
 import ray
 
-from rlhf_core.errors import RlhfError, first_line
+from rlhf_core.errors import RlhfError, UserInputError, first_line
 
+from .calls import ActorLostError
 from .config import RayConfig
 from .orphan_reaper import end_processes, find_descendants, reaper
+from .runtime_env import JOB_CONFIG, WHERE, init_options
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -32,6 +35,9 @@ _RAY_VARIABLES = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
+_REPLACED = "resolve_ip_for_localhost"
+"""Private function of Ray that replaces 127.0.0.1 by the machine's address (see `_keep_loopback`)."""
+
 _INDISPENSABLE = frozenset({"gcs_server", "raylet"})
 """Programs without which a local Ray cannot start, find or replace actors."""
 
@@ -44,12 +50,15 @@ class Connection:
     processes: Mapping[str, psutil.Process] = field(default_factory=dict)
     """Processes by program name. Empty for a cluster, which watches its own processes."""
 
-    def lost_program(self) -> str | None:
-        """Name of a program whose process exited, None while all of them run.
+    def check(self) -> None:
+        """Raise `ActorLostError` if one of the processes exited, while the run can still end cleanly.
 
         Ray's library tries for 60 s to reach a killed `gcs_server`, then ends the driver without an error.
         """
-        return next((name for name, process in self.processes.items() if not _is_running(process)), None)
+        for name, process in self.processes.items():
+            if not _is_running(process):
+                problem = f"the process {name} of the local Ray exited"
+                raise ActorLostError(problem, where="ray", hint="continue with --resume auto")
 
 
 def _is_running(process: psutil.Process) -> bool:
@@ -61,7 +70,7 @@ def _is_running(process: psutil.Process) -> bool:
 
 def cluster_address(config: RayConfig) -> str | None:
     """Address of the run's Ray, None for its own local Ray. Inside a job (`ray job submit`), the job's address."""
-    in_a_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    in_a_job = JOB_CONFIG in os.environ
     return config.address or (os.environ.get("RAY_ADDRESS") if in_a_job else None)
 
 
@@ -70,12 +79,24 @@ def connect(config: RayConfig) -> Iterator[Connection]:
     """Context connected to Ray, with a namespace unique to the run.
 
     A Ray that was started here is stopped on exit. An existing connection of this process is used and left open.
+
+    Raises:
+        UserInputError: `runtime_env` is invalid, or cannot be applied to an existing connection.
+        RlhfError: Ray cannot be started or reached.
     """
     namespace = f"rlhf-{uuid.uuid4().hex[:12]}"
+    for_ray = init_options(config.runtime_env)
     if ray.is_initialized():
+        if for_ray:
+            raise UserInputError(
+                "this process is connected to Ray already, with the runtime environment of that connection",
+                where=WHERE,
+                hint="pass runtime_env to your own ray.init instead, or call ray.shutdown() first",
+            )
         yield Connection(namespace)
         return
     options: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+    options |= for_ray
     address = cluster_address(config)
     if address is None:
         options["object_store_memory"] = config.object_store_bytes
@@ -106,6 +127,7 @@ def local_ray(*, num_cpus: float | None = None, num_gpus: float | None = None) -
 def _run_ray(address: str | None, options: dict[str, Any]) -> Iterator[set[psutil.Process]]:
     """Context connected to the Ray at `address`, or to a new local Ray, whose processes it yields."""
     if address is None:
+        check_loopback_patch()
         # Other machines must not be able to reach a local Ray (see `_keep_loopback`).
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     this = psutil.Process()
@@ -148,19 +170,41 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _keep_loopback() -> Iterator[None]:
-    """Keep Ray on 127.0.0.1. Otherwise it uses the machine's address and listens on all interfaces."""
+    """Keep Ray on 127.0.0.1. Otherwise it uses the machine's address and listens on all interfaces.
+
+    Ray lacks an option for this, so its private function is replaced. The upper bound of `ray` in pyproject.toml exists
+    for that reason.
+    """
     from ray._private import services
 
-    replace = getattr(services, "resolve_ip_for_localhost", None)
-    if replace is None:
-        logger.warning("this Ray listens on all network interfaces, protected by its authentication token only")
+    replaced = getattr(services, _REPLACED, None)
+    if replaced is None:  # only with a cluster, see `check_loopback_patch`
         yield
         return
-    services.resolve_ip_for_localhost = lambda host: host
+    setattr(services, _REPLACED, lambda host: host)
     try:
         yield
     finally:
-        services.resolve_ip_for_localhost = replace
+        setattr(services, _REPLACED, replaced)
+
+
+def check_loopback_patch() -> None:
+    """Check that this Ray has the private function that `_keep_loopback` replaces.
+
+    Raises:
+        RlhfError: It is missing or has other parameters, so a local Ray would listen on all network interfaces.
+    """
+    from ray._private import services
+
+    function = getattr(services, _REPLACED, None)
+    if function is None or list(inspect.signature(function).parameters) != ["host"]:
+        raise RlhfError(
+            f"a local Ray {ray.__version__} would listen on all network interfaces: it does not have the function "
+            f"ray._private.services.{_REPLACED}(host), which is replaced to prevent that",
+            where="transport ray",
+            hint="pip install --force-reinstall rlhf-ray installs a tested version of Ray. Or start Ray yourself and "
+            "set transport.address",
+        )
 
 
 @contextmanager

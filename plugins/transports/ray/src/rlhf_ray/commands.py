@@ -36,13 +36,13 @@ def status(run: Path) -> None:
     _print(f"  Ray {driver.address}, namespace {driver.namespace}")
     _print(f"  policy version {driver.version}, {driver.progress}, {driver.queue} finished prompts wait")
     for trainer in driver.trainers:
-        _print(f"  {trainer.name}  pid {trainer.pid}  {trainer.doing} (for {trainer.for_s:g} s){_busy(trainer.busy)}")
+        doing = f"{trainer.doing} (for {trainer.for_s:g} s){_busy(trainer.busy)}"
+        _print(f"  {trainer.name}  pid {trainer.pid}  {doing}{_restarts(trainer.restarts)}")
     for maker in driver.makers:
-        restarts = f"  restarted {maker.restarts} times" if maker.restarts else ""
         weights = "no weights yet" if maker.version is None else f"version {maker.version}"
         finished = f"  {maker.groups} prompts finished, {maker.waiting} wait" if maker.groups else ""
         doing = f"{maker.doing} (for {maker.for_s:g} s){_busy(maker.busy)}"
-        _print(f"  {maker.name}  pid {maker.pid}  {doing}  {weights}{finished}{restarts}")
+        _print(f"  {maker.name}  pid {maker.pid}  {doing}  {weights}{finished}{_restarts(maker.restarts)}")
 
 
 @ray.command("scale", help="Set the number of makers of the running job in folder RUN, and wait until it has them.")
@@ -91,6 +91,10 @@ def scale(run: Path, makers: int, timeout_seconds: float) -> None:
         time.sleep(0.2)
     clear_request(run)
     raise RlhfError("the run ended before it had that number of makers", where=str(run))
+
+
+def _restarts(count: int) -> str:
+    return f"  restarted {count} times" if count else ""
 
 
 def _busy(share: float | None) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from rlhf_core.config import OwnProcesses, Problem, ResolvedRun, TransportConfig
 
@@ -41,6 +41,11 @@ class RayConfig(TransportConfig):
         None,
         min_length=1,
         description="Running Ray cluster (`auto`, host:port, ray://…). null: the Ray job's cluster, else a local Ray.",
+    )
+    runtime_env: dict[str, JsonValue] | None = Field(
+        None,
+        description="Ray's runtime environment of all actors: env_vars, working_dir, pip, … A variable whose value is "
+        "null is copied from the environment of this command, so that a secret is not part of the run file.",
     )
     maker_cpus: float = Field(0, ge=0, description="Logical CPUs that Ray reserves for each maker.")
     maker_gpus: float = Field(0, ge=0, description="GPUs (or shares of one) reserved for each maker.")
@@ -81,9 +86,31 @@ class RayConfig(TransportConfig):
         60.0,
         ge=2,
         le=3600,
-        description="Maximum silence of a maker before it is restarted, or of a trainer before the run ends.",
+        description="Maximum silence of a maker before it is restarted, or of a trainer before it counts as lost.",
     )
     max_restarts: int = Field(3, ge=0, le=1000, description="Maximum restarts of one maker before the run ends.")
+    trainer_restarts: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="How often the run may continue from its newest checkpoint by itself after the process or node of "
+        "a trainer or of the coordinator was lost. An error that a trainer raises always ends the run.",
+    )
+
+    @field_validator("runtime_env")
+    @classmethod
+    def _check_variables(cls, value: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+        variables = (value or {}).get("env_vars")
+        if variables is None:
+            return value
+        if not isinstance(variables, dict):
+            raise ValueError("env_vars must be a mapping from names to values")
+        wrong = [name for name, each in variables.items() if isinstance(each, bool | float | list | dict)]
+        if wrong:
+            raise ValueError(f"env_vars: the values of {', '.join(wrong)} must be text. Write them in quotes")
+        # Ray accepts only text.
+        texts: dict[str, JsonValue] = {name: str(e) if isinstance(e, int) else e for name, e in variables.items()}
+        return {**(value or {}), "env_vars": texts}
 
     @model_validator(mode="after")
     def _check_in_flight(self) -> RayConfig:

@@ -23,6 +23,8 @@ from .messages import Event, LogLine
 logger = logging.getLogger("rlhf.ray")
 
 _FLUSH_SECONDS = 30.0
+_TRAINER_SPANS = frozenset({"fit", "episode", "epoch", "batch", "sync"})
+"""Events of trainer 0 with a start and an end."""
 
 
 class EventSender:
@@ -86,15 +88,35 @@ class ActorLogHandler(logging.Handler):
             self.handleError(record)
 
 
-def replay(events: Iterable[Event | LogLine], hooks: HookRelay) -> None:
-    """Write log lines to the driver's log and pass events to its hooks. Raises the errors of the hooks."""
-    for event in events:
-        if isinstance(event, LogLine):
-            logger.log(event.level, "[%s] %s", event.actor, event.text)
-        else:
+class Replay:
+    """Passes the actors' events to the driver's hooks, and their log lines to its log."""
+
+    def __init__(self, hooks: HookRelay) -> None:
+        self._hooks = hooks
+        self._open: list[tuple[str, Mapping[str, Any]]] = []
+        """Start events of trainer 0 without their end so far: name without `_start`, and arguments."""
+
+    def __call__(self, events: Iterable[Event | LogLine]) -> None:
+        """Replay events in order. Raises the errors of the hooks."""
+        for event in events:
+            if isinstance(event, LogLine):
+                logger.log(event.level, "[%s] %s", event.actor, event.text)
+                continue
             # Sent by an actor of this run over Ray, which pickles every message itself.
             arguments: Mapping[str, Any] = pickle.loads(event.arguments)  # noqa: S301
-            hooks.fire(event.name, **arguments)
+            name, _, edge = event.name.rpartition("_")
+            if edge == "start" and name in _TRAINER_SPANS:
+                self._open.append((name, arguments))
+            elif edge == "end" and name in (each for each, _ in self._open):
+                while self._open.pop()[0] != name:
+                    pass
+            self._hooks.fire(event.name, **arguments)
+
+    def close(self, error: BaseException) -> None:
+        """Fire the end events that a lost trainer did not send. Hooks get `error`, as in the trainer's process."""
+        while self._open:
+            name, arguments = self._open.pop()
+            self._hooks.fire(f"{name}_end", **arguments, error=_portable(error))
 
 
 def _portable(value: Any) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, TrainerSession
 from rlhf_core.types import CollectedEpisode, PhaseTimes, RolloutGroup
 from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
+from rlhf_strategies import served_store
 
 from .actor_context import ActorContext, ActorSpec, Heartbeat, set_up_process
 from .calls import ask, node_address
@@ -38,14 +39,24 @@ class TrainerActor:
         self._coordinator = spec.coordinator
         self._config = self._context.config
         self._node = ray.get_runtime_context().get_node_id()
+        self._store: Any = None
+        """Store through which the ranks find each other, on one trainer."""
 
-    def place(self) -> tuple[str, str, int]:
-        """Ray's id of the node, its address, and a free port on it."""
+    def place(self, hosts_store: bool) -> tuple[str, str, int | None]:
+        """Return the location of this trainer.
+
+        Args:
+            hosts_store: Whether to open the store through which the ranks find each other.
+
+        Returns:
+            Ray's id of the node, its address, and the port of the store. The store binds a free port itself and keeps
+            it, so no other process can take the port in the meantime.
+        """
         address = node_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            port = int(probe.getsockname()[1])
-        return self._node, address, port
+        if not hosts_store:
+            return self._node, address, None
+        self._store = served_store(address, timeout=timedelta(seconds=self._config.start_timeout_seconds))
+        return self._node, address, int(self._store.port)
 
     def fit(self, env_info: dict[str, str], resume: str | None) -> FitResult:
         """Train until the run ends (see `TrainerSession.fit`). `env_info` has the variables of the process group."""
@@ -68,7 +79,7 @@ class TrainerActor:
             channel: RayChannel | None = None
             sync = self._sync(run) if resolved.generates else None
             if sync is not None:
-                channel = RayChannel(self._context, strategy, sync.metrics)
+                channel = RayChannel(self._context, strategy, partial(self._metrics, sync))
             session = TrainerSession(
                 run,
                 folder,
@@ -78,6 +89,10 @@ class TrainerActor:
                 interrupted=lambda: strategy.is_main and bool(ask(self._coordinator, "interrupted")),
             )
             return session.fit(None if resume is None else Path(resume))
+
+    def _metrics(self, sync: RunSync) -> dict[str, float]:
+        restarts = self._context.spec.trainer_restarts
+        return sync.metrics() | ({"transport/trainer_restarts": float(restarts)} if restarts else {})
 
     def _sync(self, run: TrainerParts) -> RunSync:
         strategy = run.strategy
@@ -97,7 +112,7 @@ class RayChannel:
         Args:
             context: Context of this actor.
             strategy: Strategy of this rank.
-            metrics: Returns additional metrics of an episode (those of the sync before it).
+            metrics: Returns additional metrics of an episode: those of the sync before it, and restarts.
         """
         resolved = context.resolved
         self._name = context.name

@@ -1,4 +1,4 @@
-"""`RayTransport`: the driver, which starts and watches the actors, replays their events and restarts dead makers."""
+"""`RayTransport`: the driver, which starts and watches the actors, replays their events and restarts lost ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
@@ -20,13 +21,23 @@ from rlhf_core.training import FitResult, RunRequest, Transport
 from rlhf_core.util import write_json
 
 from .actors import Actors
-from .calls import ANSWER_SECONDS, ActorLostError, ask, error_of, explain, first_cause
+from .calls import (
+    ANSWER_SECONDS,
+    ActorLostError,
+    TrainerLostError,
+    ask,
+    error_of,
+    explain,
+    first_cause,
+    is_lost,
+)
 from .cluster import Connection, connect
 from .config import RayConfig
 from .driver_files import STATUS, ScaleAnswer, Status, clear_request, take_request
-from .event_relay import replay
+from .event_relay import Replay
 from .fleet import Fleet
 from .messages import Overview
+from .trainer_restarts import TrainerRestarts
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -52,22 +63,54 @@ class RayTransport:
     def run(self, request: RunRequest) -> FitResult:
         """Run until the end. In any case all actors are then stopped, and so is a Ray that was started here."""
         hooks = request.hooks.of_this_process()
-        driver_events = frozenset(event for event in hooks.events if hooks.listens(event)) - _DRIVER_EVENTS
+        clear_request(request.folder.path)
         with connect(self._config) as connection:
-            actors = Actors(request, self._config, connection.namespace, driver_events)
-            status = StatusFile(request.folder.path, ray.get_runtime_context().gcs_address, connection.namespace)
+            restarts = TrainerRestarts(request, self._config.trainer_restarts)
+            status = StatusFile(request.folder.path, ray.get_runtime_context().gcs_address)
             try:
-                actors.start()
-                return Supervisor(actors, request, hooks, status, connection).run()
+                while True:
+                    actors = self._actors(request, connection, hooks, restarts.total)
+                    try:
+                        return self._run_once(actors, request, hooks, status, connection)
+                    except ActorLostError as error:
+                        if not restarts.allows(error):
+                            raise
+                        self._check_can_restart(actors, connection, error)
+                        request = restarts.next_request(error)
             finally:
-                actors.close()
                 status.remove()
+
+    def _actors(self, request: RunRequest, connection: Connection, hooks: HookRelay, restarts: int) -> Actors:
+        driver_events = frozenset(event for event in hooks.events if hooks.listens(event)) - _DRIVER_EVENTS
+        namespace = f"{connection.namespace}-{restarts}" if restarts else connection.namespace
+        return Actors(request, self._config, namespace, driver_events, trainer_restarts=restarts)
+
+    def _run_once(
+        self, actors: Actors, request: RunRequest, hooks: HookRelay, status: StatusFile, connection: Connection
+    ) -> FitResult:
+        """Run with these actors until the end. They are then stopped."""
+        try:
+            actors.start()
+            return Supervisor(actors, request, hooks, status, connection).run()
+        finally:
+            actors.close()
+
+    def _check_can_restart(self, actors: Actors, connection: Connection, error: ActorLostError) -> None:
+        """Raise `ActorLostError` if Ray was lost too, or if a trainer might still write to the run folder."""
+        connection.check()
+        if running := actors.running_trainers():
+            raise ActorLostError(
+                f"{error.message}. No restart: {', '.join(running)} could not be stopped within "
+                f"{self._config.start_timeout_seconds:g} s, and would write to the run folder too",
+                where=error.where,
+                hint="check that its process has ended, then continue with --resume auto",
+            ) from error
 
 
 class StatusFile:
     """`ray.json`, which the driver writes about every second and removes when the run ends."""
 
-    def __init__(self, folder: Path, address: str, namespace: str) -> None:
+    def __init__(self, folder: Path, address: str) -> None:
         self._path = folder / STATUS
         if self._path.exists():
             logger.warning("the previous driver of this run was killed")
@@ -76,7 +119,6 @@ class StatusFile:
             "driver_pid": os.getpid(),
             "host": socket.gethostname(),
             "address": address,
-            "namespace": namespace,
         }
         self._written = float("-inf")
 
@@ -87,12 +129,13 @@ class StatusFile:
         self._written = time.monotonic()
         status = Status(
             **self._fixed,
+            namespace=actors.namespace,
             updated=time.time(),
             version=view.version,
             progress=view.progress,
             queue=view.queue,
             scaling=scaling,
-            trainers=list(view.trainers),
+            trainers=[row.model_copy(update={"restarts": actors.trainer_restarts}) for row in view.trainers],
             makers=actors.maker_rows(view),
         )
         write_json(self._path, status.model_dump())
@@ -115,18 +158,25 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._fleet = Fleet(self.actors)
-        clear_request(self.request.folder.path)
+        self._replay = Replay(self.hooks)
 
     def run(self) -> FitResult:
         """Train and return rank 0's result. Raises the error that ended the run, which names its actor."""
+        try:
+            return self._run()
+        except BaseException as error:
+            self._replay.close(error)
+            raise
+
+    def _run(self) -> FitResult:
         try:
             fits = self.actors.fit()
             while (result := self._outcome(fits)) is None:
                 view = self._poll(_POLL_SECONDS)
                 self._handle_request()
                 self._forward_interrupt()
-                self._watch_ray()
-                self._fleet.step(view)
+                self.connection.check()
+                self._watch_makers(view, fits)
                 self._watch_trainers(view, fits)
             self._poll(0.0)
             self.actors.finish()
@@ -139,7 +189,7 @@ class Supervisor:
     def _poll(self, wait_seconds: float) -> Overview:
         actors = self.actors
         view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
-        replay(view.events, self.hooks)
+        self._replay(view.events)
         self.status.write(view, actors, self._fleet.answer)
         return view
 
@@ -159,33 +209,54 @@ class Supervisor:
             self._is_stopping = True
             self.actors.coordinator.interrupt.remote()
 
-    def _watch_ray(self) -> None:
-        """End the run if a process of the local Ray exited, while it can still end cleanly."""
-        if program := self.connection.lost_program():
-            raise ActorLostError(
-                f"the process {program} of the local Ray exited", where="ray", hint="continue with --resume auto"
-            )
-
     def _outcome(self, fits: dict[Any, str]) -> FitResult | None:
         """Rank 0's result once every rank has ended, None before. Raises the cause of the first failures."""
         done, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
         errors = self._errors(done, fits)
         if errors and running:
-            late, _ = ray.wait(running, num_returns=len(running), timeout=_GRACE_SECONDS)
+            late, running = ray.wait(running, num_returns=len(running), timeout=_GRACE_SECONDS)
             errors |= self._errors(late, fits)
+        if errors and running and self.actors.config.trainer_restarts and all(map(_is_consequence, errors.values())):
+            # Ray takes longer to notice a lost node than the other ranks, which lose their connections to it.
+            late, _ = ray.wait(running, num_returns=len(running), timeout=self.actors.config.heartbeat_seconds)
+            errors |= self._errors(late, fits)
+            self._watch_trainers(self._poll(0.0), fits)
         if errors:
-            raise first_cause(errors)
+            raise self._cause(errors)
         return None if running else ray.get(next(iter(fits)), timeout=ANSWER_SECONDS)
 
-    def _errors(self, done: list[Any], fits: dict[Any, str]) -> dict[str, RlhfError]:
-        return {fits[each]: explain(fits[each], error) for each in done if (error := error_of(each)) is not None}
+    def _watch_makers(self, view: Overview, fits: dict[Any, str]) -> None:
+        """Replace lost makers. Raises the error of a maker, unless the loss of a trainer is its cause."""
+        try:
+            self._fleet.step(view)
+        except RlhfError:
+            if self.actors.config.trainer_restarts:
+                ray.wait(list(fits), timeout=_GRACE_SECONDS)
+                self._outcome(fits)
+            raise
+
+    def _errors(self, done: list[Any], fits: dict[Any, str]) -> dict[str, RayError]:
+        return {fits[each]: error for each in done if (error := error_of(each)) is not None}
+
+    def _cause(self, errors: dict[str, RayError]) -> RlhfError:
+        """The error that ended the run: a `TrainerLostError` if no trainer raised an error that could be its cause."""
+        cause = first_cause({name: explain(name, error) for name, error in errors.items()})
+        lost = [name for name, error in errors.items() if is_lost(error)]
+        if lost and all(is_lost(error) or _is_consequence(error) for error in errors.values()):
+            return TrainerLostError(cause.message, where=cause.where, hint=cause.hint)
+        return cause
 
     def _watch_trainers(self, view: Overview, fits: dict[Any, str]) -> None:
-        """End the run if a trainer is silent, since it cannot be replaced."""
+        """End the run if a trainer is silent. Other actors cannot replace it."""
         _, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
         for name in (fits[reference] for reference in running if fits[reference] in view.silent):
-            raise ActorLostError(
+            raise TrainerLostError(
                 f"{view.silent[name]}. The run was at policy version {view.version}, {view.progress}",
                 where=name,
                 hint="continue with --resume auto, or raise transport.heartbeat_seconds if the trainer is only slow",
             )
+
+
+def _is_consequence(error: RayError) -> bool:
+    """Whether a trainer only waited in vain, usually for another rank, which was lost or is stuck."""
+    return isinstance(getattr(error, "cause", None), DeadlineError)

@@ -1,0 +1,137 @@
+"""Log-probs of the tokens of prompts and answers, by a forward pass of the served model.
+
+They do not depend on the engine: the distribution is the model's own, at temperature 1 and without truncation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from rlhf_core.errors import DivergenceError
+from rlhf_episodes import TokenLogprob
+from rlhf_forward import innermost, token_logits
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedTokenizerBase
+
+_MAX_LOGITS = 2**27
+"""Maximum number of logits of one forward pass, or those of one row. 0.5 GiB in float32."""
+_SLICE = 256
+"""Number of positions whose log-probs are computed at once, since these are float32 copies of the logits."""
+_LEAST = -9999.0
+"""Reported instead of a lower log-prob, since JSON does not have infinities."""
+_UNFINISHED = "\ufffd"
+"""Decoded in place of an incomplete character."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """A sequence of tokens, and the first one whose log-prob is needed."""
+
+    token_ids: tuple[int, ...]
+    first: int
+    """Index in `token_ids`, at least 1, since the model does not predict the first token."""
+
+
+class TokenScore(NamedTuple):
+    """Log-prob of a token, and the most likely tokens at its position with their log-probs."""
+
+    logprob: float
+    top_ids: Sequence[int]
+    top_logprobs: Sequence[float]
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """Number of rows of the model's embedding. Token ids are below it."""
+    embedding: Any = innermost(model)
+    return int(embedding.get_input_embeddings().weight.shape[0])
+
+
+@torch.no_grad()
+def score_rows(model: nn.Module, rows: Sequence[ScoredRow], num_top: int) -> list[list[TokenScore]]:
+    """Return the scores of each row's tokens from its first one on.
+
+    Raises `DivergenceError` if the logits are not finite.
+    """
+    scores: list[list[TokenScore]] = [[] for _ in rows]
+    for indices in _batches([len(row.token_ids) for row in rows], _MAX_LOGITS // vocabulary_size(model)):
+        found = iter(_score(model, [rows[index] for index in indices], num_top))
+        for index in indices:
+            scores[index] = [next(found) for _ in rows[index].token_ids[rows[index].first :]]
+    return scores
+
+
+def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows that, padded to the longest, have at most `max_tokens` tokens together, or of a single row."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[index] > max_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _score(model: nn.Module, rows: Sequence[ScoredRow], num_top: int) -> Iterator[TokenScore]:
+    """Yield the scores of all needed tokens of the rows, by row."""
+    device = next(model.parameters()).device
+    longest = max(len(row.token_ids) for row in rows)
+    ids = torch.tensor([[*row.token_ids, *([0] * (longest - len(row.token_ids)))] for row in rows], device=device)
+    columns = torch.arange(longest, device=device)
+    ends = torch.tensor([[len(row.token_ids)] for row in rows], device=device)
+    firsts = torch.tensor([[row.first] for row in rows], device=device)
+    logits = token_logits(model, ids, columns < ends, (columns >= firsts - 1) & (columns < ends - 1))
+    labels = torch.tensor([token for row in rows for token in row.token_ids[row.first :]], device=device)
+    for some, chosen in zip(logits.split(_SLICE), labels.split(_SLICE), strict=True):
+        yield from _scores_of(some, chosen, num_top)
+
+
+def _scores_of(logits: Tensor, labels: Tensor, num_top: int) -> Iterator[TokenScore]:
+    """Scores of `labels` [N], from logits [N, V]."""
+    log_probs = logits.float().log_softmax(-1).clamp(min=_LEAST)
+    if bool(log_probs.isnan().any()):
+        raise DivergenceError("the model's logits are not finite", where="rlhf serve", hint="serve other weights")
+    chosen = log_probs.gather(-1, labels[:, None])[:, 0].tolist()
+    top = log_probs.topk(min(num_top, log_probs.shape[-1]))
+    yield from map(TokenScore, chosen, top.indices.tolist(), top.values.tolist())
+
+
+def describe(
+    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], scores: Sequence[TokenScore]
+) -> list[TokenLogprob]:
+    """Return the tokens as text with their log-probs.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        token_ids: tokens of a prompt or an answer.
+        scores: scores of its last tokens. The tokens before them are without a log-prob.
+    """
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    num_unknown = len(token_ids) - len(scores)
+    described: list[TokenLogprob] = []
+    # A token's text depends on its neighbors: it may be a part of a character, or lose a space if decoded alone. Each
+    # is decoded together with the token before it (`start` to `end`), whose text is then removed.
+    start = end = 0
+    for index, token in enumerate(token_ids):
+        known, before = decode(token_ids[start:end]), [*token_ids[start:index]]
+        text = decode([*before, token])[len(known) :]
+        top: tuple[tuple[str, float], ...] = ()
+        score = scores[index - num_unknown] if index >= num_unknown else None
+        if score is not None:
+            texts = [decode([*before, each])[len(known) :] for each in score.top_ids]
+            top = tuple(zip(texts, score.top_logprobs, strict=True))
+        if text.endswith(_UNFINISHED):
+            text = ""
+        else:
+            start, end = end, index + 1
+        described.append(TokenLogprob(text, None if score is None else score.logprob, top))
+    return described
