@@ -6,6 +6,8 @@ import errno
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from background_runs import make_pairs, run_of, train_held
 from run_files import samples
-from running import Forked, ended, ranks, run_all, wait_until
+from running import PATIENCE_SECONDS, Forked, ended, ranks, run_all, wait_until
 from strategy_runs import REWARD
 
 from rlhf_core import train
@@ -97,7 +99,10 @@ def with_episodes(episodes: int, every: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("every", "text"),
-    [(3, "step-9: the disk is full. The model after update 12 is written"), (4, "step-12: the disk is full")],
+    [
+        (3, "step-9: the disk is full. The model after update 12 is written"),
+        (4, "step-12: the disk is full. The model is written"),
+    ],
 )
 def test_a_full_disk_fails_the_run_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, text: str
@@ -111,7 +116,8 @@ def test_a_full_disk_fails_the_run_by_name(
     run = with_episodes(4 if every == 4 else 9, every)
     with pytest.raises(CheckpointError, match=text):
         train(run, output=tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["model"]) == ("failed", "model")
     assert len(untimed(tmp_path / "run")) == 12
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     assert steps(tmp_path / "run") == []
@@ -140,6 +146,39 @@ def test_ranks_fail_together_with_the_error_of_the_thread(tmp_path: Path, monkey
     with pytest.raises(CheckpointError, match="step-3: the disk is full. The model after update 6 is written"):
         train({**run, "train": {**run["train"], "episodes": 9}}, output=tmp_path / "run", num_processes=2, trust=True)
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import torch
+from rlhf_cli.main import main
+from rlhf_core.place import LocalPlace
+from rlhf_core.runfolder import CheckpointStore
+from rlhf_strategies import BackgroundStore, DeferredFiles
+from safetensors.torch import save_file
+
+weights = {str(i): torch.zeros(2 * 10**6) for i in range(8)}
+
+def run(files):
+    while True:
+        save_file(weights, folder / "weights")
+
+DeferredFiles.run = run
+place = LocalPlace(torch.device("cpu"), torch.float32)
+store = BackgroundStore(CheckpointStore(Path(sys.argv[1])), timeout_seconds=60)
+with store.writing(1, place) as folder:
+    pass
+main(["version"])
+"""
+
+
+def test_a_process_ends_with_its_code_while_one_is_written(tmp_path: Path) -> None:
+    """The second Ctrl-C does not wait for it, and does not abort the interpreter."""
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "rlhf-core" in process.stdout
 
 
 class Interrupt:
