@@ -11,7 +11,7 @@ from rlhf_core.components import Component, HookContext
 from rlhf_core.config import Section
 from rlhf_core.errors import InterruptedRun
 from rlhf_core.hookspecs import Action, FitInfo, Moment, hookimpl
-from rlhf_core.runfolder import CheckpointStore, RunFolder
+from rlhf_core.runfolder import RunFolder
 
 from .config import MaxHoursConfig
 
@@ -103,13 +103,12 @@ class TimeLimit:
 
     def _write_seconds(self) -> float:
         """Return the seconds from the copy of this session's newest checkpoint to its completion. 0 without one."""
-        store = CheckpointStore(self._folder.checkpoints)
+        files = self._folder.checkpoints.glob(f"step-*/{_COPIED_LAST}")
         try:
-            newest = store.path(store.steps()[-1])
-            copied = (newest / _COPIED_LAST).stat().st_mtime
-            return newest.stat().st_ctime - copied if copied >= self._started else 0.0  # renamed when complete
-        except (IndexError, OSError):
+            copied, completed = max((each.stat().st_mtime, each.parent.stat().st_ctime) for each in files)
+        except (ValueError, OSError):  # there is none, or it was removed meanwhile
             return 0.0
+        return completed - copied if copied >= self._started else 0.0  # renamed when it was complete
 
 
 def _hours(seconds: float) -> str:
