@@ -33,7 +33,7 @@ logger = logging.getLogger("rlhf.ray")
 
 _POLL_SECONDS = 0.5
 _TELL_SECONDS = 30.0
-"""Wait for actors to start after which the log says what they wait for."""
+"""Time after which the log names the actors that have not started and the resources they need."""
 _END_SECONDS = 15.0
 """Grace period for makers to exit on their own once the run is over."""
 
