@@ -10,8 +10,6 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from rlhf_core.config import OwnProcesses, Problem, ResolvedRun, TransportConfig
 
-from .runtime_env import init_options
-
 if TYPE_CHECKING:
     from rlhf_core.wiring import RunInputs
 
@@ -135,6 +133,8 @@ class RayConfig(TransportConfig):
 
     def check_inputs(self, inputs: RunInputs) -> None:
         """Raise `UserInputError` for a runtime environment that Ray would reject. Called in the driver only."""
+        from .runtime_env import init_options  # on use, since files of options import core only
+
         init_options(self.runtime_env)
 
     def max_batches(self, prompts_per_episode: int) -> int | None:
