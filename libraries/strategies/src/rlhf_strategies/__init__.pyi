@@ -2,7 +2,6 @@ from .background import BackgroundStore as BackgroundStore
 from .base import GroupStrategy as GroupStrategy
 from .base import Prepared as Prepared
 from .base import StrategyBase as StrategyBase
-from .base import grouped_names as grouped_names
 from .checkpoint_files import CheckpointFiles as CheckpointFiles
 from .checkpoint_files import DeferredFiles as DeferredFiles
 from .checkpoint_section import BackgroundConfig as BackgroundConfig
@@ -13,6 +12,7 @@ from .parts import LossScale as LossScale
 from .parts import ResolvedPrecision as ResolvedPrecision
 from .parts import check_offload as check_offload
 from .parts import diverged as diverged
+from .parts import grouped_names as grouped_names
 from .parts import make_adamw as make_adamw
 from .parts import resolve_precision as resolve_precision
 from .parts import torch_dtype as torch_dtype

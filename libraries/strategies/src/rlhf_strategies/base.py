@@ -33,6 +33,7 @@ from .parts import (
     LossScale,
     ResolvedPrecision,
     check_offload,
+    grouped_names,
     load_scheduler,
     make_adamw,
     resolve_precision,
@@ -391,19 +392,3 @@ def _changed_numbers(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 
 def _numbers(options: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in options.items() if isinstance(value, int | float)}
-
-
-def grouped_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """Return the names of an optimizer's parameters, per parameter group.
-
-    Args:
-        model: the model that the parameters belong to.
-        optimizer: an optimizer of its parameters.
-
-    Example:
-        >>> model = nn.Linear(2, 1)
-        >>> grouped_names(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        [['weight', 'bias']]
-    """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
