@@ -113,7 +113,8 @@ def test_what_the_hub_refuses_is_named(
     (model / "README.md").write_text("---\nbase_model: /data/me/base\n---\n")
     assert 'Invalid metadata in README.md. - "base_model" is not valid' in refusal(capsys, push(model))
     monkeypatch.delenv("HF_TOKEN")
-    assert "hf auth login" in refusal(capsys, push(model))
+    assert "hf auth login" in refusal(capsys, push(model, "--to", str(model.parent / "new")))
+    assert not (model.parent / "new").exists()
     assert not hub.repositories["me/model"]["files"]["main"]
 
 

@@ -107,9 +107,9 @@ def _check(target: Path | None, gguf: Path | None, repo: str | None, *, has_push
             "--private, --revision and --message need --push", where="rlhf export", hint="add --push OWNER/NAME"
         )
     if repo is not None:
-        from .push import check_name
+        from .push import check_ready
 
-        check_name(repo)
+        check_ready(repo)
     if gguf is not None:
         from .gguf_file import check_target
 

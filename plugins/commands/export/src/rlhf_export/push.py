@@ -26,10 +26,21 @@ _IGNORED = [".*", "**/.*", ".*/**", "**/.*/**"]
 """Hidden files and folders, which may contain keys."""
 
 
-def check_name(repo: str) -> None:
-    """Raise `UserInputError` if `repo` is not `OWNER/NAME`."""
+def check_ready(repo: str) -> None:
+    """Raise `UserInputError` if `repo` is not `OWNER/NAME`, the hub is disabled or there is no token. No requests."""
+    from huggingface_hub import constants, get_token
+
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         raise UserInputError(f"{repo!r} is not a name on the hub", where=WHERE, hint="--push OWNER/NAME")
+    if constants.HF_HUB_OFFLINE:
+        raise UserInputError("HF_HUB_OFFLINE disables the hub", where=WHERE, hint="unset HF_HUB_OFFLINE, and repeat")
+    if get_token() is None:
+        raise UserInputError(
+            f"there is no token for {constants.ENDPOINT}",
+            where=WHERE,
+            hint=f"create one with write access at {constants.ENDPOINT}/settings/tokens, then type: hf auth login "
+            "(or set HF_TOKEN)",
+        )
 
 
 def check_publishable(folder: Path) -> None:
@@ -70,20 +81,11 @@ def push_folder(
         DeadlineError: a request or the upload exceeded its deadline.
         RlhfError: the hub rejected the upload.
     """
-    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub import HfApi, constants
 
-    check_name(repo)
+    check_ready(repo)
     check_publishable(folder)
     endpoint = constants.ENDPOINT
-    if constants.HF_HUB_OFFLINE:
-        raise UserInputError("HF_HUB_OFFLINE disables the hub", where=WHERE, hint="unset HF_HUB_OFFLINE, and repeat")
-    if get_token() is None:
-        raise UserInputError(
-            f"there is no token for {endpoint}",
-            where=WHERE,
-            hint=f"create one with write access at {endpoint}/settings/tokens, then type: hf auth login (or set "
-            "HF_TOKEN)",
-        )
     api = HfApi(endpoint=endpoint)
     _call(api.whoami, f"{endpoint} to check the token", repo)
     _call(lambda: api.create_repo(repo, private=private or None, exist_ok=True), f"{endpoint} to create {repo}", repo)
