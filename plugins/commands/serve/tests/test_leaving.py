@@ -103,6 +103,21 @@ def test_calls_with_one_seed_wait_for_each_other_and_a_left_one_for_none():
         asyncio.run(ask(model))
 
 
+def test_greedy_calls_with_one_seed_do_not_wait():
+    """Clients such as lm-eval send one seed with every request, at temperature 0."""
+    engine = Endless()
+
+    async def ask(model):
+        asking = [asyncio.create_task(model.answer(call(ENDLESS, seed=1, temperature=0))) for _ in range(2)]
+        await until(lambda: len(engine.open) == 2)
+        for each in asking:
+            each.cancel()
+        await asyncio.wait(asking)
+
+    with served(engine) as model:
+        asyncio.run(ask(model))
+
+
 def test_closing_ends_what_is_being_sampled():
     engine = Endless()
 

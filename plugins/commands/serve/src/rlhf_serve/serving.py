@@ -78,9 +78,11 @@ class ServedModel:
             limit = self._limit(call, len(prompt_ids))
             ends = self._chat.ends(self._engine.eos_token_ids) if call.messages else ()
             number = self._count + len(works)
-            sample_id = number if call.seed is None else derive_seed(0, "seed of a call", call.seed)
+            sampling = self._sampling(call, ends)
+            seed = None if sampling.greedy else call.seed  # calls with equal sample ids wait for each other
+            sample_id = number if seed is None else derive_seed(0, "seed of a call", seed)
             request = GenerationRequest(sample_id=sample_id, prompt_ids=prompt_ids, max_new_tokens=limit)
-            works.append(_Work(call, number, request, self._sampling(call, ends)))
+            works.append(_Work(call, number, request, sampling))
         self._count += len(works)
         return works
 
