@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from background_runs import make_pairs, run_of, train_held
+from background_runs import BACKGROUND, make_pairs, run_of, train_held
 from run_files import samples
 from running import PATIENCE_SECONDS, Forked, ended, ranks, run_all, wait_until
 from strategy_runs import REWARD
@@ -192,6 +193,39 @@ def test_an_interrupted_run_has_its_checkpoint(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(InterruptedRun, match="A checkpoint and the model are written"):
         train(run_of("single", background=True), output=tmp_path / "run", hooks=[Interrupt()])
     assert find_complete_checkpoint(tmp_path / "run") == tmp_path / "run/checkpoints/step-3"
+
+
+class RollBackOnce:
+    may_roll_back = True
+    step = 6
+
+    def rlhf_decide(self, moment: Moment) -> Action | None:
+        if moment.at != "update" or moment.step != self.step:
+            return None
+        self.step = -1
+        return Action(kind="rollback", by="mine", reason="asked for by the test", lr_factor=1.0)
+
+
+def slow(files: DeferredFiles, run: Callable[[DeferredFiles], None] = DeferredFiles.run) -> None:
+    time.sleep(1.0)
+    run(files)
+
+
+def test_a_rollback_waits_for_the_checkpoint_that_it_returns_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for background in BACKGROUND:
+        run = run_of("single", background=background)
+        run["checkpoint"] |= {"every_episodes": 1, "keep": 3}
+        if background:
+            monkeypatch.setattr(DeferredFiles, "run", slow)
+        results.append(train(run, output=tmp_path / str(background), hooks=[RollBackOnce()]))
+    at_once, in_background = (tmp_path / str(background) for background in BACKGROUND)
+    assert [result and result.summary["rollbacks"] for result in results] == [1, 1]
+    assert untimed(in_background) == untimed(at_once)
+    assert samples(in_background) == samples(at_once)
+    assert steps(in_background) == steps(at_once)
 
 
 @pytest.mark.parametrize(("value", "active"), [("true", True), ("{}", True), ("false", False), ("null", False)])
