@@ -113,6 +113,23 @@ def test_a_wait_has_a_deadline(tmp_path, training, gate, caplog):
         save(store, training, 2)
     assert store.has_failed
     assert "step-1 is not written after 0.1 s" in caplog.text
+    assert_abandoned(store, gate)
+
+
+def test_nobody_waits_after_the_second_interrupt(store, training, gate, caplog):
+    with pytest.raises(KeyboardInterrupt), store.finishing(training.strategy):
+        save(store, training, 1)
+        raise KeyboardInterrupt
+    assert_abandoned(store, gate)
+    assert not caplog.text
+
+
+def assert_abandoned(store, gate):
+    """What is not yet written never is, since another session may have taken the folder."""
+    (thread,) = (each for each in threading.enumerate() if each.name == "rlhf-checkpoint")
+    gate.set()
+    thread.join(PATIENCE_SECONDS)
+    assert names(store) == []
 
 
 @pytest.fixture

@@ -48,6 +48,8 @@ class BackgroundStore(CheckpointStore):
         self._inner = inner
         self._timeout_seconds = timeout_seconds
         self._thread: BoundedThread | None = None
+        self._files = DeferredFiles()
+        """Files of the checkpoint in progress."""
         self._current = ""
         """Name of the checkpoint in progress."""
         self._error: Exception | None = None
@@ -99,6 +101,9 @@ class BackgroundStore(CheckpointStore):
         except Exception:
             self._wait()
             raise
+        except BaseException:  # such as the second Ctrl-C. The folder may soon belong to another session
+            self._files.is_cancelled = True
+            raise
         self._join_with_model(place)
 
     def settle(self, place: Place) -> None:
@@ -110,7 +115,7 @@ class BackgroundStore(CheckpointStore):
         return super().whole(up_to=up_to)
 
     def _start(self, files: DeferredFiles, staged: Path, step: int, best: int | None) -> None:
-        self._current = self.path(step).name
+        self._current, self._files = self.path(step).name, files
         thread = BoundedThread(self._write, "rlhf-checkpoint", (files, staged, step, best))
         thread.start()
         self._thread = thread
@@ -124,7 +129,8 @@ class BackgroundStore(CheckpointStore):
                 staged.rename(partial)
         except Exception as error:
             shutil.rmtree(staged, ignore_errors=True)
-            self._fail(error)
+            if not files.is_cancelled:
+                self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._error, self.has_failed = error, True
@@ -169,6 +175,7 @@ class BackgroundStore(CheckpointStore):
         if thread.is_alive() and time.monotonic() < started + self._timeout_seconds:
             return False
         if thread.is_alive():
+            self._files.is_cancelled = True
             self._fail(self._too_slow())
         self._thread = None
         return True
