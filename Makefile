@@ -6,8 +6,7 @@ LOCK := requirements/lock.txt
 BIN := $(VENV)/bin
 
 TORCH := $(shell sed -n 's/^constraint-dependencies = \["\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-# Without compiling thousands of modules that are never imported: Python compiles the others when they are.
-PIP = $(1)/bin/python -m pip --disable-pip-version-check install -qq --no-compile
+PIP = $(1)/bin/python -m pip --disable-pip-version-check install -qq
 PINNED = $(PIP) --no-deps --require-hashes -r
 
 # A stamp's name holds the checksum of the files that its environment depends on.
@@ -34,8 +33,9 @@ define environment
 	  || { echo "make: $(PYTHON) is older than Python 3.11; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(1)/bin/python && $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(1)
 	@echo "setting up $(1) (a few minutes the first time)"
-	@$(PINNED) $(2)
-	@$(PIP) $(TORCH)
+	@$(PINNED) $(2) --no-compile
+	@$(PIP) --no-compile $(TORCH)
+	@$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true  # on all cores, while pip uses one
 	@$(PIP) --no-deps --no-build-isolation $(addprefix -e ,$(shell $(PYTHON) release/distributions.py $(3)))
 	$(mark)
 endef

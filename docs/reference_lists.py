@@ -55,7 +55,9 @@ def config_sections() -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def _is_ours(model: type[BaseModel]) -> bool:
-    return model.__module__.partition(".")[0].startswith("rlhf_")
+    """Whether the model is of a distribution of this repository that is not an example."""
+    package = model.__module__.partition(".")[0]
+    return package.startswith("rlhf_") and not package.startswith("rlhf_example_")
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -18,7 +18,7 @@ from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError, full_dis
 
 from .lazy import LazyCommand, LazyGroup
 from .output import discard_output, echo, ignore_closed_pipe
-from .signals import exit_at_signals, ignore_signals, raise_at_signals
+from .signals import end_with_writer, exit_at_signals, ignore_signals, raise_at_signals
 
 _HELP = """Train language models from feedback.
 
@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _print_message(str(error))
         sys.exit(error.exit_code)
     raise_at_signals()
+    code = EXIT_FAILED
+    atexit.register(lambda: end_with_writer(code))  # handlers that are registered later run before
     atexit.register(ignore_signals)  # runs just before Python removes its handlers
     for name, value in _NO_BARS.items():
         os.environ.setdefault(name, value)

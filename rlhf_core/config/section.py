@@ -103,7 +103,10 @@ class Section(BaseModel):
         return self
 
     def check_inputs(self, inputs: RunInputs) -> None:
-        """Raise `ConfigError` for a tokenizer or prompts that the section cannot use. No weights are loaded yet."""
+        """Raise `ConfigError` for a tokenizer or prompts that the section cannot use. No weights are loaded yet.
+
+        Called for the transport and the sections of plugins, in the process of the command.
+        """
 
     def rehearse(self, inputs: RunInputs) -> None:
         """Try the section out for `--dry-run`, without weights, for example on one sample with a made-up answer."""

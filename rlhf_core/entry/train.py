@@ -271,7 +271,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
             selected.import_build()
     inputs = RunInputs(resolved, checks_records=True, measured=_MEASURED if is_check else None)
     tokenizer = inputs.tokenizer
-    for name, section in resolved.sections.items():
+    for name, section in {**resolved.sections, "transport": resolved.transport}.items():
         with errors_of(section.label, f"checking the section {name}", kind=PluginError):
             section.typed(Section).check_inputs(inputs)
         for file in sorted(referenced_files(section.to_mapping())):

@@ -50,6 +50,9 @@ class CheckpointStore:
         """Return the context of a fit. Its end waits until every checkpoint is written. Collective."""
         return nullcontext()
 
+    def settle(self, place: Place) -> None:
+        """Wait until every checkpoint is written. Collective."""
+
     def path(self, step: int) -> Path:
         """Return the folder of checkpoint `step`, existing or not."""
         return self.folder / f"step-{step}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..hooks.relay import HookRelay
 from ..protocols import ExperienceChannel
@@ -63,13 +63,12 @@ class CheckpointSaver:
 
     def save(self, state: RunState, best_value: float | None = None) -> None:
         """Write checkpoint `state.step` atomically. `best_value`: the result of `improves`."""
-        step = state.step
-        best = self._best if best_value is None else (step, best_value)
+        best = self._best if best_value is None else (state.step, best_value)
         if best is not None:
             state = replace(state, best_step=best[0], best_value=best[1])
         channel = None if self._channel is None else self._channel.state_dict()
         plugins = self.plugin_state()
-        with self.store.writing(step, self._strategy, best=state.best_step) as partial:
+        with self.store.writing(state.step, self._strategy, best=state.best_step) as partial:
             save_run_state(partial, state, channel, self._trained, self._strategy, plugins)
         self._best = best
 
@@ -119,10 +118,10 @@ class CheckpointSaver:
         The checkpoint written directly before `episode` has the weights that sampled the bad answers, so the newest
         earlier one is chosen, or the oldest if there are no earlier ones.
         """
+        self.store.settle(self._strategy)
         chosen: Path | None = None
         if self._strategy.is_main:
             for chosen in self.store.whole():
                 if read_run_state(chosen).next_episode < episode:
                     break
-        agreed: Path | None = self._strategy.broadcast_object(chosen)
-        return agreed
+        return cast("Path | None", self._strategy.broadcast_object(chosen))

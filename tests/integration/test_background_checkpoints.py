@@ -6,14 +6,17 @@ import errno
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from background_runs import make_pairs, run_of, train_held
+from background_runs import BACKGROUND, make_pairs, run_of, train_held
 from run_files import samples
-from running import Forked, ended, ranks, run_all, wait_until
+from running import PATIENCE_SECONDS, Forked, ended, ranks, run_all, wait_until
 from strategy_runs import REWARD
 
 from rlhf_core import train
@@ -97,7 +100,10 @@ def with_episodes(episodes: int, every: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("every", "text"),
-    [(3, "step-9: the disk is full. The model after update 12 is written"), (4, "step-12: the disk is full")],
+    [
+        (3, "step-9: the disk is full. The model after update 12 is written"),
+        (4, "step-12: the disk is full. The model is written"),
+    ],
 )
 def test_a_full_disk_fails_the_run_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, text: str
@@ -111,7 +117,8 @@ def test_a_full_disk_fails_the_run_by_name(
     run = with_episodes(4 if every == 4 else 9, every)
     with pytest.raises(CheckpointError, match=text):
         train(run, output=tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["model"]) == ("failed", "model")
     assert len(untimed(tmp_path / "run")) == 12
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     assert steps(tmp_path / "run") == []
@@ -142,6 +149,39 @@ def test_ranks_fail_together_with_the_error_of_the_thread(tmp_path: Path, monkey
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
+WRITER = """
+import sys
+from pathlib import Path
+import torch
+from rlhf_cli.main import main
+from rlhf_core.place import LocalPlace
+from rlhf_core.runfolder import CheckpointStore
+from rlhf_strategies import BackgroundStore, DeferredFiles
+from safetensors.torch import save_file
+
+weights = {str(i): torch.zeros(2 * 10**6) for i in range(8)}
+
+def run(files):
+    while True:
+        save_file(weights, folder / "weights")
+
+DeferredFiles.run = run
+place = LocalPlace(torch.device("cpu"), torch.float32)
+store = BackgroundStore(CheckpointStore(Path(sys.argv[1])), timeout_seconds=60)
+with store.writing(1, place) as folder:
+    pass
+main(["version"])
+"""
+
+
+def test_a_process_ends_with_its_code_while_one_is_written(tmp_path: Path) -> None:
+    """The second Ctrl-C does not wait for it, and does not abort the interpreter."""
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "rlhf-core" in process.stdout
+
+
 class Interrupt:
     def rlhf_decide(self, moment: Moment) -> Action | None:
         return Action(kind="interrupt", by="mine", reason="asked for by the test") if moment.at == "episode" else None
@@ -153,6 +193,39 @@ def test_an_interrupted_run_has_its_checkpoint(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(InterruptedRun, match="A checkpoint and the model are written"):
         train(run_of("single", background=True), output=tmp_path / "run", hooks=[Interrupt()])
     assert find_complete_checkpoint(tmp_path / "run") == tmp_path / "run/checkpoints/step-3"
+
+
+class RollBackOnce:
+    may_roll_back = True
+    step = 6
+
+    def rlhf_decide(self, moment: Moment) -> Action | None:
+        if moment.at != "update" or moment.step != self.step:
+            return None
+        self.step = -1
+        return Action(kind="rollback", by="mine", reason="asked for by the test", lr_factor=1.0)
+
+
+def slow(files: DeferredFiles, run: Callable[[DeferredFiles], None] = DeferredFiles.run) -> None:
+    time.sleep(1.0)
+    run(files)
+
+
+def test_a_rollback_waits_for_the_checkpoint_that_it_returns_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for background in BACKGROUND:
+        run = run_of("single", background=background)
+        run["checkpoint"] |= {"every_episodes": 1, "keep": 3}
+        if background:
+            monkeypatch.setattr(DeferredFiles, "run", slow)
+        results.append(train(run, output=tmp_path / str(background), hooks=[RollBackOnce()]))
+    at_once, in_background = (tmp_path / str(background) for background in BACKGROUND)
+    assert [result and result.summary["rollbacks"] for result in results] == [1, 1]
+    assert untimed(in_background) == untimed(at_once)
+    assert samples(in_background) == samples(at_once)
+    assert steps(in_background) == steps(at_once)
 
 
 @pytest.mark.parametrize(("value", "active"), [("true", True), ("{}", True), ("false", False), ("null", False)])

@@ -128,12 +128,12 @@ def test_a_job_that_is_signaled_is_requeued_and_its_next_execution_finishes_the_
 
 def test_a_job_whose_run_has_reached_its_limit_is_requeued_and_one_that_a_person_stopped_is_not(site: Path) -> None:
     (site / "run").mkdir()
-    (site / "bin" / "rlhf").write_text('#!/bin/bash\necho "$@" > arguments\ncp summary.json run/\nexit 130\n')
+    (site / "bin" / "rlhf").write_text('#!/bin/bash\necho "$@" > arguments\ncp new.json run/summary.json\nexit 130\n')
     (site / "bin" / "rlhf").chmod(0o755)
     for by, log in {"train.max_hours": "requeue 7\n", "control": "", "signal": ""}.items():
         (site / "scontrol.log").write_text("")
         summary = {"status": "interrupted", "stopped": {"by": by, "reason": "x"}}
-        (site / "summary.json").write_text(json.dumps(summary, indent=2))
+        (site / "new.json").write_text(json.dumps(summary, indent=2))
         job = submit(site, site / "run.yaml", "--set", "train.max_hours=1")
         output, _ = job.communicate(timeout=PATIENCE_SECONDS)
         assert (job.returncode, (site / "scontrol.log").read_text()) == (130, log), output
@@ -144,14 +144,15 @@ def test_a_job_whose_run_has_reached_its_limit_is_requeued_and_one_that_a_person
     ]
 
 
-def test_a_job_that_fails_at_its_start_is_not_requeued_because_of_an_earlier_summary(site: Path) -> None:
+def test_a_job_whose_run_cannot_begin_is_not_requeued_because_of_the_job_before(site: Path) -> None:
     (site / "run").mkdir()
-    summary = {"status": "interrupted", "stopped": {"by": "train.max_hours", "reason": "x"}}
-    (site / "run" / "summary.json").write_text(json.dumps(summary, indent=2))
-    (site / "bin" / "rlhf").write_text("#!/bin/bash\nexit 1\n")
+    (site / "bin" / "rlhf").write_text("#!/bin/bash\nexit 2\n")
     (site / "bin" / "rlhf").chmod(0o755)
-    output, _ = submit(site, site / "run.yaml").communicate(timeout=PATIENCE_SECONDS)
-    assert (site / "scontrol.log").read_text() == "", output
+    before = {"status": "interrupted", "stopped": {"by": "train.max_hours", "reason": "x"}}
+    (site / "run" / "summary.json").write_text(json.dumps(before, indent=2))
+    job = submit(site, site / "run.yaml")
+    output, _ = job.communicate(timeout=PATIENCE_SECONDS)
+    assert (job.returncode, (site / "scontrol.log").read_text()) == (2, ""), output
 
 
 def test_the_script_has_the_directives_that_it_relies_on() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from traitlets.config import Config
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
 CELL_SECONDS = 1800
@@ -38,8 +37,7 @@ def test_outputs_are_stripped(path):
 def test_notebooks_run(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     options = {"kernel_name": "python3", "resources": {"metadata": {"path": str(tmp_path)}}}
-    config = Config({"AsyncKernelManager": {"transport": "ipc"}})
-    NotebookClient(notebook, timeout=CELL_SECONDS, config=config, **options).execute()
+    NotebookClient(notebook, timeout=CELL_SECONDS, **options).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not any(output.output_type == "error" for output in outputs)
     assert any("image/png" in output.get("data", {}) for output in outputs), "no plot"

@@ -131,6 +131,10 @@ def write_run(folder: Path, placement: Placement, *, isolate: bool, background: 
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """One thread, and a folder of its own for temporary files (its path short: sockets are made there)."""
+    """One thread, and a folder of its own for temporary files (its path short: sockets are made there).
+
+    Torch keeps compiled kernels, by default in the folder for temporary files, as soon as `torch._dynamo` is imported.
+    """
     (folder / "tmp").mkdir(exist_ok=True)
-    return {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
+    kernels = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp"), **kernels}

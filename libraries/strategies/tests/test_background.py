@@ -12,9 +12,10 @@ from running import PATIENCE_SECONDS
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.config import StrategyConfig
-from rlhf_core.errors import CheckpointError, GuardStop
+from rlhf_core.errors import CheckpointError, GuardStop, LostRankError
 from rlhf_core.place import LocalPlace
 from rlhf_core.runfolder import CheckpointStore, find_complete_checkpoint
+from rlhf_core.runfolder.checkpoints import OnlyModelError
 from rlhf_strategies import BackgroundConfig, BackgroundStore, DeferredFiles, StrategyBase
 from rlhf_testing.tiny_training import Training
 
@@ -105,12 +106,30 @@ def test_the_next_one_waits_and_says_so(store, training, gate, caplog):
     assert store.steps() == [1, 2]
 
 
-def test_a_wait_has_a_deadline(tmp_path, training, gate):
+def test_a_wait_has_a_deadline(tmp_path, training, gate, caplog):
     store = background(tmp_path / "checkpoints", timeout_seconds=0.1)
     save(store, training, 1)
     with pytest.raises(CheckpointError, match=r"(?s)step-1 is not written after 0.1 s.*checkpoint.background.timeout"):
         save(store, training, 2)
     assert store.has_failed
+    assert "step-1 is not written after 0.1 s" in caplog.text
+    assert_abandoned(store, gate)
+
+
+def test_nobody_waits_after_the_second_interrupt(store, training, gate, caplog):
+    with pytest.raises(KeyboardInterrupt), store.finishing(training.strategy):
+        save(store, training, 1)
+        raise KeyboardInterrupt
+    assert_abandoned(store, gate)
+    assert not caplog.text
+
+
+def assert_abandoned(store, gate):
+    """What is not yet written never is, since another session may have taken the folder."""
+    (thread,) = (each for each in threading.enumerate() if each.name == "rlhf-checkpoint")
+    gate.set()
+    thread.join(PATIENCE_SECONDS)
+    assert names(store) == []
 
 
 @pytest.fixture
@@ -135,8 +154,38 @@ def test_a_full_disk_is_raised_by_name_by_the_next_one(store, training, request,
 
 
 def test_the_end_of_a_fit_raises_it(store, training, full_disk):
-    with pytest.raises(CheckpointError, match="step-1: the disk is full"), store.finishing(training.strategy):
+    text = r"step-1: the disk is full\. The model is written"
+    with pytest.raises(OnlyModelError, match=text), store.finishing(training.strategy):
         save(store, training, 1)
+
+
+def test_settling_raises_it_too(store, training, full_disk):
+    save(store, training, 1)
+    with pytest.raises(CheckpointError, match="step-1: the disk is full"):
+        store.settle(training.strategy)
+
+
+def test_a_rank_lost_at_its_start_leaves_it_whole(store, training, gate, monkeypatch):
+    broadcast, strategy = training.strategy.broadcast_object, training.strategy
+
+    def lose(value):
+        if store._thread is not None and store._thread.is_alive():
+            raise LostRankError("rank 1 exited", where="process group")
+        return broadcast(value)
+
+    monkeypatch.setattr(strategy, "broadcast_object", lose)
+    timer = threading.Timer(0.2, gate.set)
+    with pytest.raises(LostRankError), store.finishing(strategy):
+        timer.start()
+        save(store, training, 1)
+    timer.join()
+    assert find_complete_checkpoint(store.path(1)) == store.path(1)
+    assert set(content(store.path(1))) == {
+        "files.json",
+        "state.json",
+        "policy/model.safetensors",
+        "policy-optimizer/optimizer.safetensors",
+    }
 
 
 def test_a_guard_that_stops_the_run_waits_too(store, training, gate):
@@ -147,6 +196,13 @@ def test_a_guard_that_stops_the_run_waits_too(store, training, gate):
         raise GuardStop("stopped")
     timer.join()
     assert store.steps() == [1]
+
+
+def test_a_guard_is_not_hidden_by_a_full_disk(store, training, full_disk, caplog):
+    with pytest.raises(GuardStop), store.finishing(training.strategy):
+        save(store, training, 1)
+        raise GuardStop("stopped")
+    assert "step-1 cannot be written" in caplog.text
 
 
 def test_another_error_is_not_hidden(store, training, full_disk, caplog):

@@ -11,14 +11,14 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from rlhf_core.errors import CheckpointError, GuardStop, InterruptedRun
 from rlhf_core.place import LocalPlace, Place
-from rlhf_core.runfolder.checkpoints import CheckpointStore, name_path_in_errors
+from rlhf_core.runfolder.checkpoints import CheckpointStore, OnlyModelError, name_path_in_errors
 from rlhf_core.util.bounded_thread import BoundedThread
 
 from .base import GroupStrategy
@@ -48,6 +48,8 @@ class BackgroundStore(CheckpointStore):
         self._inner = inner
         self._timeout_seconds = timeout_seconds
         self._thread: BoundedThread | None = None
+        self._files = DeferredFiles()
+        """Files of the checkpoint in progress."""
         self._current = ""
         """Name of the checkpoint in progress."""
         self._error: Exception | None = None
@@ -73,27 +75,38 @@ class BackgroundStore(CheckpointStore):
                 place.run_on_main(begin)
                 with _deferring(place, files):
                     yield staged
-            place.run_on_main(lambda: self._start(files, staged, step, best))
         except BaseException:
             if place.is_main:
                 shutil.rmtree(staged, ignore_errors=True)
             raise
+        # An error after its start, such as a lost rank, must not remove files that the thread is about to complete.
+        place.run_on_main(lambda: self._start(files, staged, step, best))
 
     @contextmanager
     def finishing(self, place: Place) -> Iterator[None]:
         """Return the context of a fit, whose end waits for the checkpoint in progress, also after an error.
 
         Raises:
-            CheckpointError: It could not be written. After another error this is only logged.
+            OnlyModelError: It could not be written. After an error of the fit this is only logged.
         """
         try:
             yield
-        except (InterruptedRun, GuardStop):  # raised on all ranks
-            self._join(place)
+        except InterruptedRun:  # raised on all ranks, as `GuardStop` is
+            self._join_with_model(place)
+            raise
+        except GuardStop:
+            with suppress(CheckpointError):
+                self._join(place)
             raise
         except Exception:
             self._wait()
             raise
+        except BaseException:  # such as the second Ctrl-C. The folder may soon belong to another session
+            self._files.is_cancelled = True
+            raise
+        self._join_with_model(place)
+
+    def settle(self, place: Place) -> None:
         self._join(place)
 
     def whole(self, *, up_to: float = math.inf) -> Iterator[Path]:
@@ -102,9 +115,10 @@ class BackgroundStore(CheckpointStore):
         return super().whole(up_to=up_to)
 
     def _start(self, files: DeferredFiles, staged: Path, step: int, best: int | None) -> None:
-        self._current = self.path(step).name
-        self._thread = BoundedThread(self._write, "rlhf-checkpoint", (files, staged, step, best))
-        self._thread.start()
+        self._current, self._files = self.path(step).name, files
+        thread = BoundedThread(self._write, "rlhf-checkpoint", (files, staged, step, best))
+        thread.start()
+        self._thread = thread
 
     def _write(self, files: DeferredFiles, staged: Path, step: int, best: int | None) -> None:
         """Write the files and complete the checkpoint. Runs in the thread."""
@@ -115,11 +129,12 @@ class BackgroundStore(CheckpointStore):
                 staged.rename(partial)
         except Exception as error:
             shutil.rmtree(staged, ignore_errors=True)
-            self._fail(error)
-            logger.error("checkpoint %s cannot be written: %s. The run ends after this episode", self._current, error)
+            if not files.is_cancelled:
+                self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._error, self.has_failed = error, True
+        logger.error("checkpoint %s cannot be written: %s. The run ends after this episode", self._current, error)
 
     def _join(self, place: Place) -> None:
         """Wait for the checkpoint in progress, and raise its error on all ranks. Collective."""
@@ -127,6 +142,18 @@ class BackgroundStore(CheckpointStore):
         while not place.broadcast_object(self._wait_until(started, _TURN_SECONDS)):
             pass
         place.run_on_main(self._raise)
+
+    def _join_with_model(self, place: Place) -> None:
+        """Do the same at the end of a fit that has written its model."""
+        try:
+            self._join(place)
+        except CheckpointError as error:
+            raise OnlyModelError(
+                f"{error.message}. The model is written",
+                where=error.where,
+                hint="to continue from the previous checkpoint, if there is one, free space and start again with "
+                "--resume auto",
+            ) from error
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -148,6 +175,7 @@ class BackgroundStore(CheckpointStore):
         if thread.is_alive() and time.monotonic() < started + self._timeout_seconds:
             return False
         if thread.is_alive():
+            self._files.is_cancelled = True
             self._fail(self._too_slow())
         self._thread = None
         return True

@@ -27,11 +27,13 @@ from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_core.util.tensor_files import load_tree, save_tree
 
 from .checkpoint_files import CheckpointFiles
+from .liger import check_liger, use_liger
 from .master_adamw import MASTER, MasterAdamW
 from .parts import (
     LossScale,
     ResolvedPrecision,
     check_offload,
+    grouped_names,
     load_scheduler,
     make_adamw,
     resolve_precision,
@@ -145,7 +147,7 @@ class StrategyBase(GroupStrategy):
     plugin's component refers to the class itself as its `build`.
 
     Args:
-        config: the `strategy:` section. Its options `precision` and `timeout_seconds` are used if they exist.
+        config: the `strategy:` section. Its options `precision`, `timeout_seconds` and `liger` are used if they exist.
         context: the run's context, with its device.
     """
 
@@ -159,6 +161,9 @@ class StrategyBase(GroupStrategy):
         super().__init__(ProcessGroup(device, getattr(config, "timeout_seconds", _TIMEOUT_SECONDS)))
         self.precision = resolve_precision(getattr(config, "precision", "fp32"), device, self.precision_on_cpu)
         check_offload(device, {name: bool(getattr(config, name)) for name in self.offload_options})
+        self._uses_liger = bool(getattr(config, "liger", False))
+        if self._uses_liger:
+            check_liger(device)
         self._config = config
         self._prepared: list[Prepared] = []
 
@@ -186,11 +191,18 @@ class StrategyBase(GroupStrategy):
     ) -> TrainedModel:
         self._agree_on_weights(model)
         groups = grouped_names(model, optimizer)
+        if self._uses_liger:
+            use_liger(model)
         trained = self._wrap(model, optimizer, scheduler, max_grad_norm)
         parameters = dict(self.unwrap(trained.model).named_parameters())
         scale = LossScale(enabled=self.precision == "fp16")
         self._prepared.append(Prepared(trained, groups, parameters, max_grad_norm, scale))
         return trained
+
+    def prepare_inference(self, model: nn.Module) -> nn.Module:
+        if self._uses_liger:
+            use_liger(model)
+        return super().prepare_inference(model)
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
         with self.group.guard("the gradients of the other processes"):
@@ -380,19 +392,3 @@ def _changed_numbers(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 
 def _numbers(options: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in options.items() if isinstance(value, int | float)}
-
-
-def grouped_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """Return the names of an optimizer's parameters, per parameter group.
-
-    Args:
-        model: the model that the parameters belong to.
-        optimizer: an optimizer of its parameters.
-
-    Example:
-        >>> model = nn.Linear(2, 1)
-        >>> grouped_names(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        [['weight', 'bias']]
-    """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]

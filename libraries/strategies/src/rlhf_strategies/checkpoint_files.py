@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from rlhf_core.errors import CheckpointError
+
 
 class CheckpointFiles:
     """Writes files at once."""
@@ -45,6 +47,8 @@ class DeferredFiles(CheckpointFiles):
     def __init__(self) -> None:
         """Create an empty list of files."""
         self._actions: deque[Callable[[], object]] = deque()
+        self.is_cancelled = False
+        """Set by another thread, so that `run` ends after the current action."""
 
     def snapshot(self, tree: Any) -> Any:
         """Return a copy with all tensors in host memory."""
@@ -61,6 +65,12 @@ class DeferredFiles(CheckpointFiles):
         self._actions.append(action)
 
     def run(self) -> None:
-        """Run the actions. The memory of each one is freed when it is done."""
-        while self._actions:
+        """Run the actions. The memory of each one is freed when it is done.
+
+        Raises:
+            CheckpointError: `is_cancelled` was set.
+        """
+        while self._actions and not self.is_cancelled:
             self._actions.popleft()()
+        if self.is_cancelled:
+            raise CheckpointError("it was cancelled")

@@ -244,3 +244,19 @@ def save_scheduler(scheduler: LRScheduler, path: Path) -> None:
 def load_scheduler(scheduler: LRScheduler, path: Path) -> None:
     """Restore a schedule's progress."""
     scheduler.load_state_dict({**scheduler.state_dict(), **json.loads((path / _SCHEDULER_FILE).read_text())})
+
+
+def grouped_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """Return the names of an optimizer's parameters, per parameter group.
+
+    Args:
+        model: the model that the parameters belong to.
+        optimizer: an optimizer of its parameters.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> grouped_names(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        [['weight', 'bias']]
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]

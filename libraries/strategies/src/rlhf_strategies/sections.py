@@ -9,6 +9,16 @@ from pydantic import Field
 from rlhf_core.config import StrategyConfig
 
 
+class KernelsConfig(StrategyConfig):
+    """Base of the `strategy:` section of a strategy whose models may use other kernels."""
+
+    liger: bool = Field(
+        default=False,
+        description="Compute norms, rotary embeddings and MLPs with Liger's Triton kernels. Needs a GPU and "
+        "`pip install 'rlhf-torch[cuda]'`.",
+    )
+
+
 class ProcessesConfig(StrategyConfig):
     """Base of the `strategy:` section of a strategy for several processes."""
 
@@ -20,7 +30,7 @@ class ProcessesConfig(StrategyConfig):
     )
 
 
-class TorchDdpConfig(ProcessesConfig):
+class TorchDdpConfig(ProcessesConfig, KernelsConfig):
     """`strategy:` section for `name: torch-ddp`, and base of ColossalAI's `ddp`."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

@@ -239,9 +239,17 @@ def test_rows_that_do_not_fit_together_have_the_same_scores(monkeypatch):
     ]
     together = score_rows(model, rows, 3)
     assert [len(each) for each in together] == [8, 1, 23, 1, 0]
+    passes = []
+
+    def run(work):
+        passes.append(work)
+        return work()
+
     monkeypatch.setattr("rlhf_serve.logprobs._MAX_LOGITS", 16 * 10)
     monkeypatch.setattr("rlhf_serve.logprobs._SLICE", 4)
-    for one, other in zip(together, score_rows(model, rows, 3), strict=True):
+    apart = score_rows(model, rows, 3, run)
+    assert len(passes) == 5, "the row of 23 tokens is in three parts"
+    for one, other in zip(together, apart, strict=True):
         assert [each.top_ids for each in one] == [each.top_ids for each in other]
         assert close([each.logprob for each in one], [each.logprob for each in other])
 
@@ -251,3 +259,25 @@ def test_weights_that_have_diverged_are_an_error():
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     with pytest.raises(DivergenceError, match="not finite"):
         score_rows(model, [ScoredRow((4, 5), 1)], 1)
+
+
+def test_a_request_for_too_many_log_probs_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr("rlhf_serve.serving._MAX_LOGPROBS", 2**20)
+
+    async def work(client):
+        asked = {"model": "mine", "prompt": "3>", "n": 128, "max_tokens": 450}
+        with pytest.raises(openai.BadRequestError, match=r"might have 1209600 log-probs.*set a smaller n, max_tokens"):
+            await client.completions.create(**asked, logprobs=20)
+        return await client.completions.create(**{**asked, "max_tokens": 1}, logprobs=20)
+
+    assert len(ask(tiny, work, max_new_tokens=500).choices) == 128
+
+
+def test_bytes_that_never_become_a_character_are_decoded_in_short_pieces(monkeypatch):
+    tokenizer = chat_tokenizer("qwen2")
+    (token,) = tokenizer.convert_tokens_to_ids(["Ģ"])  # the byte 0x80, which is inside of a character only
+    lengths, decode = [], tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **options: lengths.append(len(ids)) or decode(ids, **options))
+    tokens = describe(tokenizer, [token] * 50, [])
+    assert "".join(each.text for each in tokens) == decode([token] * 50)[: 50 - 50 % 4]
+    assert max(lengths) <= 8

@@ -103,6 +103,21 @@ def test_calls_with_one_seed_wait_for_each_other_and_a_left_one_for_none():
         asyncio.run(ask(model))
 
 
+def test_greedy_calls_with_one_seed_do_not_wait():
+    """Clients such as lm-eval send one seed with every request, at temperature 0."""
+    engine = Endless()
+
+    async def ask(model):
+        asking = [asyncio.create_task(model.answer(call(ENDLESS, seed=1, temperature=0))) for _ in range(2)]
+        await until(lambda: len(engine.open) == 2)
+        for each in asking:
+            each.cancel()
+        await asyncio.wait(asking)
+
+    with served(engine) as model:
+        asyncio.run(ask(model))
+
+
 def test_closing_ends_what_is_being_sampled():
     engine = Endless()
 
@@ -132,3 +147,29 @@ def test_an_engine_that_cannot_cancel_answers_all_the_same(engine):
 
     with served(made) as model:
         asyncio.run(ask(model))
+
+
+def test_log_probs_of_a_client_that_left_are_computed_no_further(monkeypatch):
+    monkeypatch.setattr("rlhf_serve.logprobs._MAX_LOGITS", 1)  # a pass for each token
+    began, may_go_on, passes = threading.Event(), threading.Event(), []
+
+    async def leave_and_ask(model):
+        run = model._thread.run
+
+        def counted(work):
+            passes.append(work)
+            began.set()
+            assert may_go_on.wait(60)
+            return run(work)
+
+        monkeypatch.setattr(model._thread, "run", counted)
+        leaving = asyncio.create_task(model.answer(call(0, "hello hello", echo=True, top_logprobs=1)))
+        await until(began.is_set)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        may_go_on.set()
+        assert (await model.answer(call(2))).completion_tokens == 2
+
+    with served(Endless()) as model:
+        asyncio.run(leave_and_ask(model))  # waits for its threads
+    assert len(passes) == 1

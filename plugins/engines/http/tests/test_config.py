@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
+from running import run_rlhf
 
 from rlhf_engine_http.config import HttpEngineConfig
 
@@ -36,3 +37,12 @@ def test_one_address_or_several():
     assert HttpEngineConfig(url=f"{LOCAL}/").url == [LOCAL]
     remote = HttpEngineConfig(url=["http://a:1", "http://b:1"], weights_folder="/shared")
     assert remote.url == ["http://a:1", "http://b:1"]
+
+
+def test_a_run_is_checked_and_planned_without_the_server():
+    url = ("--engine", "http", "--set", "engine.url=http://localhost:9")
+    assert "can run" in run_rlhf("train", *url, "--dry-run").stdout
+    plans = [run_rlhf("plan", *engine).stdout for engine in (url, ("--engine", "hf"))]
+    assert ["key-value cache" in plan for plan in plans] == [False, True]
+    missing = run_rlhf("train", "--engine", "http", "--dry-run")
+    assert missing.returncode == 2 and "engine.url: is required" in missing.stderr

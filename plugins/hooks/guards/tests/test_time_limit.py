@@ -36,8 +36,12 @@ class Clock:
 class Session:
     """A session of a run with one limit, in seconds."""
 
-    def __init__(self, folder: Path, clock: Clock, limit: float, episodes: int = 100, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, clock: Clock, limit: float, episodes: int = 100, background: bool = False, **options: Any
+    ) -> None:
         run = {"train": {"max_hours": {"hours": limit / 3600, **options}}}
+        if background:
+            run["checkpoint"] = {"background": {"timeout_seconds": 1800.0}}
         self.limit = TimeLimit(Any, HookContext(run_folder=folder, run=run))
         self.clock = clock
         self.limit.rlhf_run_start()
@@ -74,6 +78,25 @@ def test_the_longest_episode_and_twice_the_longest_checkpoint_must_fit(tmp_path:
         "0.0192 of 0.0278 hours are over, and another episode may take 0.00889 hours with its checkpoint"
     )
     assert session.episode(4, 1) is None  # it is decided already
+
+
+@pytest.mark.parametrize(
+    ("background", "seconds", "is_over"), [(True, 20, True), (True, 5000, False), (False, 20, False)]
+)
+def test_a_write_in_the_background_counts_too(
+    tmp_path: Path, clock: Clock, background: bool, seconds: float, is_over: bool
+) -> None:
+    """The checkpoint of another session, which took 5000 seconds or was copied, does not count."""
+    clock.now -= 100
+    os.utime(tmp_path / ".lock", times=(clock.now, clock.now))
+    session = Session(tmp_path, clock, limit=60, background=background)
+    assert session.episode(0, 10, save_seconds=1) is None
+    checkpoint = RunFolder(tmp_path).checkpoints / "step-1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").touch()
+    copied = checkpoint.stat().st_ctime - seconds
+    os.utime(checkpoint / "state.json", times=(copied, copied))
+    assert (session.episode(1, 10) is not None) is is_over  # at 21: 11 and 2 seconds are needed, and 40
 
 
 def test_the_time_to_keep_may_be_set(tmp_path: Path, clock: Clock) -> None:

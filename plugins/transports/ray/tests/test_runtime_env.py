@@ -14,6 +14,7 @@ import yaml
 from running import run_rlhf
 
 from rlhf_core.config.resolve import resolve
+from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError, RlhfError, UserInputError
 from rlhf_core.util import redact_mapping
 from rlhf_ray import cluster
@@ -57,6 +58,14 @@ def test_what_ray_would_reject_or_ignore_is_wrong_input(option: dict[str, Any], 
     with pytest.raises(UserInputError, match=r"transport\.runtime_env") as caught:
         init_options(option)
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"), [({"env_var": {"A": "1"}}, "does not have the key"), (variables(NOWHERE=None), "not set in")]
+)
+def test_a_dry_run_finds_it_too(option: dict[str, Any], problem: str, run_file: RunFile) -> None:
+    with pytest.raises(UserInputError, match=rf"transport\.runtime_env.*{problem}"):
+        check_run(resolve(run_file(runtime_env=option)))
 
 
 def test_keys_of_the_clusters_own_plugins_pass(monkeypatch: pytest.MonkeyPatch) -> None:

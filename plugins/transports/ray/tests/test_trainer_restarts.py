@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlhf_core import train
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.training import RunRequest
+from rlhf_ray import actors
 from rlhf_ray.calls import ActorLostError, TrainerLostError
 from rlhf_ray.trainer_restarts import RESTART, TrainerRestarts
 
@@ -184,6 +186,29 @@ def test_an_error_that_is_raised_is_not_tried_again(
         train(run, output=tmp_path / "ray")
     assert not restarts_of(tmp_path / "ray")
     assert json.loads((tmp_path / "ray" / "summary.json").read_text())["trainer_restarts"] == 0
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_run_that_waits_for_room_says_so_and_stops_when_asked(
+    tmp_path: Path,
+    run_file: RunFile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warn = actors.logger.warning
+
+    def warning(text: str, *values: object) -> None:
+        warn(text, *values)
+        if text.startswith("waiting for"):
+            signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(actors, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(actors.logger, "warning", warning)
+    with pytest.raises(InterruptedRun, match="stopped while its actors started"):
+        train(run_file(maker_cpus=900), output=tmp_path / "ray")
+    assert json.loads((tmp_path / "ray" / "summary.json").read_text())["status"] == "interrupted"
+    assert re.search(
+        r"waiting for maker-0.* to start: they reserve 900 CPU", (tmp_path / "ray" / "run.log").read_text()
+    )
 
 
 # From which checkpoint, without Ray.

@@ -14,7 +14,7 @@ import ray
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
 from rlhf_core.types import PhaseTimes
-from rlhf_ray.calls import ActorLostError, explain, first_cause
+from rlhf_ray.calls import ActorLostError, explain, first_cause, is_lost
 from rlhf_ray.cluster import cluster_address
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
@@ -294,6 +294,16 @@ class TestFailures:
         assert (explained.where, explained.message, explained.hint) == ("maker-1, weight sync", "refused", "do")
         bug = explain("maker-1", ray.exceptions.RayTaskError("work", "Traceback", KeyError("k")).as_instanceof_cause())
         assert bug.message == "KeyError: 'k'"
+
+    @pytest.mark.parametrize("kind", [ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError])
+    def test_an_actor_that_ray_killed_for_memory_or_with_its_node_is_lost(self, kind: type[Exception]) -> None:
+        error = kind("1 worker(s) were killed\nMemory usage exceeded\nTo disable worker killing, set a variable")
+        assert is_lost(error)
+        explained = explain("trainer-0", error)
+        assert isinstance(explained, ActorLostError)
+        assert (explained.where, explained.message) == ("trainer-0", "its process exited: 1 worker(s) were killed")
+        in_actor = ray.exceptions.RayTaskError("fit", "Traceback", error).as_instanceof_cause()
+        assert not is_lost(in_actor)
 
     def test_a_run_that_was_asked_to_stop_leaves_no_traceback(self, caplog: pytest.LogCaptureFixture) -> None:
         raised = ray.exceptions.RayTaskError("fit", "Traceback", InterruptedRun("stopped after episode 1"))

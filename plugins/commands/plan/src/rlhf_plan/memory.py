@@ -105,7 +105,7 @@ class MemoryEstimate:
             making["reference weights"] = math.ceil(shape.num_parameters * untrained_bytes)
         for role, (size, model) in self._frozen.items():
             making[f"{role} weights"] = math.ceil(size * _bytes_of(model, untrained_bytes))
-        if self._answer_tokens:
+        if self._answer_tokens and not getattr(resolved.engine.config, "is_remote", False):
             samples = resolved.run.train.samples_per_episode / (makers or ranks)
             rows = min(samples, getattr(resolved.engine.config, "max_batch_size", samples))
             making["key-value cache"] = int(rows * self.tokens_per_sample * shape.kv_values_per_token * _FP32)

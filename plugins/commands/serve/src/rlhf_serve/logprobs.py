@@ -5,8 +5,9 @@ They do not depend on the engine: the distribution is the model's own, at temper
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MAX_LOGITS = 2**27
-"""Maximum number of logits of one forward pass, or those of one row. 0.5 GiB in float32."""
+"""Maximum number of logits of one forward pass. 0.5 GiB in float32."""
 _SLICE = 256
 """Number of positions whose log-probs are computed at once, since these are float32 copies of the logits."""
 _LEAST = -9999.0
 """Reported instead of a lower log-prob, since JSON does not have infinities."""
 _UNFINISHED = "\ufffd"
 """Decoded in place of an incomplete character."""
+_MAX_PARTS = 4
+"""Maximum number of tokens of a character, which has at most four bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +55,33 @@ def vocabulary_size(model: nn.Module) -> int:
     return int(embedding.get_input_embeddings().weight.shape[0])
 
 
-@torch.no_grad()
-def score_rows(model: nn.Module, rows: Sequence[ScoredRow], num_top: int) -> list[list[TokenScore]]:
+Scores = list[TokenScore]
+
+
+def score_rows(
+    model: nn.Module,
+    rows: Sequence[ScoredRow],
+    num_top: int,
+    run: Callable[[Callable[[], Scores]], Scores] = lambda work: work(),
+) -> list[Scores]:
     """Return the scores of each row's tokens from its first one on.
 
-    Raises `DivergenceError` if the logits are not finite.
+    `run` calls each forward pass, with a part of the rows. Raises `DivergenceError` if the logits are not finite.
     """
-    scores: list[list[TokenScore]] = [[] for _ in rows]
-    for indices in _batches([len(row.token_ids) for row in rows], _MAX_LOGITS // vocabulary_size(model)):
-        found = iter(_score(model, [rows[index] for index in indices], num_top))
-        for index in indices:
-            scores[index] = [next(found) for _ in rows[index].token_ids[rows[index].first :]]
+    limit = max(1, _MAX_LOGITS // vocabulary_size(model))
+    parts = [(index, part) for index, row in enumerate(rows) for part in _parts(row, limit)]
+    scores: list[Scores] = [[] for _ in rows]
+    for batch in _batches([len(part.token_ids) for _, part in parts], limit):
+        found = iter(run(partial(_score, model, [parts[each][1] for each in batch], num_top)))
+        for index, part in (parts[each] for each in batch):  # the parts of a row are in order, since they grow
+            scores[index] += [next(found) for _ in part.token_ids[part.first :]]
     return scores
+
+
+def _parts(row: ScoredRow, limit: int) -> Iterator[ScoredRow]:
+    """Prefixes of a row, each with at most `limit` needed tokens. Tokens do not depend on later ones."""
+    for first in range(row.first, len(row.token_ids), limit):
+        yield ScoredRow(row.token_ids[: first + limit], first)
 
 
 def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -78,8 +96,9 @@ def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _score(model: nn.Module, rows: Sequence[ScoredRow], num_top: int) -> Iterator[TokenScore]:
-    """Yield the scores of all needed tokens of the rows, by row."""
+@torch.no_grad()
+def _score(model: nn.Module, rows: Sequence[ScoredRow], num_top: int) -> Scores:
+    """Return the scores of all needed tokens of the rows, by row."""
     device = next(model.parameters()).device
     longest = max(len(row.token_ids) for row in rows)
     ids = torch.tensor([[*row.token_ids, *([0] * (longest - len(row.token_ids)))] for row in rows], device=device)
@@ -88,8 +107,8 @@ def _score(model: nn.Module, rows: Sequence[ScoredRow], num_top: int) -> Iterato
     firsts = torch.tensor([[row.first] for row in rows], device=device)
     logits = token_logits(model, ids, columns < ends, (columns >= firsts - 1) & (columns < ends - 1))
     labels = torch.tensor([token for row in rows for token in row.token_ids[row.first :]], device=device)
-    for some, chosen in zip(logits.split(_SLICE), labels.split(_SLICE), strict=True):
-        yield from _scores_of(some, chosen, num_top)
+    slices = zip(logits.split(_SLICE), labels.split(_SLICE), strict=True)
+    return [score for some, chosen in slices for score in _scores_of(some, chosen, num_top)]
 
 
 def _scores_of(logits: Tensor, labels: Tensor, num_top: int) -> Iterator[TokenScore]:
@@ -129,7 +148,7 @@ def describe(
         if score is not None:
             texts = [decode([*before, each])[len(known) :] for each in score.top_ids]
             top = tuple(zip(texts, score.top_logprobs, strict=True))
-        if text.endswith(_UNFINISHED):
+        if text.endswith(_UNFINISHED) and index + 1 - end < _MAX_PARTS:
             text = ""
         else:
             start, end = end, index + 1

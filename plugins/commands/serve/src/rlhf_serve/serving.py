@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Future
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +20,14 @@ from rlhf_core.util import derive_seed
 from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, TokenLogprob, reply_message, template_messages
 from rlhf_models import EngineThread, OpenEngine, open_engine
 
-from .logprobs import ScoredRow, TokenScore, describe, score_rows, vocabulary_size
+from .logprobs import ScoredRow, Scores, TokenScore, describe, score_rows, vocabulary_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _END_SECONDS = 10.0
+_MAX_LOGPROBS = 2**21
+"""Maximum number of log-probs in a response. One takes about 0.5 KiB of memory until the response is sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +62,7 @@ class ServedModel:
     async def answer_all(self, calls: Sequence[Call]) -> list[Answer]:
         """Answer calls in one batch. Raises `CallRefused`, before any is answered, if one of them is invalid."""
         works = self._works(calls)
+        _check_logprobs(works)
         completions = await self._complete(works)
         tokens = await self._tokens(works, completions)
         return [self._answer(*each) for each in zip(works, completions, tokens, strict=True)]
@@ -74,9 +78,11 @@ class ServedModel:
             limit = self._limit(call, len(prompt_ids))
             ends = self._chat.ends(self._engine.eos_token_ids) if call.messages else ()
             number = self._count + len(works)
-            sample_id = number if call.seed is None else derive_seed(0, "seed of a call", call.seed)
+            sampling = self._sampling(call, ends)
+            seed = None if sampling.greedy else call.seed  # calls with equal sample ids wait for each other
+            sample_id = number if seed is None else derive_seed(0, "seed of a call", seed)
             request = GenerationRequest(sample_id=sample_id, prompt_ids=prompt_ids, max_new_tokens=limit)
-            works.append(_Work(call, number, request, self._sampling(call, ends)))
+            works.append(_Work(call, number, request, sampling))
         self._count += len(works)
         return works
 
@@ -112,12 +118,22 @@ class ServedModel:
             rows.append(ScoredRow((*prompt_ids, *(completion.token_ids if completion else ())), first))
         num_top = max(works[index].call.top_logprobs or 0 for index in wanted)
 
+        has_left = threading.Event()
+
+        def run(work: Callable[[], Scores]) -> Scores:
+            """Call `work` between two decoding steps, so that other answers progress."""
+            if has_left.is_set():
+                raise CancelledError
+            return self._thread.run(work)
+
         def score() -> list[tuple[TokenLogprob, ...]]:
-            scores = self._thread.run(lambda: score_rows(self._policy, rows, num_top))
-            found = zip(wanted, rows, scores, strict=True)
+            found = zip(wanted, rows, score_rows(self._policy, rows, num_top, run), strict=True)
             return [self._describe(works[index], row, each) for index, row, each in found]
 
-        tokens = dict(zip(wanted, await asyncio.to_thread(score), strict=True))
+        try:
+            tokens = dict(zip(wanted, await asyncio.to_thread(score), strict=True))
+        finally:
+            has_left.set()
         return [tokens.get(index) for index in range(len(works))]
 
     def _describe(self, work: _Work, row: ScoredRow, scores: Sequence[TokenScore]) -> tuple[TokenLogprob, ...]:
@@ -183,6 +199,18 @@ class ServedModel:
             stop=(*call.stop, *ends),
             greedy=greedy,
         )
+
+
+def _check_logprobs(works: Sequence[_Work]) -> None:
+    """Raise `CallRefused` if the response might have too many log-probs."""
+    count = 0
+    for work in works:
+        if (num_top := work.call.top_logprobs) is not None:
+            num_tokens = (work.request.max_new_tokens or 0) + (len(work.request.prompt_ids) if work.call.echo else 0)
+            count += num_tokens * (1 + num_top)
+    if count > _MAX_LOGPROBS:
+        message = f"the response might have {count} log-probs, the limit is {_MAX_LOGPROBS}"
+        raise CallRefused(400, "invalid_request", f"{message}: set a smaller n, max_tokens or top_logprobs")
 
 
 def model_of(path: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,6 +17,9 @@ WHERE = f"engine {NAME}"
 
 class HttpEngineConfig(EngineConfig):
     """Rollouts by a vLLM or SGLang server."""
+
+    is_remote: ClassVar[bool] = True
+    """Generation needs no memory in the run's processes (`rlhf plan`)."""
 
     url: list[str] = Field(
         description="Address of the server, such as http://localhost:8000. A list has one server for each process that "

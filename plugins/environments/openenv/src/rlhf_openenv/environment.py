@@ -37,6 +37,7 @@ class OpenEnvEnvironment:
         self.metrics = {"invalid_actions": 0.0}
         self._config = config
         self._client: Any = None
+        self._connection: Any = None
         self._observation = ""
 
     async def reset(self, task: Any) -> str:
@@ -49,6 +50,7 @@ class OpenEnvEnvironment:
             mode="simulation",
         )
         await self._wait("connecting", self._client.connect())
+        self._connection = self._client._ws  # the library drops it if a call is canceled
         options = {**self._config.reset, "seed": task.seed}
         self._observation = self._text(await self._wait("resetting the environment", self._client.reset(**options)))
         return self._config.instructions + self._observation
@@ -70,13 +72,12 @@ class OpenEnvEnvironment:
         """Close the session with a short timeout, then abort the connection in any case."""
         if self._client is None:
             return
-        connection = self._client._ws  # the library drops it if closing is interrupted
         try:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._client.close(), _LEAVE_SECONDS)
         finally:
-            if connection is not None:
-                connection.transport.abort()
+            if self._connection is not None:
+                self._connection.transport.abort()
 
     async def _wait(self, call: str, response: Coroutine[Any, Any, Any]) -> Any:
         """Await a call of the library. Raises `NoAction` for an invalid action, and otherwise `EpisodeError`."""

@@ -10,6 +10,6 @@ openenv = Component(
     summary="An environment on an OpenEnv server, one session per episode, with its own reward.",
     config=OpenEnvConfig,
     build="rlhf_openenv.environment:OpenEnvEnvironment",
-    requires=("openenv", "fastapi", "fastmcp", "websockets"),
-    install="pip install 'rlhf-openenv[openenv]' && pip install --no-deps 'openenv-core>=0.3,<0.4'",
+    requires=("openenv", "fastapi", "fastmcp", "jsonschema", "websockets"),
+    install="pip install 'rlhf-openenv[openenv]' && pip install --no-deps 'openenv>=0.10,<0.11'",
 )

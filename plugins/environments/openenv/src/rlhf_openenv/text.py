@@ -42,6 +42,8 @@ def action_of(reply: str, field: str | None) -> dict[str, Any]:
 def text_of(observation: Any, field: str | None) -> str:
     """Return an observation, or one field of it, as text. Raises `ValueError` if it is missing or invalid.
 
+    OpenEnv's own field `metadata` is shown only if it is selected.
+
     Example:
         >>> text_of({"board": [0, 1], "hint": "warm"}, "hint")
         'warm'
@@ -51,7 +53,8 @@ def text_of(observation: Any, field: str | None) -> str:
     if field is not None and field not in observation:
         known = ", ".join(map(str, observation))
         raise ValueError(f'returned an observation without "{field}" (its fields: {known or "none"})'[:1000])
-    shown = observation if field is None else observation[field]
+    whole = {name: value for name, value in observation.items() if name != "metadata"}
+    shown = whole if field is None else observation[field]
     text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
     if len(text) > MAX_OBSERVATION_CHARS:
         raise ValueError(f"returned an observation of {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")

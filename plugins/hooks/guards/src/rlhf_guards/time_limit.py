@@ -19,6 +19,8 @@ KEY = "train.max_hours"
 """The option that sets the limit, and `by` of the decision."""
 _DECISION = "decision"
 """Kind of the manifest's events that record decisions of hook plugins."""
+_COPIED_LAST = "state.json"
+"""File of a checkpoint that is written while training waits, after all copies were made."""
 _SIGNALS = "Ctrl-C, SIGTERM, SIGHUP or SIGUSR1"
 _SPREAD = 1.1
 """Assumed maximum length of the next episode, relative to the longest so far."""
@@ -32,6 +34,7 @@ class TimeLimit:
 
     def __init__(self, config: Section, context: HookContext) -> None:
         options = context.run.get("train", {}).get("max_hours")
+        self._is_background = bool(context.run.get("checkpoint", {}).get("background"))
         self._options = None if options is None else MaxHoursConfig.model_validate(options)
         self._folder = RunFolder(context.run_folder)
         self._num_decisions = 0
@@ -43,6 +46,8 @@ class TimeLimit:
         self._longest_episode = 0.0
         self._longest_save = 0.0
         """Maximum time in seconds between the end of an episode and that of its checkpoint."""
+        self._longest_write = 0.0
+        """Maximum time in seconds for which a checkpoint was written after that (`checkpoint.background`)."""
         self._is_over = False
 
     @hookimpl
@@ -63,6 +68,8 @@ class TimeLimit:
         if moment.at == "episode":
             self._episode_ended = time.monotonic()
             self._longest_episode = max(self._longest_episode, self._episode_ended - self._episode_started)
+            if self._is_background:
+                self._longest_write = max(self._longest_write, self._write_seconds())
         if self._options is None or self._is_over or moment.at not in ("episode", "paused"):
             return None
         used = time.time() - self._started
@@ -90,7 +97,18 @@ class TimeLimit:
 
     def _reserve(self, options: MaxHoursConfig) -> float:
         """Return the seconds to keep for the last checkpoint and the model."""
-        return 2 * self._longest_save if options.reserve_minutes is None else options.reserve_minutes * 60
+        if options.reserve_minutes is not None:
+            return options.reserve_minutes * 60
+        return 2 * (self._longest_save + self._longest_write)
+
+    def _write_seconds(self) -> float:
+        """Return the seconds from the copy of this session's newest checkpoint to its completion. 0 without one."""
+        files = self._folder.checkpoints.glob(f"step-*/{_COPIED_LAST}")
+        try:
+            copied, completed = max((each.stat().st_mtime, each.parent.stat().st_ctime) for each in files)
+        except (ValueError, OSError):  # there is none, or it was removed meanwhile
+            return 0.0
+        return completed - copied if copied >= self._started else 0.0  # renamed when it was complete
 
 
 def _hours(seconds: float) -> str:

@@ -7,13 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config import StrategyConfig
-from rlhf_strategies import ProcessesConfig
+from rlhf_strategies import KernelsConfig, ProcessesConfig
 
 _PROCESSES_OF_A_MACHINE = 8
 
 
-class SingleConfig(StrategyConfig):
+class SingleConfig(KernelsConfig):
     """`strategy:` section for `name: single`."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
@@ -22,7 +21,7 @@ class SingleConfig(StrategyConfig):
     )
 
 
-class FsdpConfig(ProcessesConfig):
+class FsdpConfig(ProcessesConfig, KernelsConfig):
     """`strategy:` section for `name: fsdp`."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
@@ -66,4 +65,6 @@ class FsdpConfig(ProcessesConfig):
     def _sequence_needs_tensor_parallel(self) -> FsdpConfig:
         if self.sequence_parallel and self.tensor_parallel == 1:
             raise ValueError("sequence_parallel needs tensor parallelism: set tensor_parallel above 1")
+        if self.liger and self.tensor_parallel > 1:
+            raise ValueError("liger does not support split matrices: set tensor_parallel to 1")
         return self

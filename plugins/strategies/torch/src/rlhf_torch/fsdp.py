@@ -30,6 +30,7 @@ from rlhf_strategies import (
     grouped_names,
     stored_parameters,
     torch_dtype,
+    use_liger,
     weights_left_in_files,
 )
 
@@ -189,6 +190,8 @@ class FsdpStrategy(StrategyBase):
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
         """Shard a frozen model too, since it is as large as the trained one."""
+        if self._uses_liger:
+            use_liger(model)
         self._shard(model.requires_grad_(False).eval())
         return model
 

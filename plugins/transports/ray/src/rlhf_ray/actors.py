@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import InterruptedRun, RlhfError
 from rlhf_core.training import RunRequest
 
 from .actor_context import ActorSpec
@@ -30,6 +31,9 @@ from .trainer_actor import TrainerActor
 
 logger = logging.getLogger("rlhf.ray")
 
+_POLL_SECONDS = 0.5
+_TELL_SECONDS = 30.0
+"""Time after which the log names the actors that have not started and the resources they need."""
 _END_SECONDS = 15.0
 """Grace period for makers to exit on their own once the run is over."""
 
@@ -159,22 +163,44 @@ class Actors:
         ]
 
     def _wait_for_all(self, trainers: Mapping[str, Any]) -> None:
-        """Wait until every actor runs, whether it then works or fails. Raises `RlhfError` if resources are missing."""
+        """Wait until every actor runs, whether it then works or fails.
+
+        Raises:
+            InterruptedRun: The user requested a stop meanwhile. Nothing is lost, since nothing was trained yet.
+            RlhfError: Resources are missing.
+        """
         config = self.config
         starts = {maker.started: maker.name for maker in self.makers}
         starts |= {actor.__ray_ready__.remote(): name for name, actor in trainers.items()}
-        late = ray.wait(list(starts), num_returns=len(starts), timeout=config.start_timeout_seconds)[1]
+        late, begun, waited, is_told = list(starts), time.monotonic(), 0.0, False
+        while late and waited < config.start_timeout_seconds:
+            timeout = min(_POLL_SECONDS, config.start_timeout_seconds - waited)
+            late = ray.wait(late, num_returns=len(late), timeout=timeout)[1]
+            waited = time.monotonic() - begun
+            if late and self.request.interrupted():
+                raise InterruptedRun(
+                    "stopped while its actors started, before any further training",
+                    hint=f"continue with --output {self.request.folder.path} --resume auto",
+                )
+            if late and waited >= _TELL_SECONDS and not is_told:
+                is_told = True
+                logger.warning(
+                    "waiting for %s, at most %g s", self._describe_start(late, starts), config.start_timeout_seconds
+                )
         if late:
-            names = [starts[each] for each in late]
-            num_trainers = sum(name in trainers for name in names)
-            num_makers = len(names) - num_trainers
-            cpus = num_makers * config.maker_cpus + num_trainers * config.trainer_cpus
-            gpus = num_makers * config.maker_gpus + num_trainers * config.trainer_gpus
             raise RlhfError(
-                f"waited {config.start_timeout_seconds:g} s for {', '.join(names)} to start: {resources(cpus, gpus)}",
+                f"waited {config.start_timeout_seconds:g} s for {self._describe_start(late, starts)}",
                 where="transport",
                 hint="lower transport.maker_cpus, maker_gpus, trainer_cpus, trainer_gpus, or the number of actors",
             )
+
+    def _describe_start(self, late: Sequence[Any], starts: Mapping[Any, str]) -> str:
+        config, names = self.config, [starts[each] for each in late]
+        num_makers = sum(name in {maker.name for maker in self.makers} for name in names)
+        num_trainers = len(names) - num_makers
+        cpus = num_makers * config.maker_cpus + num_trainers * config.trainer_cpus
+        gpus = num_makers * config.maker_gpus + num_trainers * config.trainer_gpus
+        return f"{', '.join(names)} to start: {resources(cpus, gpus)}"
 
     def fit(self) -> dict[Any, str]:
         """Start training on every rank and return result reference -> trainer name."""

@@ -15,6 +15,8 @@ from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     GetTimeoutError,
+    NodeDiedError,
+    OutOfMemoryError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -22,7 +24,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError
+from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, first_line
 
 from .runtime_env import WHERE as RUNTIME_ENV
 
@@ -123,7 +125,8 @@ def is_lost(error: BaseException) -> bool:
 
     An actor that cannot be created has raised an error too, for example because a package is missing on its node.
     """
-    lost = ActorDiedError | ActorUnavailableError | WorkerCrashedError
+    # OutOfMemoryError: Ray's memory monitor killed it. This class and NodeDiedError are not RayActorErrors.
+    lost = ActorDiedError | ActorUnavailableError | WorkerCrashedError | NodeDiedError | OutOfMemoryError
     has_raised = isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False)
     return not has_raised and isinstance(error, lost)
 
@@ -173,6 +176,8 @@ def _last_line(error: BaseException) -> str:
 
 def _reason(error: BaseException) -> str:
     """The line of Ray's message that names the cause of an actor's death."""
+    if isinstance(error, OutOfMemoryError | NodeDiedError):
+        return first_line(error)  # the other lines list processes, and Ray's options
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if "cause" in line.lower() or "exit" in line.lower() or "kill" in line.lower()]
     return (causes or lines or [type(error).__name__])[-1]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from rlhf_core.config import OwnProcesses, Problem, ResolvedRun, TransportConfig
+
+if TYPE_CHECKING:
+    from rlhf_core.wiring import RunInputs
 
 _MAX_BATCHES = 32
 """Each batch has a thread, and with an isolated environment a process."""
@@ -127,6 +130,12 @@ class RayConfig(TransportConfig):
         if self.sync == "adapter" and run.run.model.lora is None:
             problem = "adapter sends only what LoRA trains, but the model has no adapter"
             yield Problem("sync", problem, "add model.lora, or set transport.sync to full or chunked")
+
+    def check_inputs(self, inputs: RunInputs) -> None:
+        """Raise `UserInputError` for a runtime environment that Ray would reject. Called in the driver only."""
+        from .runtime_env import init_options  # on use, since files of options import core only
+
+        init_options(self.runtime_env)
 
     def max_batches(self, prompts_per_episode: int) -> int | None:
         """Number of batches that a maker generates concurrently: its share of the episodes that may be open.

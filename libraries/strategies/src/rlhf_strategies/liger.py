@@ -1,0 +1,53 @@
+"""Liger's Triton kernels in a transformers model: norms, rotary embeddings and MLPs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlhf_core.errors import ConfigError
+
+_WHERE = "strategy.liger"
+_OTHER_LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+"""Kernels that replace the model's own loss or its forward, neither of which training uses."""
+
+
+def check_liger(device: torch.device) -> None:
+    """Raise `ConfigError` if Liger's kernels cannot run here.
+
+    Args:
+        device: Device of the models.
+    """
+    if device.type != "cuda":
+        raise ConfigError("needs a GPU", where=_WHERE, hint="set liger: false")
+    if find_spec("liger_kernel") is None:
+        raise ConfigError("needs liger-kernel", where=_WHERE, hint="pip install 'rlhf-torch[cuda]'")
+
+
+def use_liger(model: nn.Module) -> None:
+    """Replace parts of every transformers model in `model` by Liger's kernels, in place.
+
+    Args:
+        model: A model, or a wrapper of one, such as a critic or an adapter. It is not sharded yet.
+
+    Raises:
+        ConfigError: Liger does not support the model's type.
+    """
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance  # as transformers' Trainer does
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    from transformers import PreTrainedModel
+
+    for outermost in _outermost(model, PreTrainedModel):
+        kind = str(outermost.config.model_type)
+        if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+            raise ConfigError(f"does not support models of type {kind}", where=_WHERE, hint="set strategy.liger=false")
+        _apply_liger_kernel_to_instance(model=outermost, **_OTHER_LOSSES)
+
+
+def _outermost(module: nn.Module, kind: type[nn.Module]) -> list[Any]:
+    if isinstance(module, kind):
+        return [module]
+    return [found for child in module.children() for found in _outermost(child, kind)]
