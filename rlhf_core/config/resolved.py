@@ -215,8 +215,7 @@ class ResolvedRun:
         own = {name: getattr(self, name).to_mapping() for name in PLUGIN_SECTIONS}
         own["optimizer"]["schedule"] = self.schedule.to_mapping()
         order = ("model", "prompts", "eval", "algorithm", "optimizer", "strategy")
-        rewards = [reward.to_mapping() for reward in self.rewards]
-        full = {**core, **own, "rewards": rewards}
+        full = {**core, **own, "rewards": [reward.to_mapping() for reward in self.rewards]}
         ordered = {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
         for name, section in self.sections.items():
             _put(ordered, name, section.to_mapping())

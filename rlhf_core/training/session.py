@@ -85,8 +85,9 @@ class TrainerSession(Trainer[list[Any]]):
             store = section.typed(Section).checkpoint_store(store)
         self._saver = CheckpointSaver(run, store, self._combiner, hooks=hooks, makers=makers)
         self._live_options = LiveOptions(resolved.optimizer.typed(OptimizerConfig), run.trained, algorithm)
-        is_stopped, set_option = lambda: interrupted() or store.has_failed, self._live_options.set
-        self._decisions = Decisions(strategy, hooks, resolved, folder, set_option, is_stopped)
+        self._decisions = Decisions(
+            strategy, hooks, resolved, folder, self._live_options.set, lambda: interrupted() or store.has_failed
+        )
         self._num_parameters = {
             role: sum(p.numel() for p in strategy.unwrap(each.model).parameters()) for role, each in run.trained.items()
         }
