@@ -14,6 +14,7 @@ import ray
 from running import wait_until
 
 from rlhf_core.errors import RlhfError
+from rlhf_ray.calls import ActorLostError
 from rlhf_ray.cluster import Connection, connect
 from rlhf_ray.config import RayConfig
 from rlhf_ray.orphan_reaper import reaper
@@ -71,8 +72,14 @@ def test_a_ray_that_never_came_up_is_ended(stack: ExitStack, monkeypatch: pytest
 
 def test_a_connection_names_the_process_that_is_gone(stack: ExitStack) -> None:
     root = start(stack, SLEEP)
-    connection = Connection("a-namespace", {"raylet": psutil.Process(root.pid)})
-    assert connection.lost_program() is None
+    process = psutil.Process(root.pid)
+    connection = Connection("a-namespace", {"raylet": process})
+    connection.check()
     root.kill()
-    wait_until(lambda: connection.lost_program() == "raylet", "the end of the process")
-    assert Connection("a-namespace").lost_program() is None
+    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, "the end of the process")
+    with pytest.raises(ActorLostError, match="the process raylet of the local Ray exited"):
+        connection.check()
+    root.wait(30)
+    with pytest.raises(ActorLostError, match="the process raylet of the local Ray exited"):
+        connection.check()
+    Connection("a-namespace").check()
