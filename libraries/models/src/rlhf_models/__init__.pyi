@@ -20,6 +20,7 @@ from .inference import open_engine as open_engine
 from .jobs import MAX_TOP_K as MAX_TOP_K
 from .jobs import TIES as TIES
 from .jobs import GenerationJob as GenerationJob
+from .jobs import check_same_weights as check_same_weights
 from .jobs import checked_completion as checked_completion
 from .jobs import truncation_problem as truncation_problem
 from .limits import answer_limit as answer_limit

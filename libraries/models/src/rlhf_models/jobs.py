@@ -1,11 +1,11 @@
-"""Requests to engines that hold their own copy of the weights, such as a vLLM process or a server."""
+"""Requests to engines with their own copy of the weights (a vLLM process, a server), and checks of all engines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlhf_core.errors import DivergenceError
+from rlhf_core.errors import ConfigError, DivergenceError, SyncError
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 
@@ -48,15 +48,19 @@ class GenerationJob:
             name: the engine's name.
 
         Raises:
+            ConfigError: the engine cannot report the tokens that this truncation keeps.
             DataError: the prompt is empty or leaves no room for one token.
         """
+        where = f"engine {name}"
+        if not sampling.greedy and (problem := truncation_problem(sampling.top_k, sampling.top_p, engine=name)):
+            raise ConfigError(problem, where=where)
         turn = (request.branch, request.offset)
         key = (request.sample_id, *turn) if any(turn) else (request.sample_id,)
         return cls(
             sample_id=request.sample_id,
             branch=request.branch,
             prompt_ids=request.prompt_ids,
-            max_tokens=answer_limit(request, sampling, context_tokens, engine=f"engine {name}"),
+            max_tokens=answer_limit(request, sampling, context_tokens, engine=where),
             seed=derive_seed(seed, f"engine-{name}", *key),
             sampling=sampling,
         )
@@ -86,6 +90,25 @@ def checked_completion(completion: Completion, versions: Sequence[int], *, where
         )
     several = tuple(versions) if len(set(versions)) > 1 else ()
     return replace(completion, policy_version=min(versions), policy_versions=several)
+
+
+def check_same_weights(version: int, current: int, *, where: str) -> None:
+    """Check that no weights arrived while an engine's `generate` was answering.
+
+    Args:
+        version: policy version at the call of `generate`.
+        current: policy version now.
+        where: location for the error message.
+
+    Raises:
+        SyncError: the versions differ.
+    """
+    if version != current:
+        raise SyncError(
+            f"weights of version {current} arrived while version {version} was generating",
+            where=where,
+            hint="take all completions of a generate call before publishing",
+        )
 
 
 def truncation_problem(top_k: int, top_p: float, *, engine: str) -> str | None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from rlhf_core.components import EngineContext
-from rlhf_core.errors import ConfigError, OutOfMemoryError, SyncError
+from rlhf_core.errors import ConfigError, OutOfMemoryError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_models import eos_token_ids
+from rlhf_models import check_same_weights, eos_token_ids
 
 from .cache import round_down, round_up
 from .config import HfEngineConfig
@@ -75,12 +75,7 @@ class HfEngine:
         running, version = self.begin(requests, sampling), self.policy_version
 
         def unchanged() -> Sequence[SamplingRequest]:
-            if version != self.policy_version:
-                raise SyncError(
-                    f"weights of version {self.policy_version} arrived while version {version} was generating",
-                    where="engine hf",
-                    hint="take all completions of a generate call before publishing",
-                )
+            check_same_weights(version, self.policy_version, where="engine hf")
             return ()
 
         return self._completions(running, unchanged)

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from rlhf_core.components import EngineContext
-from rlhf_core.errors import ConfigError, SyncError
+from rlhf_core.errors import SyncError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_models import GenerationJob, checked_completion, eos_token_ids, is_lora, truncation_problem
+from rlhf_models import GenerationJob, check_same_weights, checked_completion, eos_token_ids, is_lora
 from rlhf_strategies import plain_shards
 from rlhf_web import environment_key
 
@@ -77,22 +77,13 @@ class HttpEngine:
         return self._completions(lambda: [self._job(*request) for request in between()], poll_seconds=_POLL_SECONDS)
 
     def _job(self, request: GenerationRequest, sampling: SamplingParams) -> GenerationJob:
-        """Build a job. Raises the errors of `generate`."""
-        problem = truncation_problem(sampling.top_k, sampling.top_p, engine=NAME)
-        if problem is not None and not sampling.greedy:
-            raise ConfigError(problem, where=WHERE)
         return GenerationJob.of(request, sampling, context_tokens=self.context_tokens, seed=self._seed, name=NAME)
 
     def _single_version_completions(self, jobs: Sequence[GenerationJob]) -> Iterator[Completion]:
         version = self.policy_version
         batches = iter([jobs])
         for completion in self._completions(lambda: next(batches, ()), poll_seconds=None):
-            if version != self.policy_version:
-                raise SyncError(
-                    f"weights of version {self.policy_version} arrived while version {version} was generating",
-                    where=WHERE,
-                    hint="take all completions of a generate call before publishing",
-                )
+            check_same_weights(version, self.policy_version, where=WHERE)
             yield completion
 
     def _completions(

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.components import EngineContext
-from rlhf_core.errors import ConfigError, RlhfError, SyncError
+from rlhf_core.errors import RlhfError, SyncError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_models import GenerationJob, checked_completion, eos_token_ids, is_lora, truncation_problem
+from rlhf_models import GenerationJob, check_same_weights, checked_completion, eos_token_ids, is_lora
 from rlhf_strategies import plain_shards
 
 from .config import VllmEngineConfig
@@ -69,9 +69,6 @@ class VllmEngine:
         return self._completions(lambda: [self._job(*request) for request in between()], in_flight=True)
 
     def _job(self, request: GenerationRequest, sampling: SamplingParams) -> GenerationJob:
-        """Build a job. Raises the errors of `generate`."""
-        if not sampling.greedy and (problem := truncation_problem(sampling.top_k, sampling.top_p, engine="vllm")):
-            raise ConfigError(problem, where=WHERE)
         return GenerationJob.of(
             request, sampling, context_tokens=self._backend.max_model_tokens, seed=self._seed, name="vllm"
         )
@@ -80,12 +77,7 @@ class VllmEngine:
         version = self.policy_version
         batches = iter([jobs])
         for completion in self._completions(lambda: next(batches, ()), in_flight=False):
-            if version != self.policy_version:
-                raise SyncError(
-                    f"weights of version {self.policy_version} arrived while version {version} was generating",
-                    where=WHERE,
-                    hint="take all completions of a generate call before publishing",
-                )
+            check_same_weights(version, self.policy_version, where=WHERE)
             yield completion
 
     def _completions(self, joining: Callable[[], Sequence[GenerationJob]], *, in_flight: bool) -> Iterator[Completion]:
