@@ -228,8 +228,8 @@ class RewardEntry(RewardCallOptions):
 
     def with_plugin(self, plugin: SelectedPlugin) -> Self:
         self.fitted_to(plugin.component).callers()
-        label = self.label or plugin.name.rpartition(":")[2]  # `./my_reward.py:brevity` is called brevity
-        return self.model_copy(update={"label": label})
+        # `./my_reward.py:brevity` is called brevity
+        return self.model_copy(update={"label": self.label or plugin.name.rpartition(":")[2]})
 
 
 class RewardScaling(Section):

@@ -152,8 +152,7 @@ class PolicyExperienceMaker:
         yield from self._player.play(samples)
 
     def _submit(self, groups: list[_Finished]) -> _Scoring:
-        last_rows = [rows[-1] for group in groups for rows in group.rollouts if rows]
-        return groups, self._scorer.submit(last_rows)
+        return groups, self._scorer.submit([rows[-1] for group in groups for rows in group.rollouts if rows])
 
     def _groups(self, finished: list[_Finished], scores: Scores) -> Iterator[RolloutGroup]:
         """Yield groups without samples that the failure policy of a reward or of the environment drops.

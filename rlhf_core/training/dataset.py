@@ -70,7 +70,6 @@ class DatasetSource:
         algorithm = self._algorithm
 
         def run(model: nn.Module, some: Sequence[Any]) -> Tensor:
-            batch = to_device(algorithm.collate(some), self._models.place.device)
-            return algorithm.reference_forward(model, batch)
+            return algorithm.reference_forward(model, to_device(algorithm.collate(some), self._models.place.device))
 
         return self._models.rows(role, items, run, empty=algorithm.masked(items[0]), shared=True) if items else []

@@ -114,6 +114,9 @@ class Decisions:
         answers = self.hooks.fire("decide", moment=moment) if self.place.is_main else []
         lists = [[each] if isinstance(each, Action) else each for each in answers]
         actions: list[Action] = [action for each in lists for action in each]
+        if self.place.num_processes == 1:
+            self.interrupted |= self.has_signal()
+            return actions
         import torch
 
         flags = torch.tensor([float(bool(actions)), float(self.has_signal())])
