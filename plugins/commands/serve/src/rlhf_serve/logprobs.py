@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from rlhf_core.batching import plan_micro_batches
 from rlhf_core.errors import DivergenceError
 from rlhf_episodes import TokenLogprob
 from rlhf_forward import innermost, token_logits
@@ -70,30 +71,22 @@ def score_rows(
     """
     limit = max(1, _MAX_LOGITS // vocabulary_size(model))
     parts = [(index, part) for index, row in enumerate(rows) for part in _parts(row, limit)]
-    scores: list[Scores] = [[] for _ in rows]
-    for batch in _batches([len(part.token_ids) for _, part in parts], limit):
-        found = iter(run(partial(_score, model, [parts[each][1] for each in batch], num_top)))
-        for index, part in (parts[each] for each in batch):  # the parts of a row are in order, since they grow
-            scores[index] += [next(found) for _ in part.token_ids[part.first :]]
-    return scores
+    scores: list[Scores] = [[] for _ in parts]
+    for batch in plan_micro_batches([len(part.token_ids) for _, part in parts], limit):
+        some = [parts[each][1] for each in batch]
+        found = iter(run(partial(_score, model, some, num_top)))
+        for each, part in zip(batch, some, strict=True):
+            scores[each] = [next(found) for _ in part.token_ids[part.first :]]
+    of_rows: list[Scores] = [[] for _ in rows]
+    for (index, _), of_part in zip(parts, scores, strict=True):
+        of_rows[index] += of_part
+    return of_rows
 
 
 def _parts(row: ScoredRow, limit: int) -> Iterator[ScoredRow]:
     """Prefixes of a row, each with at most `limit` needed tokens. Tokens do not depend on later ones."""
     for first in range(row.first, len(row.token_ids), limit):
         yield ScoredRow(row.token_ids[: first + limit], first)
-
-
-def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of rows that, padded to the longest, have at most `max_tokens` tokens together, or of a single row."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[index] > max_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 @torch.no_grad()
