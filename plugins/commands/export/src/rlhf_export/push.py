@@ -155,12 +155,11 @@ def _explained(error: BaseException, repo: str) -> BaseException:
     if isinstance(error, RlhfError | MemoryError):
         return error
     if isinstance(error, LocalTokenNotFoundError) or _status(error) == 401:
-        problem, hint = (
-            f"{endpoint} does not accept the token",
-            f"create one at {endpoint}/settings/tokens, then type: ",
-        )
         return UserInputError(
-            problem, where=WHERE, hint=f"{hint}hf auth login --force (HF_TOKEN, if set, has priority)"
+            f"{endpoint} does not accept the token",
+            where=WHERE,
+            hint=f"create one at {endpoint}/settings/tokens, then type: hf auth login --force (HF_TOKEN, if set, has "
+            "priority)",
         )
     if _status(error) in (403, 404):
         return UserInputError(
