@@ -18,7 +18,7 @@ from rlhf_strategies import plain_shards
 from rlhf_web import environment_key
 
 from .config import NAME, WHERE, HttpEngineConfig
-from .protocol import Answer, ServerProtocol
+from .protocol import ServerAnswer, ServerProtocol
 from .server import RemoteServer, Weights
 from .sglang import SglangProtocol
 from .vllm import VllmProtocol
@@ -93,7 +93,7 @@ class HttpEngine:
         if not self._versions:
             self._load(self.policy_version)
             self._loop.run(self._server.check_logprobs([min(self.eos_token_ids, default=0)]))
-        open_jobs: dict[Future[Answer], GenerationJob] = {}
+        open_jobs: dict[Future[ServerAnswer], GenerationJob] = {}
         eos_ids = sorted(self.eos_token_ids)
         try:
             while True:
@@ -107,7 +107,7 @@ class HttpEngine:
             for future in open_jobs:
                 future.cancel()
 
-    def _completion(self, job: GenerationJob, answer: Answer) -> Completion:
+    def _completion(self, job: GenerationJob, answer: ServerAnswer) -> Completion:
         """Build a completion. Raises `DivergenceError` if a log-prob is not finite."""
         assert answer.finish_reason is not None
         completion = Completion(

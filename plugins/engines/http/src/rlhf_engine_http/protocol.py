@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 NOT_FINITE = float("-inf")
 
 
-class Span(BaseModel):
+class VersionSpan(BaseModel):
     """Tokens `[start, end)` of an answer, and the label of the weights that sampled them."""
 
     version: str
@@ -31,7 +31,7 @@ class Span(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """A server's answer to one request."""
 
     token_ids: Sequence[int]
@@ -93,7 +93,7 @@ class ServerProtocol(ABC):
         """Body of the request for one answer."""
 
     @abstractmethod
-    def answer(self, body: bytes, job: GenerationJob) -> Answer:
+    def answer(self, body: bytes, job: GenerationJob) -> ServerAnswer:
         """Parse the response. Raises `RlhfError` if it is not one."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ def parse(body: bytes, model: type[M]) -> M:
         ) from None
 
 
-def labels_of(spans: Sequence[Span], num_tokens: int) -> list[str]:
+def labels_of(spans: Sequence[VersionSpan], num_tokens: int) -> list[str]:
     """Label of each token. Raises `RlhfError` if the spans do not cover the answer."""
     labels = [span.version for span in spans for _ in range(span.start, span.end)]
     if len(labels) != num_tokens:

@@ -16,7 +16,7 @@ from rlhf_models import GenerationJob
 from rlhf_web import ClientOptions, JsonClient, RemoteError
 
 from .config import WHERE, HttpEngineConfig
-from .protocol import Answer, Calls, ServerProtocol
+from .protocol import Calls, ServerAnswer, ServerProtocol
 
 logger = logging.getLogger("rlhf.engine.http")
 _UNAVAILABLE = (500, 502, 503, 504)
@@ -99,7 +99,7 @@ class RemoteServer:
         if problem is not None:
             raise ConfigError(f"{self.url}: {problem}", where=WHERE, hint=self._protocol.setup_hint)
 
-    async def answer(self, job: GenerationJob, eos_ids: Sequence[int]) -> Answer:
+    async def answer(self, job: GenerationJob, eos_ids: Sequence[int]) -> ServerAnswer:
         """Return an answer that was sampled with the weights of `update`.
 
         Raises `EngineLostError` if the server stays lost, `SyncError` if another run changes its weights, or

@@ -13,7 +13,7 @@ from rlhf_core.types import FinishReason
 from rlhf_models import GenerationJob
 
 from .config import WHERE
-from .protocol import NOT_FINITE, Answer, Calls, ServerProtocol, Span, labels_of, parse
+from .protocol import NOT_FINITE, Calls, ServerAnswer, ServerProtocol, VersionSpan, labels_of, parse
 
 TokenLogprob = tuple[float | None, int, str | None]
 """Log-prob, token id and text."""
@@ -31,7 +31,7 @@ class MetaInfo(BaseModel):
 
     finish_reason: FinishedBy | None
     weight_version: str
-    weight_versions: list[Span] | None = None
+    weight_versions: list[VersionSpan] | None = None
     cached_tokens: int = 0
     output_token_logprobs: list[TokenLogprob]
     output_top_logprobs: list[list[TokenLogprob] | None] | None = None
@@ -39,7 +39,7 @@ class MetaInfo(BaseModel):
     output_token_sampling_logprobs: list[float | None] | None = None
 
 
-class GenerateResponse(BaseModel):
+class SglangResponse(BaseModel):
     """Response of `/generate`."""
 
     output_ids: list[int]
@@ -82,8 +82,8 @@ class SglangProtocol(ServerProtocol):
             **({"return_sampling_mask": True} if job.num_top_logprobs else {}),
         }
 
-    def answer(self, body: bytes, job: GenerationJob) -> Answer:
-        response = parse(body, GenerateResponse)
+    def answer(self, body: bytes, job: GenerationJob) -> ServerAnswer:
+        response = parse(body, SglangResponse)
         meta = response.meta_info
         reason: FinishReason | None = None
         if meta.finish_reason is not None and meta.finish_reason.type in ("stop", "length"):
@@ -97,8 +97,8 @@ class SglangProtocol(ServerProtocol):
         num_tokens = len(response.output_ids)
         if [token for _, token, _ in meta.output_token_logprobs] != response.output_ids or len(logprobs) != num_tokens:
             raise RlhfError("the server's log-probs are not those of its tokens", where=WHERE)
-        spans = meta.weight_versions or [Span(version=meta.weight_version, start=0, end=num_tokens)]
-        return Answer(
+        spans = meta.weight_versions or [VersionSpan(version=meta.weight_version, start=0, end=num_tokens)]
+        return ServerAnswer(
             token_ids=response.output_ids,
             logprobs=[NOT_FINITE if each is None else each for each in logprobs],
             labels=labels_of(spans, num_tokens),
@@ -131,6 +131,6 @@ class SglangProtocol(ServerProtocol):
             "return_logprob": True,
             "top_logprobs_num": 8,
         }
-        meta = (await calls.ask(self.generate_path, body, GenerateResponse)).meta_info
+        meta = (await calls.ask(self.generate_path, body, SglangResponse)).meta_info
         tops = [each[0] for each in (meta.output_top_logprobs or [None])[0] or [] if each[0] is not None]
         return max(tops) - min(tops) if tops else 0.0

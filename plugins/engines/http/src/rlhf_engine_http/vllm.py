@@ -12,7 +12,7 @@ from rlhf_core.errors import RlhfError
 from rlhf_models import GenerationJob
 
 from .config import WHERE
-from .protocol import NOT_FINITE, Answer, Calls, ServerProtocol, Span, labels_of, parse
+from .protocol import NOT_FINITE, Calls, ServerAnswer, ServerProtocol, VersionSpan, labels_of, parse
 
 _LEAST_LOGPROB = -9998.0
 """vLLM writes -9999 for log-probs that are minus infinity or not a number."""
@@ -42,7 +42,7 @@ class Choice(BaseModel):
 
     token_ids: list[int]
     logprobs: Logprobs
-    weight_versions: list[Span]
+    weight_versions: list[VersionSpan]
     finish_reason: str | None
 
 
@@ -58,7 +58,7 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptUsage | None = None
 
 
-class GenerateResponse(BaseModel):
+class VllmResponse(BaseModel):
     """Response of `/inference/v1/generate`."""
 
     choices: list[Choice] = Field(min_length=1)
@@ -105,8 +105,8 @@ class VllmProtocol(ServerProtocol):
             },
         }
 
-    def answer(self, body: bytes, job: GenerationJob) -> Answer:
-        response = parse(body, GenerateResponse)
+    def answer(self, body: bytes, job: GenerationJob) -> ServerAnswer:
+        response = parse(body, VllmResponse)
         choice = response.choices[0]
         tokens = choice.logprobs.content
         if [each.token_id for each in tokens] != choice.token_ids:
@@ -118,7 +118,7 @@ class VllmProtocol(ServerProtocol):
                 for each in tokens
             ]
         details = response.usage and response.usage.prompt_tokens_details
-        return Answer(
+        return ServerAnswer(
             token_ids=choice.token_ids,
             logprobs=[each.logprob if each.logprob > _LEAST_LOGPROB else NOT_FINITE for each in tokens],
             labels=labels_of(choice.weight_versions, len(tokens)),
@@ -143,7 +143,7 @@ class VllmProtocol(ServerProtocol):
         # The only kept token has probability 1.
         params = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "logprobs": 0, "detokenize": False}
         body = {"token_ids": list(prompt_ids), "sampling_params": params}
-        response = await calls.ask(self.generate_path, body, GenerateResponse)
+        response = await calls.ask(self.generate_path, body, VllmResponse)
         logprob = response.choices[0].logprobs.content[0].logprob
         if abs(logprob) < 1e-3:
             return None

@@ -20,13 +20,13 @@ _MAX_ERROR_CHARS = 500
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-class _Part(BaseModel):
+class _RequestPart(BaseModel):
     """Part of a request. Fields without a default are required, and unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
 
-class SampleToolCall(_Part):
+class SampleToolCall(_RequestPart):
     """A tool call of a turn: a `ToolCall`."""
 
     name: str
@@ -34,7 +34,7 @@ class SampleToolCall(_Part):
     error: str | None = None
 
 
-class SampleTurn(_Part):
+class SampleTurn(_RequestPart):
     """A turn of a sample: a `Turn`."""
 
     role: Literal["policy", "environment"]
@@ -56,7 +56,7 @@ class SampleTurn(_Part):
         )
 
 
-class Sample(_Part):
+class Sample(_RequestPart):
     """A sample in a request: a `Rollout`."""
 
     sample_id: int
