@@ -34,6 +34,8 @@ def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> 
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from rlhf_models.adapters import silence_peft
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module = LlamaForCausalLM(
@@ -50,6 +52,7 @@ def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> 
         )
         model.to(getattr(torch, dtype))
         if lora:
+            silence_peft()
             from peft import LoraConfig, get_peft_model
 
             model = get_peft_model(
@@ -74,11 +77,13 @@ class Training:
     ) -> None:
         import torch
 
+        from rlhf_models.gradient_checkpointing import enable_gradient_checkpointing
+
         self.strategy = strategy
         model: Any = tiny_model(seed, lora=lora, dtype=dtype)
         if checkpointing:
             model.config.use_cache = False
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            enable_gradient_checkpointing(model)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = strategy.make_optimizer(trainable, lr=lr, weight_decay=0.1)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
