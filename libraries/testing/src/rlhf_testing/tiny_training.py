@@ -100,7 +100,8 @@ class Training:
         Args:
             micro_batch: Samples per micro-batch.
             shares: Number of samples of each rank. None is equal shares.
-            num_forwards: Forwards per backward, more than one as when pretraining batches are mixed in.
+            num_forwards: Forwards per backward, more than one as when pretraining batches are mixed in. Their lengths
+                differ, by tokens at the end that the loss does not use.
         """
         import torch
 
@@ -117,7 +118,10 @@ class Training:
             ids = samples[:1].to(strategy.device) if empty else batches[index]
             with strategy.accumulate(model, is_last=index == num_micro_batches - 1):
                 with strategy.autocast():
-                    parts = [token_loss(model(input_ids=part).logits, part) for part in ids.chunk(num_forwards)]
+                    parts = []
+                    for number, part in enumerate(ids.chunk(num_forwards)):
+                        logits = model(input_ids=torch.nn.functional.pad(part, (0, number))).logits
+                        parts.append(token_loss(logits[:, :NUM_TOKENS], part))
                     loss = torch.stack(parts).sum() * (0.0 if empty else 1.0)
                 strategy.backward(loss * strategy.gradient_average_factor, self.trained.optimizer)
             total += loss.detach()
