@@ -113,6 +113,8 @@ def step(strategy: Strategy, trained: Any, ids: torch.Tensor) -> float:
         strategy.backward(loss, trained.optimizer)
     strategy.step(trained)
     strategy.all_gather_objects(None)
+    if ids.is_cuda:
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 

@@ -20,7 +20,9 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"name": "grpo", "kl_coef": 0.1}},
     "grpo-bfloat16": {"algorithm": {"name": "grpo", "kl_coef": 0.1}, "model": {"dtype": "bfloat16"}},
     "grpo-lora": {"algorithm": {"name": "grpo", "kl_coef": 0.1}, "model": {"lora": {"r": 8}}},
+    "grpo-fp32": {"algorithm": {"name": "grpo", "kl_coef": 0.1}, "strategy": {"name": "single", "precision": "fp32"}},
     "ppo": {"algorithm": {"name": "ppo", "kl_coef": 0.1}},
+    "ppo-checkpointing": {"algorithm": {"name": "ppo", "kl_coef": 0.1}, "model": {"gradient_checkpointing": True}},
 }
 
 

@@ -27,6 +27,7 @@ def test_they_train_and_fall_back_to_the_object_store(
         result = train(run, output=tmp_path / "run")
     assert result.summary["status"] == "done"
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 2
+    assert lines[-1]["episode"] == 1
+    assert ("through the object store" in caplog.text) == (sync == "direct")
     assert lines[-1]["rollout/logprob_gap_max"] < 0.1
     assert 0 < lines[-1]["memory/peak_bytes"] < 1e9
