@@ -1,7 +1,10 @@
+from .declarations import estimator_columns as estimator_columns
+from .declarations import estimator_passes as estimator_passes
 from .declarations import marks as marks
 from .declarations import needs as needs
 from .declarations import needs_greedy_answer as needs_greedy_answer
 from .declarations import needs_of as needs_of
+from .declarations import uses_pass as uses_pass
 from .estimate import check_groups as check_groups
 from .estimate import estimated as estimated
 from .flat_groups import FlatGroups as FlatGroups

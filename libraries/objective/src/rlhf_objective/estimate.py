@@ -72,6 +72,7 @@ def estimated(
         reference_log_probs=episode.reference_log_probs,
         named_rewards=episode.rewards,
         turn_ids=turn_ids(mask) if "turn_rewards" in episode.columns else None,
+        columns=episode.columns,
     )
     if needs_of(estimator) != "scalars":
         return _check_shape(estimator(rows), mask.shape)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.processes import TransportConfig
 
-from .named_functions import FunctionChoice, FunctionSection, FunctionUse
+from .named_functions import FunctionChoice, FunctionSection, FunctionUse, split_choice
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolved import ResolvedRun
@@ -43,6 +43,11 @@ class PolicyObjectiveSection(FunctionSection):
         "k1", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
     )
     kl_in: Literal["reward", "loss"] = Field("reward", description="Penalize the KL in the reward or in the loss.")
+    kl_ratio: bool = Field(
+        False,
+        description="Multiply each token's KL in the loss by the policy's ratio, so that k1 and k3 have the gradient "
+        "of the KL (DeepSeek-V3.2).",
+    )
     importance_cap: float | None = Field(
         None,
         gt=0,
@@ -103,6 +108,14 @@ class PolicyObjectiveSection(FunctionSection):
             bounds = getattr(self, key)
             if bounds is not None and bounds[0] >= bounds[1]:
                 raise ValueError(f"{key} needs low < high, got {list(bounds)}")
+        return self
+
+    @model_validator(mode="after")
+    def _weighted_kl(self) -> PolicyObjectiveSection:
+        if self.kl_ratio and self.kl_in == "reward":
+            raise ValueError("kl_ratio weights the KL in the loss: set kl_in to loss")
+        if self.kl_ratio and split_choice(self.kl_estimator, "kl_estimator")[0] not in ("k1", "k3"):
+            raise ValueError("kl_ratio gives k1 and k3 the gradient of the KL: set kl_estimator to one of them")
         return self
 
     def functions(self) -> dict[str, FunctionUse]:

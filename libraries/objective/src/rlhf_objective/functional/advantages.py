@@ -45,6 +45,9 @@ class AdvantageInput:
     """[B, A] int64, index of each token's turn in its row, -1 outside the mask. None without an environment."""
     greedy_scores: Tensor | None = None
     """[B] float32, the score of the greedy answer to each row's prompt. None without greedy answers."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """Column -> its values: [B, A, ...] per token, [B, ...] per sample. Includes those of the passes that the estimator
+    declares (`rlhf_objective.uses_pass`)."""
 
     @property
     def totals(self) -> Tensor:
