@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import rlhf_forward  # loads torch only when it computes, not when options are read
+from rlhf_core import Column
 from rlhf_core.algorithm import GroupPass, PassContext
-from rlhf_core.columns import Column
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -15,6 +15,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, OutOfMemoryError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+from rlhf_forward import BannedWords
 from rlhf_models import check_same_weights, eos_token_ids
 
 from .cache import round_down, round_up
@@ -40,6 +41,8 @@ class HfEngine:
         self._config = config
         self._tokenizer = context.tokenizer
         self._seed = context.seed
+        words = config.banned_words
+        self._banned = BannedWords(words, context.tokenizer) if words else None
         self._module = context.model
         self._forward = ModelForward(context.model)
         self.context_tokens = self._forward.context_tokens
@@ -106,7 +109,8 @@ class HfEngine:
             self._running.cancel(sample_id, branch)
 
     def _sampler(self, sampling: SamplingParams) -> TokenSampler:
-        return TokenSampler(self._seed, sampling, StopRule(self.eos_token_ids, sampling.stop, self._tokenizer))
+        stop = StopRule(self.eos_token_ids, sampling.stop, self._tokenizer)
+        return TokenSampler(self._seed, sampling, stop, self._banned)
 
     def _batch(self, rows: deque[DecodingRow], *, in_flight: bool = False) -> SlotBatch | LockstepBatch:
         """Create a batch for the waiting `rows`. `in_flight`: other rows may join later."""

@@ -1,0 +1,72 @@
+"""Penalties and banned tokens of a decoding row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlhf_forward import BannedWords, penalized, shaping_of, without_banned
+
+if TYPE_CHECKING:
+    from .rows import DecodingRow
+
+
+@dataclass(slots=True, eq=False)
+class RowShaping:
+    """How the distribution of a row's tokens differs from that of its logits, and the tokens that it has so far."""
+
+    min_p: float
+    repetition: float
+    presence: float
+    banned: BannedWords | None
+    seen: Tensor | None = None
+    """[V] bool: tokens of the prompt and the answer. None before the first token."""
+    generated: Tensor | None = None
+    """[V] bool: tokens of the answer."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], banned: BannedWords | None, *, where: str) -> RowShaping | None:
+        """Return the shaping of a request, or None if all is off. Raises `DataError` for an invalid option."""
+        min_p, repetition, presence = shaping_of(options, where=where)
+        is_off = (min_p, repetition, presence, banned) == (0.0, 1.0, 0.0, None)
+        return None if is_off else cls(min_p, repetition, presence, banned)
+
+    @property
+    def penalizes(self) -> bool:
+        return self.repetition != 1.0 or self.presence != 0.0
+
+    def start(self, logits: Tensor, prompt_ids: Sequence[int]) -> None:
+        """Remember the prompt, before the first token."""
+        self.seen = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        self.generated = torch.zeros_like(self.seen)
+        self.seen[torch.tensor(prompt_ids, device=logits.device)] = True
+
+    def add(self, token: int) -> None:
+        """Remember a sampled token."""
+        if self.seen is not None and self.generated is not None:
+            self.seen[token] = self.generated[token] = True
+
+
+def shaped_rows(logits: Tensor, rows: Sequence[DecodingRow]) -> Tensor:
+    """Return the logits [n, V] that the next tokens of rows with a shaping are sampled from, before the temperature."""
+    shapings = [row.shaping for row in rows if row.shaping is not None]
+    for row, each in zip(rows, shapings, strict=True):
+        if each.penalizes and each.seen is None:
+            each.start(logits, row.prompt_ids)
+    if any(each.penalizes for each in shapings):
+        none = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        logits = penalized(
+            logits,
+            seen=torch.stack([none if each.seen is None else each.seen for each in shapings]),
+            generated=torch.stack([none if each.generated is None else each.generated for each in shapings]),
+            repetition=torch.tensor([[each.repetition] for each in shapings], device=logits.device),
+            presence=torch.tensor([[each.presence] for each in shapings], device=logits.device),
+        )
+    if shapings[0].banned is not None:
+        banned = [each.banned.after(row.token_ids) for row, each in zip(rows, shapings, strict=True) if each.banned]
+        logits = without_banned(logits, torch.tensor(banned, device=logits.device))
+    return logits
