@@ -1,4 +1,4 @@
-"""Advantages and the weighted KL, compared with the functions of verl 0.9.1 and TRL 1.16.
+"""Advantages, the weighted KL and PPO, compared with the functions of verl 0.9.1, TRL 1.16 and TRL 1.12 (for PPO).
 
 The test downloads their wheels without dependencies, and executes only the compared functions of their source, because
 both packages need libraries that conflict with those of this repository.
@@ -22,11 +22,12 @@ from torch import Tensor
 
 import rlhf_objective as objective
 from rlhf_core.episode_view import EpisodeView
+from rlhf_forward import masked_whiten
 from rlhf_group.score_norms import SCORE_NORM
 
 pytestmark = pytest.mark.slow
 
-VERL, TRL = "verl==0.9.1", "trl==1.16.0"
+VERL, TRL, TRL_WITH_PPO = "verl==0.9.1", "trl==1.16.0", "trl==1.12.0"
 EQUAL = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -36,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], ast
     folder = tmp_path_factory.mktemp("wheels")
 
     def parsed(requirement: str, path: str) -> ast.Module:
-        place = folder / requirement.partition("=")[0]
+        place = folder / requirement
         if not place.exists():
             command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
             subprocess.run([*command, "-d", str(place), requirement], check=True, timeout=300)
@@ -185,3 +186,67 @@ def test_the_weighted_kl_is_that_of_trl(weighted: bool, seed: int, source: Any) 
     (my_gradient,) = torch.autograd.grad(mine, log_probs)
     torch.testing.assert_close(mine, theirs, **EQUAL)
     torch.testing.assert_close(my_gradient, their_gradient, **EQUAL)
+
+
+def statements(module: ast.Module, first: str, last: str) -> list[ast.stmt]:
+    """Return the consecutive statements of `PPOTrainer.train` that assign `first` up to the last one of `last`."""
+
+    def assigns(node: ast.stmt, name: str) -> bool:
+        return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name
+
+    bodies = [node.body for node in ast.walk(module) if isinstance(getattr(node, "body", None), list)]
+    (body,) = [each for each in bodies if any(assigns(node, first) for node in each)]
+    start = next(place for place, node in enumerate(body) if assigns(node, first))
+    end = max(place for place, node in enumerate(body) if assigns(node, last))
+    return body[start : end + 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_losses_of_ppo_are_those_of_trl(estimator: str, seed: int, source: Any) -> None:
+    """Answers of full length, so that TRL's masks of policy and values are equal."""
+    draw = torch.Generator().manual_seed(seed)
+    shape, mask = (6, 7), torch.ones(6, 7, dtype=torch.bool)
+    old, reference = (-torch.rand(shape, generator=draw) - 0.2 for _ in range(2))
+    values, scores = torch.randn(shape, generator=draw), torch.randn(6, generator=draw)
+    args = SimpleNamespace(kl_coef=0.05, kl_estimator=estimator, whiten_rewards=False, gamma=0.99, lam=0.95)
+    args.cliprange, args.cliprange_value, args.vf_coef = 0.2, 0.3, 0.1
+    module = source(TRL_WITH_PPO, "trl/experimental/ppo/ppo_trainer.py")
+    namespace: dict[str, Any] = {"torch": torch, "args": args}
+    for name in ("masked_mean", "masked_var", "masked_whiten"):
+        namespace[name] = executed(module, name, **namespace)
+    namespace |= {
+        "logprobs": old,
+        "ref_logprobs": reference,
+        "values": values,
+        "scores": scores,
+        "responses": torch.zeros(shape),
+        "sequence_lengths": torch.full((6,), 6),
+        "sequence_lengths_p1": torch.full((6,), 7),
+        "padding_mask": ~mask,
+        "padding_mask_p1": ~mask,
+    }
+    exec(compile(ast.Module(statements(module, "logr", "advantages"), []), "rewards", "exec"), namespace)
+
+    kl = objective.kl_estimate(old, reference, estimator)
+    rewards = objective.token_rewards(scores, kl, 0.05, mask)
+    result = objective.gae(rewards, values, mask, 0.99, 0.95)
+    torch.testing.assert_close(rewards, namespace["rewards"], **EQUAL)
+    torch.testing.assert_close(result.returns, namespace["returns"], **EQUAL)
+    unbiased = (1 - 1 / mask.numel()) ** 0.5
+    advantages = masked_whiten(result.advantages, mask)
+    torch.testing.assert_close(advantages * unbiased, namespace["advantages"], **EQUAL)
+
+    new = (old + torch.randn(shape, generator=draw) / 5).requires_grad_()
+    new_values = (values + torch.randn(shape, generator=draw) / 2).requires_grad_()
+    namespace |= {"micro_batch_inds": torch.arange(6), "mb_advantage": namespace["advantages"], "mb_logprobs": old}
+    namespace |= {"mb_return": namespace["returns"], "mb_values": values, "new_logprobs": new, "vpred": new_values}
+    exec(compile(ast.Module(statements(module, "vpredclipped", "loss"), []), "losses", "exec"), namespace)
+    theirs = torch.autograd.grad(namespace["loss"], [new, new_values])
+    policy = objective.ppo_policy_loss(new, old, advantages * unbiased, mask, clip_eps_low=0.2, clip_eps_high=0.2)
+    value = objective.value_loss(new_values, values, result.returns, mask, clip_eps=0.3)
+    torch.testing.assert_close(policy.losses.mean(), namespace["pg_loss"], **EQUAL)
+    torch.testing.assert_close(value.losses.mean(), namespace["vf_loss"], **EQUAL)
+    mine = torch.autograd.grad(policy.losses.mean() + 0.1 * value.losses.mean(), [new, new_values])
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, **EQUAL)

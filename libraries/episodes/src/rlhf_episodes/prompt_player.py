@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from rlhf_core.errors import PluginError
+from rlhf_core.errors import DataError, PluginError
 from rlhf_core.rollout import Played, Player, PlayerContext, Row
 from rlhf_core.rollout.answers import answers
 from rlhf_core.rollout.player import SingleTurnPlayer
 from rlhf_core.types import GenerationRequest, Prompt
-
-from .prompt_sampling import options_of
 
 
 class PromptPlayer(Player):
@@ -54,3 +53,25 @@ class PromptPlayer(Player):
             row = Row(text=prompt.text, prompt_ids=prompt.prompt_ids, messages=prompt.messages)
             row.sample(completion, str(context.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)))
             yield Played(prompt, completion.sample_id, (row,))
+
+
+def options_of(metadata: Mapping[str, Any], keys: Mapping[str, str], position: int) -> dict[str, float]:
+    """Return the request options of a prompt.
+
+    Args:
+        metadata: The record without prompt and answer.
+        keys: Request option -> key of the record.
+        position: Position of the prompt, for the error.
+
+    Returns:
+        Option -> number, without the keys that the record lacks or that are null.
+
+    Raises:
+        DataError: A value is not a number. The engine checks its range.
+    """
+    options = {name: metadata[key] for name, key in keys.items() if metadata.get(key) is not None}
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            where = f"prompt {position}, key {keys[name]}"
+            raise DataError(f"the {name} is {value!r}", where=where, hint="use a number, or remove the key")
+    return options

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from rlhf_core import Component, Section
 from rlhf_core.config import Problem
-from rlhf_core.errors import DataError
 
 if TYPE_CHECKING:
     from rlhf_core.config import ResolvedRun
@@ -64,28 +63,6 @@ class PromptSamplingConfig(Section):
         from .prompt_player import PromptPlayer
 
         return PromptPlayer(context, self.keys)
-
-
-def options_of(metadata: Mapping[str, Any], keys: Mapping[str, str], position: int) -> dict[str, float]:
-    """Return the request options of a prompt.
-
-    Args:
-        metadata: The record without prompt and answer.
-        keys: Request option -> key of the record.
-        position: Position of the prompt, for the error.
-
-    Returns:
-        Option -> number, without the keys that the record lacks or that are null.
-
-    Raises:
-        DataError: A value is not a number. The engine checks its range.
-    """
-    options = {name: metadata[key] for name, key in keys.items() if metadata.get(key) is not None}
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            where = f"prompt {position}, key {keys[name]}"
-            raise DataError(f"the {name} is {value!r}", where=where, hint="use a number, or remove the key")
-    return options
 
 
 sampling = Component(summary="Request options of each prompt, from its record.", config=PromptSamplingConfig)

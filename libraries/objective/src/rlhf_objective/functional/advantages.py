@@ -114,7 +114,24 @@ def token_rewards(
     return torch.where(is_last, rewards + last.unsqueeze(-1), rewards).float()
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Advantages:
+def adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
+    """Return max(0, 1 - 1 / (alpha length)): a lambda whose coefficients sum to alpha length (VAPO: Yue 2025).
+
+    Args:
+        lengths: [B] int, number of sampled tokens of each row.
+        alpha: > 0.
+
+    Returns:
+        [B] float64, 0 for rows without tokens.
+
+    Example:
+        >>> adaptive_lambda(torch.tensor([10, 40, 200]), alpha=0.05)
+        tensor([0.0000, 0.5000, 0.9000], dtype=torch.float64)
+    """
+    return (1.0 - 1.0 / (alpha * lengths.double()).clamp(min=1e-9)).clamp(min=0.0)
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> Advantages:
     """Generalized advantage estimation (Schulman 2015, equation 16).
 
     delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lam A_{t+1}, in which t+1 is the next True position of
@@ -124,7 +141,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         rewards, values: [B, A] float.
         mask: [B, A] bool.
         gamma: Discount.
-        lam: Decay of later deltas.
+        lam: Decay of later deltas, one number or [B].
 
     Returns:
         Advantages, and returns (advantages + values).

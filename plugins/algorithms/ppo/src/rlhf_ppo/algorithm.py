@@ -15,10 +15,11 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import BufferItem, Experience, Role
 from rlhf_forward import aggregate_count, masked_whiten
-from rlhf_objective import KLController, PolicyObjective, check_groups, gae
+from rlhf_objective import KLController, PolicyObjective, adaptive_lambda, check_groups, gae
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
+from .critic_start import load_critic
 from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pretraining_loss
 
 
@@ -63,6 +64,7 @@ class PPO(PolicyObjective):
         self._pin_memory = pin_memory
         self._controller = _controller(config)
         self._last_kl: tuple[float, int] | None = None
+        self._num_warmed_up = 0
 
     def use_pretraining(self, data: PretrainingData) -> None:
         """Set the text source of the ptx loss, if it is only known after construction."""
@@ -81,7 +83,13 @@ class PPO(PolicyObjective):
         return terms
 
     def build_critic(self, policy: nn.Module) -> nn.Module:
-        return Critic.from_pretrained(policy)
+        path = self.config.critic.path
+        return Critic.from_pretrained(policy) if path is None else load_critic(path, policy=policy)
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether only the critic learns in this episode."""
+        return self._num_warmed_up < self.config.critic_warmup_episodes
 
     @property
     def kl_coef(self) -> float:
@@ -100,9 +108,13 @@ class PPO(PolicyObjective):
         """Advantages of GAE, or of the configured estimator, whitened over the episode. Returns are always GAE's."""
         assert episode.values is not None
         config, mask = self.config, episode.action_mask
-        result = gae(rewards, episode.values, mask, config.gamma, config.lam)
+        lam: float | Tensor = config.lam
+        if config.lam_alpha is not None:
+            lam = adaptive_lambda(mask.sum(-1), config.lam_alpha)
+            metrics["advantage/lambda_mean"] = float(adaptive_lambda(view.lengths, config.lam_alpha).mean())
+        result = gae(rewards, episode.values, mask, config.gamma, lam)
         returns = result.returns
-        if config.critic_lam is not None and config.critic_lam != config.lam:
+        if config.critic_lam is not None and (config.lam_alpha is not None or config.critic_lam != config.lam):
             returns = gae(rewards, episode.values, mask, config.gamma, config.critic_lam).returns
         estimated = replace(episode, advantages=result.advantages, returns=returns)
         if self.estimator is not None:
@@ -127,9 +139,14 @@ class PPO(PolicyObjective):
         counts = {**super().counts(batch), "value": aggregate_count(batch.action_mask, "token-mean")}
         if "ptx" in counts:
             counts["ptx"] = pretraining_count(batch)
+        if self.is_warming_up:  # nothing of the policy counts, so that it is not stepped
+            counts |= {name: 0.0 for name, term in self.terms.items() if term.role == "policy"}
         return counts
 
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
+        if self.is_warming_up:
+            value, value_metrics = value_sum(models["critic"], batch, clip_eps=self.config.value_clip)
+            return LossOutput({"value": value}, value_metrics)
         terms = self.terms_of(models["policy"], batch)
         sums, metrics = terms.sums, terms.metrics
         if "ptx" in self.terms:
@@ -146,16 +163,22 @@ class PPO(PolicyObjective):
 
     def end_episode(self) -> None:
         """Adapt coefficients to the KL and the entropy of the episode just trained on."""
+        if self.is_warming_up:
+            self._num_warmed_up += 1
+            self._last_kl = None
+            return
         if self._last_kl is not None:
             self._controller.update(*self._last_kl)
             self._last_kl = None
         super().end_episode()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_controller": self._controller.state_dict(), **super().state_dict()}
+        state = {"kl_controller": self._controller.state_dict(), **super().state_dict()}
+        return {**state, "critic_warmup_episodes": self._num_warmed_up} if self._num_warmed_up else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._controller.load_state_dict(state["kl_controller"])
+        self._num_warmed_up = int(state.get("critic_warmup_episodes", 0))
         super().load_state_dict(state)
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf_forward import BannedWords, penalized, shaping_of, without_banned
-
-if TYPE_CHECKING:
-    from .rows import DecodingRow
 
 
 @dataclass(slots=True, eq=False)
@@ -23,27 +20,38 @@ class RowShaping:
     repetition: float
     presence: float
     banned: BannedWords | None
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    """The tokens of the answer so far, of its row."""
     seen: Tensor | None = None
     """[V] bool: tokens of the prompt and the answer. None before the first token."""
     generated: Tensor | None = None
     """[V] bool: tokens of the answer."""
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], banned: BannedWords | None, *, where: str) -> RowShaping | None:
+    def of(
+        cls,
+        options: Mapping[str, Any],
+        banned: BannedWords | None,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        *,
+        where: str,
+    ) -> RowShaping | None:
         """Return the shaping of a request, or None if all is off. Raises `DataError` for an invalid option."""
         min_p, repetition, presence = shaping_of(options, where=where)
         is_off = (min_p, repetition, presence, banned) == (0.0, 1.0, 0.0, None)
-        return None if is_off else cls(min_p, repetition, presence, banned)
+        return None if is_off else cls(min_p, repetition, presence, banned, prompt_ids, token_ids)
 
     @property
     def penalizes(self) -> bool:
         return self.repetition != 1.0 or self.presence != 0.0
 
-    def start(self, logits: Tensor, prompt_ids: Sequence[int]) -> None:
+    def start(self, logits: Tensor) -> None:
         """Remember the prompt, before the first token."""
         self.seen = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
         self.generated = torch.zeros_like(self.seen)
-        self.seen[torch.tensor(prompt_ids, device=logits.device)] = True
+        self.seen[torch.tensor(self.prompt_ids, device=logits.device)] = True
 
     def add(self, token: int) -> None:
         """Remember a sampled token."""
@@ -51,12 +59,11 @@ class RowShaping:
             self.seen[token] = self.generated[token] = True
 
 
-def shaped_rows(logits: Tensor, rows: Sequence[DecodingRow]) -> Tensor:
-    """Return the logits [n, V] that the next tokens of rows with a shaping are sampled from, before the temperature."""
-    shapings = [row.shaping for row in rows if row.shaping is not None]
-    for row, each in zip(rows, shapings, strict=True):
+def shaped_rows(logits: Tensor, shapings: Sequence[RowShaping]) -> Tensor:
+    """Return the logits [n, V] that the next tokens of rows are sampled from, before the temperature."""
+    for each in shapings:
         if each.penalizes and each.seen is None:
-            each.start(logits, row.prompt_ids)
+            each.start(logits)
     if any(each.penalizes for each in shapings):
         none = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
         logits = penalized(
@@ -67,6 +74,6 @@ def shaped_rows(logits: Tensor, rows: Sequence[DecodingRow]) -> Tensor:
             presence=torch.tensor([[each.presence] for each in shapings], device=logits.device),
         )
     if shapings[0].banned is not None:
-        banned = [each.banned.after(row.token_ids) for row, each in zip(rows, shapings, strict=True) if each.banned]
+        banned = [each.banned.after(each.token_ids) for each in shapings if each.banned]
         logits = without_banned(logits, torch.tensor(banned, device=logits.device))
     return logits

@@ -115,7 +115,7 @@ def make_rows(
         if not sampling.greedy:
             where = f"engine hf, sample {request.sample_id}"
             row.temperature = temperature_of(request.options, where=where)
-            row.shaping = RowShaping.of(request.options, banned, where=where)
+            row.shaping = RowShaping.of(request.options, banned, request.prompt_ids, row.token_ids, where=where)
         rows.append(row)
     return rows
 
@@ -162,9 +162,9 @@ class TokenSampler:
         temperature: float | Tensor = sampling.temperature
         if rows[0].temperature is not None:
             temperature = torch.tensor([[row.temperature] for row in rows], device=logits.device)
-        min_p = 0.0
-        if (shaping := rows[0].shaping) is not None:
-            logits, min_p = shaped_rows(logits, rows), shaping.min_p
+        min_p, shapings = 0.0, [row.shaping for row in rows if row.shaping is not None]
+        if shapings:
+            logits, min_p = shaped_rows(logits, shapings), shapings[0].min_p
         noise = noise.to(logits.device)
         return inverse_cdf_sample(logits, noise, temperature, sampling.top_k, sampling.top_p, min_p)
 
