@@ -48,7 +48,7 @@ def test_a_unit_is_in_one_batch_on_one_rank_in_one_micro_batch(
         assert sorted(itertools.chain.from_iterable(shares)) == list(batch)
         for rank, share in enumerate(shares):
             rows = [each for index in share for each in samples[index]]
-            plans = UNITS.micro_batches(rows, max_tokens)
+            plans = UNITS.micro_batches(rows, lambda units: ForwardPasses().plan(units, max_tokens))
             assert sorted(itertools.chain.from_iterable(plans)) == list(range(len(rows)))
             for micro, places in enumerate(plans):
                 micro_batch = [rows[place] for place in places]
@@ -97,7 +97,7 @@ def test_balanced_micro_batches_keep_any_columns(items: list[BufferItem], world_
     found: list[BufferItem] = []
     for share in shares:
         rows = [items[index] for index in share]
-        for places in pairs.micro_batches(rows, max_tokens):
+        for places in pairs.micro_batches(rows, lambda units: ForwardPasses().plan(units, max_tokens)):
             found += split(collate([rows[place] for place in places]))
     assert sorted(each.sample_id for each in found) == list(range(len(items)))
     for each in found:
