@@ -1,0 +1,268 @@
+"""Shared beginnings, laid out once, give the numbers and gradients of separate rows, model by model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_passes import VOCABULARY, assert_same, build, packed_passes, run
+from torch import Tensor, nn
+
+from rlhf_core.batching import collate, default_micro_batch_tokens
+from rlhf_core.models.forward_passes import ForwardPasses
+from rlhf_core.types import BufferItem, Experience
+from rlhf_forward import value_forward
+from rlhf_forward.architectures import with_trait
+from rlhf_forward.forward import model_rows
+from rlhf_passes import fast_passes, shared_rows
+from rlhf_passes.fast_passes import FastPasses
+from rlhf_passes.packing import PackedRows
+from rlhf_passes.prefix_tree import PrefixTree
+from rlhf_passes.shared_plan import shared_plan
+from rlhf_passes.shared_rows import SharedRows
+from rlhf_passes.tree_attention import Blocks, tree_attention
+from rlhf_ppo import Critic
+
+Lengths = Sequence[tuple[int, Sequence[int]]]
+"""Prompt length and answer lengths of each group."""
+GROUPS: Lengths = [(20, (7, 3, 11, 1)), (9, (5, 5, 2)), (30, (4,)), (17, (6, 6))]
+
+
+def tokens(count: int, seed: int) -> Tensor:
+    return torch.randint(1, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def item(index: int, prompt: Tensor, answer: Tensor, *, group: int = 0, branch: int = 0) -> BufferItem:
+    acts = torch.ones(len(answer), dtype=torch.bool)
+    acts[len(answer) // 2] = len(answer) < 3
+    return BufferItem(
+        sample_id=index,
+        group_id=group,
+        policy_version=0,
+        prompt_ids=prompt,
+        response_ids=answer,
+        action_mask=acts,
+        action_log_probs=torch.zeros(len(answer)),
+        branch=branch,
+    )
+
+
+def groups(lengths: Lengths) -> list[BufferItem]:
+    found: list[BufferItem] = []
+    for group, (prompt, answers) in enumerate(lengths):
+        for answer in answers:
+            index = len(found)
+            found.append(item(index, tokens(prompt, group), tokens(answer, 100 + index), group=group))
+    return found
+
+
+def branches() -> list[BufferItem]:
+    """Two episodes with the same prompt. Rows share turns, are beginnings of others, or are equal."""
+    prompt, turns = tokens(19, 0), [tokens(18, seed) for seed in range(1, 7)]
+    answers = [turns[:1], turns[:2], [*turns[:2], turns[2]], [*turns[:2], turns[3]], turns[4:5], turns[4:6], turns[4:6]]
+    return [item(index // 4, prompt, torch.cat(each), branch=index % 4) for index, each in enumerate(answers)]
+
+
+def shared(experience: Experience, model: nn.Module) -> list[Tensor]:
+    """`run` with shared beginnings, and assert that there are some."""
+    with packed_passes(model):
+        rows = model_rows(getattr(model, "base_model", model), experience)
+    found = run(model, experience, packed=True)
+    assert rows.inputs["input_ids"].numel() < experience.attention_mask.sum()
+    return found
+
+
+@pytest.fixture
+def without_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention over rows, as on devices other than the CPU."""
+    monkeypatch.setattr(shared_rows, "can_attend", lambda *_: False)
+
+
+@pytest.mark.parametrize("model_type", sorted(with_trait("packs")))
+@pytest.mark.parametrize("made", [lambda: groups(GROUPS), branches], ids=["answers", "branches"])
+def test_log_probs_and_gradients_of_every_family(model_type: str, made: Any) -> None:
+    model, experience = build(model_type), collate(made())
+    assert_same(shared(experience, model), run(model, experience, packed=False))
+
+
+@pytest.mark.parametrize("made", [lambda: groups(GROUPS), branches], ids=["answers", "branches"])
+@pytest.mark.usefixtures("without_blocks")
+def test_attention_over_rows(made: Any) -> None:
+    model, experience = build(), collate(made())
+    assert_same(shared(experience, model), run(model, experience, packed=False))
+
+
+@pytest.mark.parametrize("window", [1, 5, 26, 40])
+def test_a_sliding_window(window: int) -> None:
+    model, experience = build("mistral", sliding_window=window), collate(groups(GROUPS))
+    assert_same(shared(experience, model), run(model, experience, packed=False))
+
+
+LENGTHS = st.lists(
+    st.tuples(st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1, max_size=5)), min_size=1, max_size=4
+)
+
+
+@given(LENGTHS, st.integers(1, 30))
+@settings(deadline=None, max_examples=40)
+def test_attention_of_any_groups(lengths: Lengths, min_saved: int) -> None:
+    rows = [torch.cat([each.prompt_ids, each.response_ids]) for each in groups(lengths)]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).numpy()
+    tree = PrefixTree.of(ids, [len(row) for row in rows], min_saved=min_saved)
+    assert_attention(tree, [len(row) for row in rows])
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=9), st.integers(1, 9))
+@settings(deadline=None)
+def test_a_tree_has_all_rows_and_no_token_twice_for_nothing(rows: list[list[int]], min_saved: int) -> None:
+    lengths = [len(row) for row in rows]
+    ids = np.array([row + [0] * (max(lengths) - len(row)) for row in rows])
+    tree = PrefixTree.of(ids, lengths, min_saved=min_saved)
+    flat = ids.flatten()[tree.sources]
+    for row, places in zip(rows, tree.places, strict=True):
+        assert flat[places[: len(row)]].tolist() == row
+    used = {place for row, places in zip(rows, tree.places, strict=True) for place in places[: len(row)].tolist()}
+    assert used == set(range(len(tree.sources)))
+    assert [place for each in tree.segments for place in range(each.start, each.stop)] == sorted(used)
+    if min_saved == 1:
+        assert len(tree.sources) == len({tuple(row[: end + 1]) for row in rows for end in range(len(row))})
+
+
+def assert_attention(tree: PrefixTree, lengths: Sequence[int]) -> None:
+    """Compare attention of the tree with that of separate rows in float64, forward and backward."""
+    blocks = Blocks(tree.segments, torch.device("cpu"))
+    places, sources = torch.from_numpy(tree.places), torch.from_numpy(tree.sources)
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, len(sources), heads, 8, generator=generator) for heads in (4, 2, 2)]
+    weights = torch.randn(1, len(sources), 4, 8, generator=generator)
+    tensors = [each.clone().requires_grad_() for each in given]
+    found = tree_attention(*(each.transpose(1, 2) for each in tensors), blocks, 0.5)
+    (found * weights).sum().backward()
+    exact = [each.double().requires_grad_() for each in given]
+    query, key, value = (each[0, places].transpose(1, 2) for each in exact)
+    rows = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.5, enable_gqa=True)
+    expected = rows.transpose(1, 2).flatten(0, 1)[sources][None]
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(tensors, exact, strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_is_as_exact_as_separate_rows() -> None:
+    model, experience = build(), collate(groups(GROUPS))
+    exact = run(model, experience, packed=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, theirs = shared(experience, model), run(model, experience, packed=False)
+    for one, other, true in zip(ours, theirs, exact, strict=True):
+        assert (one - true).norm() <= 1.5 * (other - true).norm() + 1e-3
+
+
+def test_values_of_a_critic() -> None:
+    critic, experience = Critic.from_pretrained(build()), collate(groups(GROUPS))
+    torch.manual_seed(1)
+    nn.init.normal_(critic.value_head.weight)
+    results: list[list[Tensor]] = []
+    for passes in (packed_passes(), packed_passes(critic)):
+        critic.zero_grad()
+        with passes:
+            values = value_forward(critic, experience)
+            (values * torch.linspace(-1, 2, values.numel()).view_as(values)).sum().backward()
+        results.append([values.detach(), *(each.grad.clone() for each in critic.parameters() if each.grad is not None)])
+    assert_same(*results)
+
+
+def test_an_adapter_and_gradient_checkpointing() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(build(), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    experience = collate(groups(GROUPS))
+    padded = run(model, experience, packed=False)
+    assert_same(run(model, experience, packed=True), padded)
+    model.enable_input_require_grads()
+    model.train().base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_same(run(model, experience, packed=True), padded)
+
+
+def test_embeddings_that_depend_on_the_length_are_not_shared() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = build(rope_parameters=rope, max_position_embeddings=16)
+    experience = collate(groups(GROUPS))
+    with packed_passes(model):
+        assert type(model_rows(model, experience)) is PackedRows
+    units = [[each] for each in groups(GROUPS)]
+    assert FastPasses().plan(units, 40, model) == ForwardPasses().plan(units, 40, model)
+
+
+def test_rows_without_a_common_beginning_are_packed_as_before() -> None:
+    model, experience = build(), collate(groups([(20, (5,)), (9, (4,)), (3, (2, 2))]))
+    with packed_passes(model):
+        assert type(model_rows(model, experience)) is PackedRows
+
+
+def test_a_batch_in_which_nothing_counts() -> None:
+    experience = collate(groups(GROUPS))
+    experience = replace(experience, action_mask=torch.zeros_like(experience.action_mask))
+    gradients = shared(experience, build())[2:]
+    assert all((each == 0).all() for each in gradients)
+
+
+@given(LENGTHS, st.integers(1, 200), st.integers(0, 100))
+@settings(deadline=None)
+def test_a_plan_has_each_unit_once_within_the_bound(lengths: Lengths, max_tokens: int, more: int) -> None:
+    units = [[each] for each in groups(lengths)]
+    plan = shared_plan(units, max_tokens, max_tokens + more)
+    if plan is None:
+        return
+    assert sorted(chain.from_iterable(plan)) == list(range(len(units)))
+    for indices in plan:
+        rows = [torch.cat([units[i][0].prompt_ids, units[i][0].response_ids]) for i in indices]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).numpy()
+        num_tokens = len(PrefixTree.of(ids, [len(row) for row in rows]).sources)
+        same = len({units[i][0].group_id for i in indices}) == 1
+        assert len(rows) == 1 or num_tokens <= max_tokens + same * more
+
+
+def test_answers_to_a_prompt_share_a_pass() -> None:
+    units = [[each] for each in groups([(50, (10, 30, 20)), (40, (12, 31, 22))])]
+    model = build()
+    assert FastPasses().plan(units, 120, model) == [[0, 1, 2], [3, 4, 5]]
+    assert FastPasses().plan(units, None, model) == ForwardPasses().plan(units, None)
+    assert FastPasses().plan(units, 120, build("gpt2")) == ForwardPasses().plan(units, 120)
+    split = FastPasses().plan(units, 90, model)
+    assert all(len({units[index][0].group_id for index in part}) == 1 for part in split) and len(split) == 4
+
+
+def test_units_stay_whole() -> None:
+    rows = groups([(50, (10, 30, 20, 15))])
+    assert FastPasses().plan([rows[:3], rows[3:]], 90, build()) == [[0], [1]]
+
+
+def test_a_large_model_on_a_cpu_shares_at_its_default_bound() -> None:
+    units, model = [[each] for each in groups([(180, (12, 31, 22)), (180, (50, 50, 50))])], build()
+    default = default_micro_batch_tokens("cpu", 100_000_000)
+    with (
+        mock.patch.object(fast_passes, "saves_memory", return_value=True),
+        mock.patch.object(fast_passes, "default_micro_batch_tokens", return_value=default),
+    ):
+        assert FastPasses().plan(units, default, model) == [[3, 4, 5], [0, 1, 2]]
+        assert len(FastPasses().plan(units, default + 20, model)) == 6  # the bound of a user holds
+
+
+def test_a_layout_with_as_many_tokens_as_actions_is_not_used() -> None:
+    prompt, answer = tokens(16, 0), tokens(2, 1)
+    rows = [item(index, prompt, answer) for index in range(9)]
+    experience = collate(rows)
+    with packed_passes(build()):
+        assert int(experience.action_mask.sum()) == 18
+    model = build()
+    with packed_passes(model):
+        assert not isinstance(model_rows(model, experience), SharedRows)
+    assert_same(run(model, experience, packed=True), run(model, experience, packed=False))
