@@ -41,7 +41,7 @@ class SharedPacking(Packing):
         self, query: Tensor, key: Tensor, value: Tensor, sliding_window: int | None, options: Mapping[str, Any]
     ) -> Tensor | None:
         is_windowed = sliding_window is not None and sliding_window < self.width
-        if is_windowed or not can_attend(query, options.get("dropout", 0.0)):
+        if is_windowed or not can_attend(query, value, options.get("dropout", 0.0)):
             return None
         return tree_attention(query, key, value, self.blocks, options.get("scaling"))
 
