@@ -25,6 +25,7 @@ from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_core.util.tensor_files import load_tree, save_tree
+from rlhf_passes import fix_products
 
 from .checkpoint_files import CheckpointFiles
 from .liger import check_liger, use_liger
@@ -175,6 +176,7 @@ class StrategyBase(GroupStrategy):
         return None if self.precision == "fp32" else torch_dtype(self.precision)
 
     def setup(self) -> None:
+        fix_products(fixed=False)  # a run before this one in this process may have had `train.deterministic`
         self.group.join()
 
     def teardown(self) -> None:
