@@ -23,7 +23,7 @@ class Segment:
 
     start: int
     stop: int
-    """End of its own tokens, which is where the first continuation starts."""
+    """End of the tokens of the segment, and start of its first continuation."""
     end: int
     """End of its last continuation. Tokens before it and from `stop` attend to all tokens of the segment."""
 
