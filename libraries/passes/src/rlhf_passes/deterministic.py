@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
 
 class DeterministicConfig(Section):
-    """`train.deterministic` section: nothing is chosen by measuring the machine.
+    """`train.deterministic` section: float32 matrices on a CPU are multiplied by the same library on every machine."""
 
-    Core calls both methods in the processes of the run, the first one in those that train, the second in those that
-    sample.
-    """
+    # Core calls the first method in the processes that train, and the second one in those that sample.
 
     def checkpoint_store(self, store: CheckpointStore) -> CheckpointStore:
         _fix()
