@@ -18,6 +18,8 @@ from .prefix_tree import Segment
 from .tree_blocks import CpuCausal, CpuFull, causal_buckets
 from .varlen_blocks import VarlenBlock, varlen_blocks
 
+_CPU_HAS_HEAD_GROUPS = torch.__version__ >= "2.9"
+"""Whether torch's flash kernel for a CPU accepts fewer heads of keys than of queries."""
 Place = slice | Tensor
 """Tokens, as a slice or as int64 indices."""
 
@@ -61,6 +63,8 @@ def can_attend(query: Tensor, value: Tensor, dropout: float) -> bool:
         return False
     if query.is_cuda:
         return value.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= VarlenBlock.MAX_HEAD_SIZE
+    if query.shape[1] != value.shape[1] and not _CPU_HAS_HEAD_GROUPS:
+        return False
     return query.device.type == "cpu" and value.dtype in (torch.float32, torch.bfloat16)
 
 
