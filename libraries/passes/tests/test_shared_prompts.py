@@ -266,3 +266,35 @@ def test_a_layout_with_as_many_tokens_as_actions_is_not_used() -> None:
     with packed_passes(model):
         assert not isinstance(model_rows(model, experience), SharedRows)
     assert_same(run(model, experience, packed=True), run(model, experience, packed=False))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("made", [lambda: groups(GROUPS), branches], ids=["answers", "branches"])
+def test_attention_on_a_gpu(made: Any) -> None:
+    """In bfloat16, as close to float64 as torch's own attention with a mask."""
+    rows = [torch.cat([each.prompt_ids, each.response_ids]) for each in made()]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).numpy()
+    tree, device = PrefixTree.of(ids, [len(row) for row in rows]), torch.device("cuda")
+    size, generator = len(tree.sources), torch.Generator(device).manual_seed(0)
+    mask = torch.zeros(size, size, dtype=torch.bool, device=device)
+    for each in tree.segments:
+        mask[each.start : each.end, each.start : each.stop] = True
+    mask = mask.tril()
+    given = [torch.randn(1, heads, size, 64, generator=generator, device=device).bfloat16() for heads in (4, 2, 2)]
+    weights = torch.randn(1, size, 4, 64, generator=generator, device=device)
+    found: list[list[Tensor]] = []
+    for dtype, blocks in (
+        (torch.bfloat16, Blocks(tree.segments, device)),
+        (torch.bfloat16, None),
+        (torch.float64, None),
+    ):
+        query, key, value = tensors = [each.to(dtype).requires_grad_() for each in given]
+        if blocks is not None:
+            output = tree_attention(query, key, value, blocks, None)
+        else:
+            key, value = (each.repeat_interleave(2, 1) for each in (key, value))
+            attention = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            output = attention.transpose(1, 2)
+        found.append([output.detach(), *torch.autograd.grad((output * weights).sum(), tensors)])
+    for ours, theirs, exact in zip(*found, strict=True):
+        assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm() + 1e-3 * exact.norm()
