@@ -76,6 +76,18 @@ def test_a_folder_that_cannot_be_written_is_no_error(cache: Path, monkeypatch: p
     assert uses_onednn()
 
 
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.undo()  # the real `_cache_file`
+    monkeypatch.setattr(products, "_CHOICE", products._Choice())
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    measured(2.0, 1.0, monkeypatch)
+    assert uses_onednn()
+
+
 def test_processes_agree_on_the_first_result(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure() -> dict[str, float]:
         cache.parent.mkdir()

@@ -79,7 +79,8 @@ def chosen_products() -> Mapping[str, Any] | None:
 def measure_products() -> Mapping[str, float]:
     """Measure forward and backward products of a layer, in milliseconds of processor time for each library."""
     tokens, inputs, outputs = _SHAPE
-    left, weight, grads = torch.zeros(tokens, inputs), torch.zeros(outputs, inputs), torch.zeros(tokens, outputs)
+    shapes = (tokens, inputs), (outputs, inputs), (tokens, outputs)
+    left, weight, grads = (torch.ones(shape, dtype=torch.float32, device="cpu") for shape in shapes)
     products = [(left, weight), (grads, weight.T), (grads.T, left.T)]
     best = {"torch": float("inf"), "onednn": float("inf")}
     run: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -87,7 +88,7 @@ def measure_products() -> Mapping[str, float]:
         "onednn": lambda one, other: torch.ops.mkldnn._linear_pointwise.default(one, other, None, "none", [], ""),
     }
     started = time.perf_counter()
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for number in range(_ROUNDS):
             for name, multiply in run.items():
                 before = time.process_time()
@@ -111,20 +112,25 @@ def _machine() -> str:
     return " ".join(map(str, (torch.__version__, *computer, torch.get_num_threads())))
 
 
-def _cache_file() -> Path:
-    """Return the file in the user's cache folder."""
-    if sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+def _cache_file() -> Path | None:
+    """Return the file in the user's cache folder, None for a user without a home folder."""
+    try:
+        if sys.platform == "darwin":
+            folder = Path.home() / "Library" / "Caches"
+        else:
+            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # such as an arbitrary user id in a container
+        return None
     return folder / "rlhf" / "products.json"
 
 
-def _cached(file: Path, machine: str, measure: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
+def _cached(file: Path | None, machine: str, measure: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
     """Return the result in `file`, or measure and add it. A file that cannot be read or written is ignored.
 
     If another process has measured meanwhile, its result counts, so that processes of a run agree.
     """
+    if file is None:
+        return measure()
     known = _read(file).get(machine)
     if known is not None:
         return known
