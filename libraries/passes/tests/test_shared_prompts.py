@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -29,6 +29,7 @@ from rlhf_passes.prefix_tree import PrefixTree
 from rlhf_passes.shared_plan import shared_plan
 from rlhf_passes.shared_rows import SharedRows
 from rlhf_passes.tree_attention import Blocks, tree_attention
+from rlhf_passes.varlen_blocks import VarlenBlock
 from rlhf_ppo import Critic
 
 Lengths = Sequence[tuple[int, Sequence[int]]]
@@ -154,6 +155,50 @@ def assert_attention(tree: PrefixTree, lengths: Sequence[int]) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(tensors, exact, strict=True):
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def strided(values: Tensor) -> Tensor:
+    """The same values with a gap after each element of a head."""
+    return values.repeat_interleave(2, -1)[..., ::2]
+
+
+def transposed(values: Tensor) -> Tensor:
+    return values.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+@pytest.mark.parametrize("layout", [strided, transposed])
+def test_heads_whose_elements_are_not_adjacent(layout: Callable[[Tensor], Tensor]) -> None:
+    """The CPU kernel would read other memory."""
+    rows = [torch.cat([each.prompt_ids, each.response_ids]) for each in groups(GROUPS)]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).numpy()
+    tree = PrefixTree.of(ids, [len(row) for row in rows])
+    generator, found = torch.Generator().manual_seed(0), []
+    given = [torch.randn(1, heads, len(tree.sources), 8, generator=generator) for heads in (4, 2, 2)]
+    for change in (torch.clone, layout):
+        tensors = [change(each).requires_grad_() for each in given]
+        output = tree_attention(*tensors, Blocks(tree.segments, torch.device("cpu")), None)
+        found.append([output.detach(), *torch.autograd.grad(output.square().sum(), tensors)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_tree_as_deep_as_its_number_of_rows() -> None:
+    """Such as answers that repeat one token, each a different number of times."""
+    lengths = list(range(20, 1520))
+    ids = np.array([[1] * length + [2] * (max(lengths) - length) for length in lengths])
+    tree = PrefixTree.of(ids, lengths, min_saved=1)
+    assert len(tree.sources) == max(lengths)
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_size", "expected"), [((8, 0), 64, True), ((7, 5), 64, False), ((9, 0), 20, False)]
+)
+def test_gpus_without_the_kernel_attend_over_rows(
+    capability: tuple[int, int], head_size: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    assert VarlenBlock.supports(torch.zeros(1, 1, 1, head_size, dtype=torch.bfloat16)) is expected
 
 
 def test_bfloat16_is_as_exact_as_separate_rows() -> None:

@@ -86,7 +86,8 @@ def _has_one_embedding(model: nn.Module) -> bool:
 def _max_shared_tokens(max_tokens: int | None, models: Sequence[nn.Module]) -> int | None:
     """Maximum number of tokens of a pass over the answers to one prompt.
 
-    The default for a large model on a CPU is too small to share prompts. It saves memory that sharing saves, too.
+    The default for a large model on a CPU is too small to share prompts. It saves memory that sharing saves, too. The
+    same number in a run file is treated alike.
     """
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models if saves_memory(model)]
     is_default = bool(sizes) and max_tokens == default_micro_batch_tokens("cpu", max(sizes))

@@ -57,7 +57,7 @@ class PrefixTree:
         """
         order = sorted(range(len(ids)), key=lambda row: ids[row, : lengths[row]].astype(">i8").tobytes())
         builder = _Builder(order, lengths, _common(ids, lengths, order), ids.shape, min_saved)
-        builder.lay_out(0, len(order), 0)
+        builder.lay_out()
         return cls(np.concatenate(builder.sources), builder.places, sorted(builder.segments, key=lambda s: s.start))
 
 
@@ -91,22 +91,32 @@ class _Builder:
         self.segments: list[Segment] = []
         self._size = 0
 
-    def lay_out(self, first: int, last: int, start: int) -> None:
-        """Lay out the sorted rows `first` to `last` (exclusive) from the column `start`."""
+    def lay_out(self) -> None:
+        """Lay out all rows. Without recursion: similar rows can be a tree as deep as their number."""
+        tasks: list[tuple[int, int, int] | tuple[int, int]] = [(0, len(self._order), 0)]
+        while tasks:
+            task = tasks.pop()
+            if len(task) == 2:  # a shared segment whose continuations are complete
+                self.segments.append(Segment(*task, self._size))
+            else:
+                tasks += reversed(self._continuations(*task))
+
+    def _continuations(self, first: int, last: int, start: int) -> list[tuple[int, int, int] | tuple[int, int]]:
+        """Lay out the common tokens of sorted rows from the column `start`. Return further tasks.
+
+        `first` to `last` (exclusive) are places in the order of rows.
+        """
         if last - first == 1:
             self._add(first, last, start, self._lengths[self._order[first]])
-            return
+            return []
         inner = self._common[first + 1 : last]
         stop = int(inner.min())
-        is_shared = (stop - start) * (last - first - 1) >= self._min_saved
-        place = self._size
-        if is_shared:
-            self._add(first, last, start, stop)
         cuts = [first, *(first + 1 + np.flatnonzero(inner == stop)).tolist(), last]
-        for one, other in pairwise(cuts):
-            self.lay_out(one, other, stop if is_shared else start)
-        if is_shared:
-            self.segments.append(Segment(place, place + stop - start, self._size))
+        if (stop - start) * (last - first - 1) < self._min_saved:
+            return [(one, other, start) for one, other in pairwise(cuts)]
+        place = self._size
+        self._add(first, last, start, stop)
+        return [*((one, other, stop) for one, other in pairwise(cuts)), (place, self._size)]
 
     def _add(self, first: int, last: int, start: int, stop: int) -> None:
         """Add the columns `start` to `stop` of the first row, which the other rows share."""

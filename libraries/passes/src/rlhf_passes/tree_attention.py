@@ -18,8 +18,9 @@ from .prefix_tree import Segment
 from .tree_blocks import CpuCausal, CpuFull, causal_buckets
 from .varlen_blocks import VarlenBlock, varlen_blocks
 
-_CPU_HAS_HEAD_GROUPS = torch.__version__ >= "2.9"
-"""Whether torch's flash kernel for a CPU accepts fewer heads of keys than of queries."""
+_IS_RECENT = torch.__version__ >= "2.9"
+"""Whether torch's flash kernel for a CPU accepts fewer heads of keys than of queries. On a GPU, older versions are not
+used, since the shape of their logsumexps differed."""
 Place = slice | Tensor
 """Tokens, as a slice or as int64 indices."""
 
@@ -62,8 +63,8 @@ def can_attend(query: Tensor, value: Tensor, dropout: float) -> bool:
     if dropout or query.shape[-1] != value.shape[-1]:
         return False
     if query.is_cuda:
-        return value.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= VarlenBlock.MAX_HEAD_SIZE
-    if query.shape[1] != value.shape[1] and not _CPU_HAS_HEAD_GROUPS:
+        return _IS_RECENT and VarlenBlock.supports(value)
+    if query.shape[1] != value.shape[1] and not _IS_RECENT:
         return False
     return query.device.type == "cpu" and value.dtype in (torch.float32, torch.bfloat16)
 
@@ -82,7 +83,9 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Blocks, sc
         [1, T, H, D].
     """
     dtype = value.dtype  # under autocast, a norm may have returned query and key in float32
-    by_token = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
+    # The kernels read the elements of a head as adjacent, without a check on a CPU.
+    dense = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
+    by_token = (each[0].transpose(0, 1).to(dtype) for each in dense)
     output: Tensor = _TreeAttention.apply(*by_token, blocks, scale)  # type: ignore[no-untyped-call]
     return output[None]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,9 +13,6 @@ from .prefix_tree import Segment
 class VarlenBlock:
     """Ranges of queries, each of which attends to a range of keys."""
 
-    MAX_HEAD_SIZE: ClassVar[int] = 256
-    """Maximum D of torch's flash kernel."""
-
     def __init__(
         self, queries: Sequence[range], keys: Sequence[range], device: torch.device, *, is_causal: bool
     ) -> None:
@@ -25,6 +21,19 @@ class VarlenBlock:
         self.keys = _indices(keys).to(device)
         self._layout = _ends(queries).to(device), _ends(keys).to(device), max(map(len, queries)), max(map(len, keys))
         self._is_causal = is_causal
+
+    @staticmethod
+    def supports(value: Tensor) -> bool:
+        """Whether torch's flash kernel supports these values, [1, K, T, D], on their GPU: Nvidia's from Ampere on."""
+        head_size = value.shape[-1]
+        return (
+            value.dtype in (torch.bfloat16, torch.float16)
+            and head_size <= 256
+            and head_size % 8 == 0
+            and torch.version.hip is None
+            and torch.backends.cuda.is_flash_attention_available()
+            and torch.cuda.get_device_capability(value.device) >= (8, 0)
+        )
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
         tensors = query[self.queries], key[self.keys], value[self.keys]
