@@ -142,11 +142,12 @@ class MemoryEstimate:
             with_critic: whether a critic is trained in the same pass.
         """
         train, shape, length = resolved.run.train, self.shape, self.tokens_per_sample
-        bound = train.micro_batch_tokens or default_micro_batch_tokens(self.device, shape.num_parameters)
+        default = default_micro_batch_tokens(self.device, shape.num_parameters)
+        bound = train.micro_batch_tokens or default
         tokens = max(length, min(bound, math.ceil(train.train_batch_size / ranks) * length))
-        if train.micro_batch_tokens is None and train.samples_per_prompt > 1:  # answers to one prompt share a pass
-            group = self._prompt_tokens + train.samples_per_prompt * self._answer_tokens
-            tokens = max(tokens, min(MAX_SHARED_TOKENS, group))
+        answers = min(train.samples_per_prompt, math.ceil(train.train_batch_size / ranks))
+        if bound == default and answers > 1:  # answers to one prompt share a pass
+            tokens = max(tokens, min(MAX_SHARED_TOKENS, self._prompt_tokens + answers * self._answer_tokens))
         per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
         if resolved.run.model.gradient_checkpointing:
             kept: float = shape.num_layers * shape.hidden_size + per_layer
