@@ -158,6 +158,7 @@ class StrategyBase(GroupStrategy):
     """Options that move data between a GPU and host memory. Enabling one without a GPU is a `ConfigError`."""
 
     def __init__(self, config: Section, context: StrategyContext) -> None:
+        fix_products(fixed=False)  # a run before this one in this process may have had `train.deterministic`
         device = resolve_device(context.device)
         super().__init__(ProcessGroup(device, getattr(config, "timeout_seconds", _TIMEOUT_SECONDS)))
         self.precision = resolve_precision(getattr(config, "precision", "fp32"), device, self.precision_on_cpu)
@@ -176,7 +177,6 @@ class StrategyBase(GroupStrategy):
         return None if self.precision == "fp32" else torch_dtype(self.precision)
 
     def setup(self) -> None:
-        fix_products(fixed=False)  # a run before this one in this process may have had `train.deterministic`
         self.group.join()
 
     def teardown(self) -> None:
