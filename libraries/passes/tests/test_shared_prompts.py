@@ -154,7 +154,9 @@ def assert_attention(tree: PrefixTree, lengths: Sequence[int]) -> None:
     (expected * weights).sum().backward()
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(tensors, exact, strict=True):
-        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+        # A key's gradient is a sum over all tokens after it, with the rounding of its largest terms.
+        scale = max(1.0, float(theirs.grad.abs().max()))
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5 * scale)
 
 
 def strided(values: Tensor) -> Tensor:
