@@ -108,6 +108,11 @@ def test_a_run_file_fixes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert uses_onednn()
 
 
+def test_a_torch_without_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    assert not uses_onednn()
+
+
 def test_the_measurement_takes_less_than_a_second() -> None:
     started = time.process_time()
     found = measure_products()

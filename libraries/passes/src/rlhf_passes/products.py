@@ -25,6 +25,7 @@ _MIN_GAIN = 1.25
 _ROUNDS = 5
 _SECONDS = 0.5
 """Time after which no further round starts."""
+_UNSUPPORTED_MS = 1e6
 _SHAPE = (256, 512, 1536)
 """Tokens, inputs and outputs of the measured layer."""
 
@@ -77,7 +78,10 @@ def chosen_products() -> Mapping[str, Any] | None:
 
 
 def measure_products() -> Mapping[str, float]:
-    """Measure forward and backward products of a layer, in milliseconds of processor time for each library."""
+    """Measure forward and backward products of a layer, in milliseconds of processor time for each library.
+
+    oneDNN has a very large time if this build of torch cannot multiply with it.
+    """
     tokens, inputs, outputs = _SHAPE
     shapes = (tokens, inputs), (outputs, inputs), (tokens, outputs)
     left, weight, grads = (torch.ones(shape, dtype=torch.float32, device="cpu") for shape in shapes)
@@ -89,6 +93,10 @@ def measure_products() -> Mapping[str, float]:
     }
     started = time.perf_counter()
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        try:
+            run["onednn"](*products[0])
+        except (AttributeError, RuntimeError):  # an operation or kernel that this build lacks
+            return {"torch": 1.0, "onednn": _UNSUPPORTED_MS}
         for number in range(_ROUNDS):
             for name, multiply in run.items():
                 before = time.process_time()
