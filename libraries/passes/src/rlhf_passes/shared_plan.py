@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,17 +58,19 @@ def _groups(units: Sequence[Unit]) -> list[list[int]]:
 
 
 def _parts(group: list[int], units: Sequence[Unit], max_tokens: int) -> list[list[int]]:
-    """Split units of one prompt into as few adjacent parts as `max_tokens` allows, if possible of equal size."""
-    if _cost(group, units) <= max_tokens:
-        return [group]
+    """Split units of one prompt into few adjacent parts within `max_tokens`, if possible of about equal size."""
+    fewest = max(1, ceil(_cost(group, units) / max_tokens))
+    for count in range(fewest, min(fewest + 3, len(group))):
+        even = [part.tolist() for part in np.array_split(np.asarray(group), count)]
+        if all(_cost(part, units) <= max_tokens for part in even):
+            return even
     parts = [group[:1]]
     for index in group[1:]:
         if _cost([*parts[-1], index], units) <= max_tokens:
             parts[-1].append(index)
         else:
             parts.append([index])
-    even = [part.tolist() for part in np.array_split(np.asarray(group), len(parts))]
-    return even if all(_cost(part, units) <= max_tokens for part in even) else parts
+    return parts
 
 
 def _cost(part: Sequence[int], units: Sequence[Unit]) -> int:
