@@ -28,13 +28,13 @@ MIN_SAVED_SHARE = 0.05
 class SharedPacking(Packing):
     """Mapping between T packed tokens and B rows of width W, several of which may contain the same packed token."""
 
-    sources: Tensor
+    tokens: Tensor
     """[B * W] int64: packed token of each place in the rows, any token on padding."""
     blocks: Blocks
 
     def as_rows(self, packed: Tensor) -> Tensor:
         """Unpack [1, H, T, D] to [B, H, W, D], with any values on padding."""
-        rows: Tensor = packed[0].transpose(0, 1).index_select(0, self.sources)
+        rows: Tensor = packed[0].transpose(0, 1).index_select(0, self.tokens)
         return rows.view(self.num_rows, self.width, *rows.shape[1:]).transpose(1, 2)
 
     def attention(
@@ -59,7 +59,13 @@ class SharedRows(PackedRows):
             "input_ids": rows.sequences.flatten()[sources][None],
             "attention_mask": is_token.new_ones(1, 1, 0, 0),  # as in `PackedRows`
             "position_ids": (sources % width)[None],
-            "packing": SharedPacking(sources, num_rows, width, places.flatten(), Blocks(tree.segments, device)),
+            "packing": SharedPacking(
+                places=sources,  # one of the places in the rows that contain the token
+                num_rows=num_rows,
+                width=width,
+                tokens=places.flatten(),
+                blocks=Blocks(tree.segments, device),
+            ),
         }
         self.lengths: Tensor = rows.lengths[sources // width, 0][None]
         self.logits_to_keep: Tensor = places[rows.is_read]
