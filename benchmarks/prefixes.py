@@ -26,9 +26,10 @@ from unittest import mock
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.batching import collate, default_micro_batch_tokens
+from rlhf_core.batching import collate
 from rlhf_core.components import EngineContext
 from rlhf_core.models.forward_passes import ForwardPasses, applying
+from rlhf_core.place import LocalPlace
 from rlhf_core.types import BufferItem, Completion, GenerationRequest, SamplingParams
 from rlhf_forward import policy_forward
 from rlhf_hf.config import HfEngineConfig
@@ -162,11 +163,11 @@ def passed(
     model: LlamaForCausalLM, passes: FastPasses, items: list[BufferItem], *, backward: bool
 ) -> list[torch.Tensor]:
     """Run scoring, or the passes of an update, at the default size. Return all log-probs and a gradient."""
-    tokens = default_micro_batch_tokens("cpu", sum(parameter.numel() for parameter in model.parameters()))
+    place = LocalPlace(torch.device("cpu"), torch.float32)
     found: dict[int, torch.Tensor] = {}
     model.zero_grad(set_to_none=False)
     with torch.set_grad_enabled(backward), direct_gradients(model):
-        for plan in passes.plan([[item] for item in items], tokens, model):
+        for plan in passes.plan([[item] for item in items], None, place, model):
             with applying(passes, passes.applied(model)):
                 log_probs = policy_forward(model, collate([items[index] for index in plan]), 1.0).log_probs
                 if backward:

@@ -13,11 +13,13 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Item
-from ..batching import plan_micro_batches
+from ..batching import default_micro_batch_tokens, plan_micro_batches
 from ..place import Place
 
 if TYPE_CHECKING:
     from torch import nn
+
+Units = Sequence[Sequence[Item]]
 
 
 class ForwardPasses:
@@ -30,7 +32,7 @@ class ForwardPasses:
 
     Example:
         passes = resolve_name(place.passes)()  # on each rank
-        for batch in passes.plan(units, max_tokens, model):
+        for batch in passes.plan(units, max_tokens, place, model):
             with applying(passes, passes.applied(model)):
                 loss(model, batch).backward()
     """
@@ -46,18 +48,21 @@ class ForwardPasses:
         """
         return len(rows) * max(row.num_tokens for row in rows)
 
-    def plan(self, units: Sequence[Sequence[Item]], max_tokens: int | None, *models: nn.Module) -> list[list[int]]:
+    def plan(self, units: Units, max_tokens: int | None, place: Place, *models: nn.Module) -> list[list[int]]:
         """Distribute units over forward passes, by default by `plan_micro_batches` and `price`.
 
         Args:
             units: Rows that must share a pass, of this rank.
-            max_tokens: Maximum cost of a pass, in tokens. A unit that costs more runs alone. None: one pass.
+            max_tokens: Maximum cost of a pass, in tokens. A unit that costs more runs alone. None: a default for the
+                device and the largest model.
+            place: Where the models run.
             models: The models that run, as the strategy prepared them.
 
         Returns:
             Indices into `units` for each pass, each index once.
         """
-        return plan_micro_batches(units, max_tokens, lambda chosen: self.price([*chain.from_iterable(chosen)]))
+        tokens = max_tokens or default_micro_batch_tokens(place.device.type, max(map(place.num_parameters, models)))
+        return plan_micro_batches(units, tokens, lambda chosen: self.price([*chain.from_iterable(chosen)]))
 
     def applied(self, *models: nn.Module) -> AbstractContextManager[None]:
         """Return the context of one forward pass and its backward pass.

@@ -45,7 +45,7 @@ class Updater:
             algorithm: Provides the loss.
             strategy: Runs backward and the optimizer steps.
             trained: Role -> prepared model.
-            micro_batch_tokens: Maximum price of a micro-batch, in tokens. None puts all items into one.
+            micro_batch_tokens: Maximum price of a micro-batch, in tokens. None: a default for the device and models.
             micro_batch_size: Maximum number of items of a micro-batch. Overrides `micro_batch_tokens`.
             plugin: Label of the algorithm, for errors.
         """
@@ -119,7 +119,7 @@ class Updater:
 
     def _plan(self, units: Sequence[Sequence[Any]]) -> list[list[int]]:
         if self._max_items is None:
-            return self._passes.plan(units, self._max_tokens, *self._models.values())
+            return self._passes.plan(units, self._max_tokens, self._strategy, *self._models.values())
         return plan_micro_batches(units, self._max_items, lambda chosen: sum(map(len, chosen)))
 
     def _step(self, trained: TrainedModel, learns: bool) -> float:

@@ -61,6 +61,18 @@ def test_another_torch_or_number_of_threads_is_measured_again(cache: Path, monke
     assert len(calls) == len(json.loads(cache.read_text())) == 2
 
 
+def test_the_file_keeps_the_newest_results(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each container has a new host name."""
+    measured(2.0, 1.0, monkeypatch)
+    for number in range(products._MAX_RESULTS + 3):
+        monkeypatch.setattr(products.platform, "node", lambda number=number: f"host-{number}")
+        monkeypatch.setattr(products, "_CHOICE", products._Choice())
+        assert uses_onednn()
+    names = list(json.loads(cache.read_text()))
+    assert len(names) == products._MAX_RESULTS
+    assert f" host-{number} " in names[-1] and not any(" host-2 " in name for name in names)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"a": 1}', '{"MACHINE": {"torch": "fast"}}'])
 def test_a_damaged_file_is_replaced(content: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = measured(2.0, 1.0, monkeypatch)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlhf_core.batching import collate, default_micro_batch_tokens
 from rlhf_core.models.forward_passes import ForwardPasses
+from rlhf_core.place import LocalPlace
 from rlhf_core.types import BufferItem, Experience
 from rlhf_forward import value_forward
 from rlhf_forward.architectures import with_trait
@@ -39,6 +40,15 @@ GROUPS: Lengths = [(20, (7, 3, 11, 1)), (9, (5, 5, 2)), (30, (4,)), (17, (6, 6))
 
 def tokens(count: int, seed: int) -> Tensor:
     return torch.randint(1, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def plan(
+    units: Sequence[Sequence[BufferItem]],
+    max_tokens: int | None,
+    model: nn.Module,
+    passes: type[ForwardPasses] = FastPasses,
+) -> list[list[int]]:
+    return passes().plan(units, max_tokens, LocalPlace(torch.device("cpu"), torch.float32), model)
 
 
 def item(index: int, prompt: Tensor, answer: Tensor, *, group: int = 0, branch: int = 0) -> BufferItem:
@@ -245,7 +255,7 @@ def test_embeddings_that_depend_on_the_length_are_not_shared() -> None:
     with packed_passes(model):
         assert type(model_rows(model, experience)) is PackedRows
     units = [[each] for each in groups(GROUPS)]
-    assert FastPasses().plan(units, 40, model) == ForwardPasses().plan(units, 40, model)
+    assert plan(units, 40, model) == plan(units, 40, model, ForwardPasses)
 
 
 def test_rows_without_a_common_beginning_are_packed_as_before() -> None:
@@ -265,11 +275,11 @@ def test_a_batch_in_which_nothing_counts() -> None:
 @settings(deadline=None)
 def test_a_plan_has_each_unit_once_within_the_bound(lengths: Lengths, max_tokens: int, more: int) -> None:
     units = [[each] for each in groups(lengths)]
-    plan = shared_plan(units, max_tokens, max_tokens + more)
-    if plan is None:
+    planned = shared_plan(units, max_tokens, max_tokens + more)
+    if planned is None:
         return
-    assert sorted(chain.from_iterable(plan)) == list(range(len(units)))
-    for indices in plan:
+    assert sorted(chain.from_iterable(planned)) == list(range(len(units)))
+    for indices in planned:
         rows = [torch.cat([units[i][0].prompt_ids, units[i][0].response_ids]) for i in indices]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).numpy()
         num_tokens = len(PrefixTree.of(ids, [len(row) for row in rows]).sources)
@@ -280,27 +290,25 @@ def test_a_plan_has_each_unit_once_within_the_bound(lengths: Lengths, max_tokens
 def test_answers_to_a_prompt_share_a_pass() -> None:
     units = [[each] for each in groups([(50, (10, 30, 20)), (40, (12, 31, 22))])]
     model = build()
-    assert FastPasses().plan(units, 120, model) == [[0, 1, 2], [3, 4, 5]]
-    assert FastPasses().plan(units, None, model) == ForwardPasses().plan(units, None)
-    assert FastPasses().plan(units, 120, build("gpt2")) == ForwardPasses().plan(units, 120)
-    split = FastPasses().plan(units, 90, model)
+    assert plan(units, 120, model) == [[0, 1, 2], [3, 4, 5]]
+    assert plan(units, None, model) == [[0, 1, 2, 3, 4, 5]]
+    gpt2 = build("gpt2")
+    assert plan(units, 120, gpt2) == plan(units, 120, gpt2, ForwardPasses)
+    split = plan(units, 90, model)
     assert all(len({units[index][0].group_id for index in part}) == 1 for part in split) and len(split) == 4
 
 
 def test_units_stay_whole() -> None:
     rows = groups([(50, (10, 30, 20, 15))])
-    assert FastPasses().plan([rows[:3], rows[3:]], 90, build()) == [[0], [1]]
+    assert plan([rows[:3], rows[3:]], 90, build()) == [[0], [1]]
 
 
 def test_a_large_model_on_a_cpu_shares_at_its_default_bound() -> None:
     units, model = [[each] for each in groups([(180, (12, 31, 22)), (180, (50, 50, 50))])], build()
     default = default_micro_batch_tokens("cpu", 100_000_000)
-    with (
-        mock.patch.object(fast_passes, "saves_memory", return_value=True),
-        mock.patch.object(fast_passes, "default_micro_batch_tokens", return_value=default),
-    ):
-        assert FastPasses().plan(units, default, model) == [[3, 4, 5], [0, 1, 2]]
-        assert len(FastPasses().plan(units, default + 20, model)) == 6  # the bound of a user holds
+    with mock.patch.object(fast_passes, "default_micro_batch_tokens", return_value=default):
+        assert plan(units, None, model) == [[3, 4, 5], [0, 1, 2]]
+        assert len(plan(units, default, model)) == 6  # the maximum of a run file holds
 
 
 def test_a_layout_with_as_many_tokens_as_actions_is_not_used() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rlhf_core.batching import default_micro_batch_tokens, fills_host_memory
 from rlhf_core.models.forward_passes import applying
 from rlhf_core.models.kinds import model_kind_of
+from rlhf_core.place import Place
 from rlhf_forward.logits import innermost
 from rlhf_forward.padded_passes import ActionLabels, PaddedPasses, plain_log_probs
 from rlhf_forward.row_lengths import length_switches
@@ -25,7 +26,10 @@ from .shared_plan import shared_plan
 from .shared_rows import SharedRows
 
 MAX_SHARED_TOKENS = 1024
-"""Maximum number of tokens of a pass over one prompt's answers in a large model on a CPU, at the default bound."""
+"""Maximum number of tokens of a pass over the answers to one prompt, unless the run file sets a maximum.
+
+The default for a large model on a CPU is too small to share prompts. It saves memory that sharing saves, too.
+"""
 
 
 class FastPasses(PaddedPasses):
@@ -38,11 +42,15 @@ class FastPasses(PaddedPasses):
         with fast_linears(*models), lean_mlps(*large), lean_norms(*large), packed_attention(*models):
             yield
 
-    def plan(self, units: Sequence[Sequence[Any]], max_tokens: int | None, *models: nn.Module) -> list[list[int]]:
+    def plan(
+        self, units: Sequence[Sequence[Any]], max_tokens: int | None, place: Place, *models: nn.Module
+    ) -> list[list[int]]:
         planned = None
         if _all_share(models):
-            planned = shared_plan(units, max_tokens, _max_shared_tokens(max_tokens, models))
-        return planned or super().plan(units, max_tokens, *models)
+            size = max(map(place.num_parameters, models))
+            tokens = max_tokens or default_micro_batch_tokens(place.device.type, size)
+            planned = shared_plan(units, tokens, max_tokens or max(tokens, MAX_SHARED_TOKENS))
+        return planned or super().plan(units, max_tokens, place, *models)
 
     def lay_out(self, model: nn.Module, rows: PaddedRows) -> PaddedRows | PackedRows:
         if not takes_packed_rows(model):
@@ -81,17 +89,6 @@ def _all_share(models: Sequence[nn.Module]) -> bool:
 def _has_one_embedding(model: nn.Module) -> bool:
     """Whether a token's embedding does not depend on the length of its row."""
     return length_switches(model) is None
-
-
-def _max_shared_tokens(max_tokens: int | None, models: Sequence[nn.Module]) -> int | None:
-    """Maximum number of tokens of a pass over the answers to one prompt.
-
-    The default for a large model on a CPU is too small to share prompts. It saves memory that sharing saves, too. The
-    same number in a run file is treated alike.
-    """
-    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models if saves_memory(model)]
-    is_default = bool(sizes) and max_tokens == default_micro_batch_tokens("cpu", max(sizes))
-    return max(MAX_SHARED_TOKENS, max_tokens or 0) if is_default else max_tokens
 
 
 def saves_memory(model: nn.Module) -> bool:

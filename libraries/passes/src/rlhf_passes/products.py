@@ -26,6 +26,8 @@ _ROUNDS = 5
 _SECONDS = 0.5
 """Time after which no further round starts."""
 _UNSUPPORTED_MS = 1e6
+_MAX_RESULTS = 100
+"""Maximum number of results in the file, since containers may have a new name each time."""
 _SHAPE = (256, 512, 1536)
 """Tokens, inputs and outputs of the measured layer."""
 
@@ -147,8 +149,9 @@ def _cached(file: Path | None, machine: str, measure: Callable[[], Mapping[str, 
         file.parent.mkdir(parents=True, exist_ok=True)
         results = _read(file)
         measured = results.setdefault(machine, measured)
+        newest = dict(list(results.items())[-_MAX_RESULTS:])
         temporary = file.with_name(f"{file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(results, indent=1))
+        temporary.write_text(json.dumps(newest, indent=1))
         temporary.replace(file)
     return measured
 

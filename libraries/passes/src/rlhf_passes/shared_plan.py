@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Unit = Sequence[Any]
 
 
-def shared_plan(units: Sequence[Unit], max_tokens: int | None, max_shared_tokens: int | None) -> list[list[int]] | None:
+def shared_plan(units: Sequence[Unit], max_tokens: int, max_shared_tokens: int) -> list[list[int]] | None:
     """Distribute the units of a rank over passes, the answers to a prompt together.
 
     Args:
         units: Rows that must share a pass.
-        max_tokens: Maximum number of tokens of a pass, with shared beginnings counted once. None: one pass.
+        max_tokens: Maximum number of tokens of a pass, with shared beginnings counted once.
         max_shared_tokens: The same for units of one prompt, at least `max_tokens`.
 
     Returns:
         Indices into `units`, or None if shared beginnings save too few tokens.
     """
-    if max_tokens is None or max_shared_tokens is None or not all(_has_tokens(row) for unit in units for row in unit):
+    if not all(_has_tokens(row) for unit in units for row in unit):
         return None
     parts: list[list[int]] = []
     for group in _groups(units):

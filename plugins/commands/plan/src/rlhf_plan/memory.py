@@ -142,11 +142,10 @@ class MemoryEstimate:
             with_critic: whether a critic is trained in the same pass.
         """
         train, shape, length = resolved.run.train, self.shape, self.tokens_per_sample
-        default = default_micro_batch_tokens(self.device, shape.num_parameters)
-        bound = train.micro_batch_tokens or default
+        bound = train.micro_batch_tokens or default_micro_batch_tokens(self.device, shape.num_parameters)
         tokens = max(length, min(bound, math.ceil(train.train_batch_size / ranks) * length))
         answers = min(train.samples_per_prompt, math.ceil(train.train_batch_size / ranks))
-        if bound == default and answers > 1:  # answers to one prompt share a pass
+        if train.micro_batch_tokens is None and answers > 1:  # answers to one prompt share a pass
             tokens = max(tokens, min(MAX_SHARED_TOKENS, self._prompt_tokens + answers * self._answer_tokens))
         per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
         if resolved.run.model.gradient_checkpointing:
