@@ -162,7 +162,11 @@ class Place(ABC):
         """
 
     def num_parameters(self, model: nn.Module) -> int:
-        """Return the number of parameters of a prepared model, on all ranks together."""
+        """Return the number of parameters of a model, including those on other ranks.
+
+        Args:
+            model: A prepared model.
+        """
         return sum(parameter.numel() for parameter in self.unwrap(model).parameters())
 
 
