@@ -16,6 +16,9 @@ from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
 
 from .environment_shape import check_shape
 
+TURN_NUMBER = "turn_number"
+"""Column: the number of each token's turn in its episode. Episodes of one turn lack it. Observations have `fill`."""
+
 if TYPE_CHECKING:
     from rlhf_core.config.resolved import ResolvedRun
     from rlhf_core.plugins.selected import SelectedPlugin
@@ -28,7 +31,10 @@ class EnvironmentConfig(Section):
 
     selects: ClassVar[str] = "environments"
     needs_no_prompts: ClassVar[bool] = True
-    columns: ClassVar[Mapping[str, Column]] = EPISODE_COLUMNS
+    columns: ClassVar[Mapping[str, Column]] = {
+        **EPISODE_COLUMNS,
+        TURN_NUMBER: Column(dtype="int32", fill=-1, optional=True),
+    }
 
     max_turns: Count = Field(8, description="Maximum number of policy turns in an episode.")
     max_tokens: Count | None = Field(

@@ -1,0 +1,84 @@
+"""Turns of an environment in an episode's rows: rewards, numbers, and states before each turn."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlhf_core.episode_view import EpisodeView
+from rlhf_forward.masking import turn_ids
+
+if TYPE_CHECKING:
+    from rlhf_core.types import Experience
+
+_REWARDS, _NUMBER, _STATE = "turn_rewards", "turn_number", "turn_state"
+"""Columns per token: raw rewards of turns (core), number of the turn in its sample (the section `environment`), and
+state before the turn (an environment that declares it)."""
+_HASH_BYTES = 8
+
+
+def has_turns(episode: Experience) -> bool:
+    """Whether the rows come from an environment."""
+    return _REWARDS in episode.columns
+
+
+def earned_in_turns(episode: Experience, view: EpisodeView) -> Tensor:
+    """[R, A] float32: weighted part of the scores that turns earned, at the last token of each turn.
+
+    Args:
+        episode: Rows with turns (`has_turns`).
+        view: The whole episode.
+    """
+    rewards: Tensor = episode.columns[_REWARDS]  # [R, A, rewards], raw
+    return rewards @ torch.tensor([view.weights.get(name, 1.0) for name in episode.rewards])
+
+
+def turn_inputs(episode: Experience, view: EpisodeView) -> dict[str, Any]:
+    """Return the fields of `AdvantageInput` for estimators that credit turns.
+
+    Args:
+        episode: Rows with turns (`has_turns`).
+        view: The whole episode.
+    """
+    numbers = turn_ids(episode.action_mask)
+    if _NUMBER in episode.columns:  # absent in samples of one turn
+        given = episode.columns[_NUMBER].long()
+        numbers = torch.where(episode.action_mask & (given >= 0), given, numbers)
+    states = _states(episode, numbers)
+    if _STATE in episode.columns:
+        states["environment"] = episode.columns[_STATE].long()
+    earned = torch.where(episode.action_mask, earned_in_turns(episode, view), 0.0)
+    return {"turn_numbers": numbers, "turn_rewards": earned, "turn_states": states}
+
+
+def _states(episode: Experience, numbers: Tensor) -> dict[str, Tensor]:
+    """Return `observation` and `history` of `AdvantageInput.turn_states`: hashes of token ids, [R, A] int64."""
+    states = {kind: torch.zeros_like(numbers) for kind in ("observation", "history")}
+    start_of_response = episode.prompt_length
+    for row in range(len(episode)):
+        ids = episode.sequences[row]
+        first = int(episode.attention_mask[row].long().argmax())  # prompts are padded on the left
+        own = numbers[row]
+        end = first  # index in `ids` after the last turn
+        for place in _starts(own).tolist():
+            start = start_of_response + place
+            turn = (own == own[place]) & (torch.arange(own.numel()) >= place)
+            states["observation"][row, turn] = _hash(ids[end:start])
+            states["history"][row, turn] = _hash(ids[first:start])
+            end = start_of_response + int(turn.nonzero()[-1]) + 1
+    return states
+
+
+def _starts(numbers: Tensor) -> Tensor:
+    """Return the indices of first tokens of turns in a row."""
+    before = torch.nn.functional.pad(numbers, (1, 0), value=-1)[:-1]
+    return ((numbers >= 0) & (numbers != before)).nonzero()[:, 0]
+
+
+def _hash(ids: Tensor) -> int:
+    """Return a hash of token ids. Same on every machine, unlike Python's."""
+    digest = blake2b(ids.long().cpu().numpy().astype("<i8").tobytes(), digest_size=_HASH_BYTES).digest()
+    return int.from_bytes(digest, "little", signed=True)
