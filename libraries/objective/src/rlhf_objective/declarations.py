@@ -33,7 +33,7 @@ def needs(
         A decorator, which returns the estimator itself.
 
     Raises:
-        ValueError: `what` is unknown, or is `scalars` although `credits_turns` needs tokens.
+        ValueError: `what` is unknown, or is not `episode` with `credits_turns`.
 
     Example:
         >>> @needs("scalars", compares_answers=True)
@@ -44,8 +44,8 @@ def needs(
     """
     if what not in get_args(Needs):
         raise ValueError(f"an estimator needs one of {', '.join(get_args(Needs))}, not {what!r}")
-    if credits_turns and what == "scalars":
-        raise ValueError("an estimator that credits turns needs row or episode: turns consist of tokens")
+    if credits_turns and what != "episode":
+        raise ValueError("an estimator that credits turns needs episode: the turns of a sample may be in several rows")
 
     def declare(function: FunctionT) -> FunctionT:
         function.needs = what  # type: ignore[attr-defined]

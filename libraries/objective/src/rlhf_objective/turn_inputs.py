@@ -14,9 +14,8 @@ from rlhf_forward.masking import turn_ids
 if TYPE_CHECKING:
     from rlhf_core.types import Experience
 
-_REWARDS, _NUMBER, _STATE = "turn_rewards", "turn_number", "turn_state"
-"""Columns per token: raw rewards of turns (core), number of the turn in its sample (the section `environment`), and
-state before the turn (an environment that declares it)."""
+_REWARDS, _STATE = "turn_rewards", "turn_state"
+"""Columns per token: raw rewards of turns (core), and state before the turn (an environment that declares it)."""
 _HASH_BYTES = 8
 
 
@@ -43,15 +42,26 @@ def turn_inputs(episode: Experience, view: EpisodeView) -> dict[str, Any]:
         episode: Rows with turns (`has_turns`).
         view: The whole episode.
     """
-    numbers = turn_ids(episode.action_mask)
-    if _NUMBER in episode.columns:  # absent in samples of one turn
-        given = episode.columns[_NUMBER].long()
-        numbers = torch.where(episode.action_mask & (given >= 0), given, numbers)
+    numbers = _numbers(episode)
     states = _states(episode, numbers)
     if _STATE in episode.columns:
         states["environment"] = episode.columns[_STATE].long()
     earned = torch.where(episode.action_mask, earned_in_turns(episode, view), 0.0)
     return {"turn_numbers": numbers, "turn_rewards": earned, "turn_states": states}
+
+
+def _numbers(episode: Experience) -> Tensor:
+    """[R, A] int64: number of each token's turn in its sample, branch after branch, -1 outside the mask."""
+    of_row = turn_ids(episode.action_mask)
+    if episode.branches is None:
+        return of_row
+    counts = of_row.amax(-1) + 1
+    before, earlier = torch.zeros_like(counts), 0
+    for row in range(1, len(episode)):  # sorted by sample and branch
+        is_next = bool(episode.sample_ids[row] == episode.sample_ids[row - 1])
+        earlier = earlier + int(counts[row - 1]) if is_next else 0
+        before[row] = earlier
+    return torch.where(episode.action_mask, of_row + before.unsqueeze(-1), -1)
 
 
 def _states(episode: Experience, numbers: Tensor) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from rlhf_core.columns import Column, Columns
 from rlhf_core.errors import RlhfError
 from rlhf_core.rollout.episode_metrics import EPISODE_COLUMNS
 from rlhf_core.types import BufferItem, Experience
-from rlhf_episodes.section import EnvironmentConfig
 from rlhf_objective import AdvantageInput, FunctionUse, Turns, credits_turns, needs
 
 from .conftest import make_algorithm
@@ -70,14 +69,12 @@ def experience(samples: Sequence[Sample], *, with_states: bool = False) -> Exper
 
 
 def _items(number: int, sample: Sample, with_states: bool) -> Iterable[BufferItem]:
-    turn_number = 0
     total = math.fsum([sample.outcome, *(turn.reward for turn in sample.turns)])
     for branch, row in enumerate(sample.rows):
         ids: list[int] = []
         mask: list[bool] = []
         kl: list[float] = []
         earned: list[float] = []
-        numbers: list[int] = []
         states: list[int] = []
         for place, turn in enumerate(row):
             # The first observation belongs to the prompt.
@@ -86,12 +83,8 @@ def _items(number: int, sample: Sample, with_states: bool) -> Iterable[BufferIte
             mask += [False] * len(given) + [True] * len(turn.kl)
             kl += [0.0] * len(given) + list(turn.kl)
             earned += [0.0] * (len(given) + len(turn.kl) - 1) + [turn.reward]
-            numbers += [-1] * len(given) + [turn_number] * len(turn.kl)
             states += [0] * len(given) + [turn.state] * len(turn.kl)
-            turn_number += 1
         values: dict[str, Any] = {"turn_rewards": torch.tensor(earned).unsqueeze(-1), "environment": {}}
-        if len(sample.turns) > 1:
-            values["turn_number"] = numbers
         if with_states:
             values["turn_state"] = states
         yield BufferItem(
@@ -105,7 +98,7 @@ def _items(number: int, sample: Sample, with_states: bool) -> Iterable[BufferIte
             action_log_probs=torch.tensor(kl),
             reference_log_probs=torch.zeros(len(ids)),
             rewards={"environment": total},
-            columns=Columns(values, {**EPISODE_COLUMNS, **EnvironmentConfig.columns, **STATE}),
+            columns=Columns(values, {**EPISODE_COLUMNS, **STATE}),
         )
 
 
@@ -303,16 +296,6 @@ def test_gigpo_by_hand() -> None:
     assert estimate(samples, options) == [[[2.0], [1.5]], [[-2.0], [-1.5]]]
 
 
-def test_a_turn_without_an_observation_is_a_turn() -> None:
-    """An environment may let the policy continue: only the column separates the two turns."""
-    samples = [
-        Sample(0, ((Turn((20,), (0.0, 0.0), 1.0), Turn((), (0.0,), 0.0)),)),
-        Sample(0, ((Turn((20,), (0.0,), 0.0), Turn((), (0.0,), 3.0)),)),
-    ]
-    options = {"advantage": "turn-normalised", "turn_gamma": 0.0, "divide_by_std": False}
-    assert estimate(samples, options) == [[[0.5, 0.5], [-1.5]], [[-0.5], [1.5]]]
-
-
 def test_rows_that_are_masked_have_no_turns() -> None:
     """As the filler of a rank without rows of its own."""
     mask = torch.zeros(2, 3, dtype=torch.bool)
@@ -332,5 +315,6 @@ def test_states_that_the_environment_does_not_report_are_an_error() -> None:
 def test_only_estimators_with_tokens_credit_turns() -> None:
     assert credits_turns(FunctionUse("advantages", "gigpo").bind(where="test"))
     assert not credits_turns(FunctionUse("advantages", "group-normalised").bind(where="test"))
-    with pytest.raises(ValueError, match="row or episode"):
-        needs("scalars", credits_turns=True)
+    for what in ("scalars", "row"):
+        with pytest.raises(ValueError, match="needs episode"):
+            needs(what, credits_turns=True)

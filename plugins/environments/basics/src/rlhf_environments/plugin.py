@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlhf_core.components import Component
+from rlhf_episodes.several_section import SeveralConfig
 
 from .config import ConversationConfig, GuessesConfig, GuessNumberConfig, ToolsConfig
 
@@ -27,4 +28,9 @@ tools = Component(
     config=ToolsConfig,
     build="rlhf_environments.tools:Tools",
     isolate=True,
+)
+several = Component(
+    summary="Several environments in one run, by shares or by a key of the prompt's record.",
+    config=SeveralConfig,
+    build="rlhf_episodes.several:build",
 )
