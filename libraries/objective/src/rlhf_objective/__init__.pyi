@@ -46,3 +46,5 @@ from .penalties import LENGTH_PENALTY as LENGTH_PENALTY
 from .policy import PolicyObjective as PolicyObjective
 from .policy import PolicyTerms as PolicyTerms
 from .section import PolicyObjectiveSection as PolicyObjectiveSection
+from .turn_inputs import earned_in_turns as earned_in_turns
+from .turn_inputs import has_turns as has_turns

@@ -14,8 +14,7 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import BufferItem, Experience, Role
 from rlhf_forward import aggregate_count, masked_whiten
-from rlhf_objective import KLController, PolicyObjective, check_groups, gae
-from rlhf_objective.turn_inputs import earned_in_turns, has_turns
+from rlhf_objective import KLController, PolicyObjective, check_groups, earned_in_turns, gae, has_turns
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
