@@ -20,16 +20,23 @@ _HASH_BYTES = 8
 
 
 def has_turns(episode: Experience) -> bool:
-    """Whether the rows come from an environment."""
+    """Whether the rows come from an environment.
+
+    Args:
+        episode: Rows of an episode.
+    """
     return _REWARDS in episode.columns
 
 
 def earned_in_turns(episode: Experience, view: EpisodeView) -> Tensor:
-    """[R, A] float32: weighted part of the scores that turns earned, at the last token of each turn.
+    """Return the weighted part of the scores that turns earned.
 
     Args:
         episode: Rows with turns (`has_turns`).
         view: The whole episode.
+
+    Returns:
+        [R, A] float32, at the last token of each turn.
     """
     rewards: Tensor = episode.columns[_REWARDS]  # [R, A, rewards], raw
     return rewards @ torch.tensor([view.weights.get(name, 1.0) for name in episode.rewards])
