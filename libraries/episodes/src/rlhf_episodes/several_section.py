@@ -16,6 +16,7 @@ from rlhf_core.config.section import Count, Section
 from rlhf_core.config.select import check_options
 from rlhf_core.errors import DataError, PluginError
 from rlhf_core.plugins.selected import load
+from rlhf_core.util.did_you_mean import suggestion
 
 from .environment_shape import check_shape
 from .section import EnvironmentConfig, EnvironmentPart
@@ -157,6 +158,9 @@ class SeveralConfig(EnvironmentConfig):
                 plugin = load("environments", entry.name, trust=run.trust)
             except PluginError:
                 continue  # reported when it was selected
+            for key in entry.options.keys() - plugin.component.config.model_fields.keys():
+                if not plugin.is_unread and (near := suggestion(key, SeveralEntry.model_fields)):
+                    yield Problem(f"of.{label}.{key}", f"is not an option of an environment in `of`{near}")
             try:
                 yield from self._problems_of(plugin, f"of.{label}.name")
             except PluginError as error:

@@ -269,6 +269,10 @@ class TestSeveralKeepsTheContract(EnvironmentContract):
         ({"of": {"a": "guess-numbre"}}, r'environment\.of\.a\.name: no environment .*did you mean "guess-number"'),
         ({"of": {"a": {"name": "guess-number", "numbres": 3}}}, r'of\.a\.numbres: unknown key; did you mean "numbers"'),
         ({"of": {"a": {"name": "guess-number", "max_turns": 0}}}, r"of\.a\.max_turns: should be at least 1|greater"),
+        (
+            {"of": {"a": {"name": "guess-number", "max_turn": 2}}},
+            r'of\.a\.max_turn: is not .* did you mean "max_turns"',
+        ),
         ({"of": {"a": {"name": "guess-number", "share": 2}}, "by": "kind"}, r"a: remove its share"),
         ({"of": {"a": {"name": "guess-number", "rewards": ["long-answers"]}}}, r"of\.a\.rewards\.0\.name: no reward"),
         (
