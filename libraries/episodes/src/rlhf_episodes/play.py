@@ -84,7 +84,7 @@ class EnvironmentPlayer(TimedPlayer):
         """End the processes of isolated environments, and close rewards. Must not be called during `play`."""
         with ExitStack() as stack:
             for each in self.environments:
-                for part in (each.isolated, each.rewards):
+                for part in (each.isolated, each.maker, each.rewards):
                     if part is not None:
                         stack.callback(part.close)
 
@@ -124,6 +124,9 @@ class EnvironmentPlayer(TimedPlayer):
         yield from scoring.results()
 
     def _play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
+        for index in {self.choose(prompt) for prompt, _ in samples}:
+            if (maker := self.environments[index].maker) is not None:
+                maker.open()
         session = _Session(self, samples)
         try:
             while not session.is_over:

@@ -13,6 +13,7 @@ from .episode import Rules
 from .isolation.host import IsolatedEnvironments
 from .part_rewards import PartRewards, measure
 from .section import EnvironmentConfig
+from .shared import EnvironmentMaker
 
 _COUNTS = ("num_turns", "bad_tool_calls", "response_tokens", "observation_tokens")
 _FRACTIONS = ("truncated", "failed")
@@ -31,6 +32,8 @@ class Playable:
     """Name in metrics. None if it is the only environment of the run."""
     weight: float = 1.0
     """Factor of its rewards."""
+    maker: EnvironmentMaker | None = None
+    """Holds resources that episodes in this process share. None without any."""
     rewards: PartRewards | None = None
     """Rewards that are part of its reward. Only with a label."""
 

@@ -27,6 +27,7 @@ from .playable import Playable
 from .section import EnvironmentConfig
 from .selected import resolve_environment
 from .shapes import new_environment
+from .shared import EnvironmentMaker, is_shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -128,10 +129,14 @@ def _playable(
     options = environment.typed(EnvironmentConfig)
     name = environment.name.rpartition(":")[2]  # `Game` for `./game.py:Game`
     name = name if label is None else f"{label} ({name})"
-    environments: MakeEnvironment | IsolatedEnvironments = partial(
-        new_environment, partial(environment.build, environment.config, context)
-    )
-    if options.isolate:
+    maker = None
+    if not options.isolate:
+        build = partial(environment.build, environment.config, context)
+        maker = EnvironmentMaker(build, shared=is_shared(environment.name))
+    environments: MakeEnvironment | IsolatedEnvironments
+    if maker is not None:
+        environments = partial(new_environment, maker)
+    else:
         environments = IsolatedEnvironments(
             environment.recipe(environment.config, context),
             name=name,
@@ -146,4 +151,4 @@ def _playable(
         eos_token_ids=engine.eos_token_ids,
         columns=environment.columns,
     )
-    return Playable(make=environments, rules=rules, name=name, label=label)
+    return Playable(make=environments, rules=rules, name=name, label=label, maker=maker)

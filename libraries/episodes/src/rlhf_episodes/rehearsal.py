@@ -14,6 +14,7 @@ from rlhf_core.types import Completion, GenerationRequest, Prompt, SamplingParam
 from rlhf_core.wiring.inputs import RunInputs
 
 from .player import assignment
+from .shared import is_shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,15 +46,20 @@ def play_one_turn(inputs: RunInputs, config: EnvironmentConfig) -> None:
 
 
 def _prompts(inputs: RunInputs, config: EnvironmentConfig) -> list[Prompt]:
-    """Return the first prompt of each environment of the run, among the first `_MAX_SEARCHED` ones."""
-    labels = set(config.parts())
-    if not labels:
-        return [inputs.prompts.prompt(0)]
-    assign = assignment(inputs.resolved.sections["environment"], TaskContext(inputs.resolved.run.train.seed))
+    """Return the first prompt of each environment of the run, among the first `_MAX_SEARCHED` ones.
+
+    Environments that share resources are left out, since opening those may load weights.
+    """
+    environment, parts = inputs.resolved.sections["environment"], config.parts()
+    if not parts:
+        return [] if is_shared(environment.name) else [inputs.prompts.prompt(0)]
+    labels = {label for label, part in parts.items() if not is_shared(part.section["name"])}
+    assign = assignment(environment, TaskContext(inputs.resolved.run.train.seed))
     found: dict[str, Prompt] = {}
-    for position in range(_MAX_SEARCHED):
+    for position in range(_MAX_SEARCHED if labels else 0):
         prompt = inputs.prompts.prompt(position)
-        found.setdefault(assign(prompt), prompt)
+        if (label := assign(prompt)) in labels:
+            found.setdefault(label, prompt)
         if labels == set(found):
             break
     return list(found.values())
