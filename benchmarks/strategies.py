@@ -121,7 +121,8 @@ def step(strategy: Strategy, trained: Any, ids: torch.Tensor) -> float:
 def measure(
     rank: int, num_processes: int, port: int, case: StrategyCase, work: argparse.Namespace, result: Path
 ) -> None:
-    torch.set_num_threads(1)
+    if case.device == "cpu":
+        torch.set_num_threads(1)
     place = {"RANK": rank, "WORLD_SIZE": num_processes, "LOCAL_RANK": rank, "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
     strategy = case.make()

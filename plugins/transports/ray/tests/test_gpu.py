@@ -29,5 +29,6 @@ def test_they_train_and_fall_back_to_the_object_store(
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["episode"] == 1
     assert ("through the object store" in caplog.text) == (sync == "direct")
-    assert lines[-1]["rollout/logprob_gap_max"] < 0.1
+    # Only samples of the newest weights have a gap.
+    assert all(line.get("rollout/logprob_gap_max", 0.0) < 0.1 for line in lines)
     assert 0 < lines[-1]["memory/peak_bytes"] < 1e9
