@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from rlhf_core.wiring.inputs import RunInputs
 
 
+TURN_NUMBER = "turn_number"
+"""Column per token: number of the token's turn in its sample, in the order of sampling, -1 if it was not sampled."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentPart:
     """One of several environments that a run plays (`EnvironmentConfig.parts`)."""
@@ -41,7 +45,10 @@ class EnvironmentConfig(Section):
 
     selects: ClassVar[str] = "environments"
     needs_no_prompts: ClassVar[bool] = True
-    columns: ClassVar[Mapping[str, Column]] = EPISODE_COLUMNS
+    columns: ClassVar[Mapping[str, Column]] = {
+        **EPISODE_COLUMNS,
+        TURN_NUMBER: Column(dtype="int32", fill=-1, optional=True),
+    }
 
     max_turns: Count = Field(8, description="Maximum number of policy turns in an episode.")
     max_tokens: Count | None = Field(

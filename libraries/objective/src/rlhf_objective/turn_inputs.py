@@ -14,8 +14,9 @@ from rlhf_forward.masking import turn_ids
 if TYPE_CHECKING:
     from rlhf_core.types import Experience
 
-_REWARDS, _STATE = "turn_rewards", "turn_state"
-"""Columns per token: raw rewards of turns (core), and state before the turn (an environment that declares it)."""
+_REWARDS, _NUMBER, _STATE = "turn_rewards", "turn_number", "turn_state"
+"""Columns per token: raw rewards of turns (core), number of the turn (the section `environment`), and state before the
+turn (an environment that declares it)."""
 _HASH_BYTES = 8
 
 
@@ -58,7 +59,12 @@ def turn_inputs(episode: Experience, view: EpisodeView) -> dict[str, Any]:
 
 
 def _numbers(episode: Experience) -> Tensor:
-    """[R, A] int64: number of each token's turn in its sample, branch after branch, -1 outside the mask."""
+    """[R, A] int64: number of each token's turn in its sample, -1 outside the mask.
+
+    Turns of a player that does not number them are runs of the mask, counted branch after branch.
+    """
+    if _NUMBER in episode.columns:
+        return torch.where(episode.action_mask, episode.columns[_NUMBER].long(), -1)
     of_row = turn_ids(episode.action_mask)
     if episode.branches is None:
         return of_row

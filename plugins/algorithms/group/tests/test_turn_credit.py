@@ -296,6 +296,48 @@ def test_gigpo_by_hand() -> None:
     assert estimate(samples, options) == [[[2.0], [1.5]], [[-2.0], [-1.5]]]
 
 
+NUMBER = {"turn_number": Column(dtype="int32", fill=-1, optional=True)}
+
+
+def numbered(samples: Sequence[Sample], numbers: Sequence[Sequence[int]]) -> Experience:
+    """Rows of samples whose environment numbers the turns: the number of each token of the response."""
+    batch = experience(samples)
+    width = batch.action_mask.shape[-1]
+    padded = torch.tensor([[*row, *(-1 for _ in range(width - len(row)))] for row in numbers])
+    return replace(batch, columns=batch.columns | Columns({"turn_number": padded}, NUMBER))
+
+
+def test_turns_follow_the_order_of_sampling_over_branches() -> None:
+    """The first branch continues after a turn in the second one. Gamma 0.5."""
+    first, second, third = (Turn((20,), (0.0,), reward) for reward in (1.0, 2.0, 4.0))
+    samples = [Sample(0, ((first, third), (second,)), outcome=8.0), Sample(0, ((first, first, first),))]
+    numbers = [[0, -1, 2], [1], [0, -1, 1, -1, 2]]
+    algorithm = make_algorithm(
+        "grpo",
+        {"advantage": "turn-normalised", "turn_gamma": 0.5, "divide_by_std": False, "kl_coef": 0},
+        samples_per_prompt=2,
+    )
+    episode = numbered(samples, numbers)
+    # In the order of sampling, the returns are 5, 8, 12 (the outcome is of the third turn), and 1.75, 1.5, 1.
+    expected = {0: (5 - 1.75) / 2, 1: (8 - 1.5) / 2, 2: (12 - 1) / 2}
+    found = algorithm.advantages(episode).advantages
+    for row, places in enumerate(numbers):
+        sign = 1 if row < 2 else -1
+        wanted = [0.0 if number < 0 else sign * expected[number] for number in places]
+        assert found[row, : len(places)].tolist() == pytest.approx(wanted)
+
+
+def test_turns_without_an_observation_between_them_are_two() -> None:
+    samples = [Sample(0, ((Turn((20,), (0.0, 0.0), 4.0),),)), Sample(0, ((Turn((20,), (0.0, 0.0), 0.0),),))]
+    algorithm = make_algorithm(
+        "grpo",
+        {"advantage": "turn-normalised", "turn_gamma": 0.5, "divide_by_std": False, "kl_coef": 0},
+        samples_per_prompt=2,
+    )
+    found = algorithm.advantages(numbered(samples, [[0, 1], [0, 1]])).advantages
+    assert found.tolist() == [[1.0, 2.0], [-1.0, -2.0]]
+
+
 def test_rows_that_are_masked_have_no_turns() -> None:
     """As the filler of a rank without rows of its own."""
     mask = torch.zeros(2, 3, dtype=torch.bool)

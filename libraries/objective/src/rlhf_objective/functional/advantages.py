@@ -44,8 +44,8 @@ class AdvantageInput:
     turn_ids: Tensor | None = None
     """[B, A] int64, index of each token's turn in its row, -1 outside the mask. None without an environment."""
     turn_numbers: Tensor | None = None
-    """[B, A] int64, number of each token's turn in its sample, from 0, row after row. -1 outside the mask. None without
-    an environment, or if the estimator does not declare `credits_turns`."""
+    """[B, A] int64, number of each token's turn in its sample, from 0, in the order of sampling over all its rows. -1
+    outside the mask. None without an environment, or if the estimator does not declare `credits_turns`."""
     turn_rewards: Tensor | None = None
     """[B, A] float32, the part of `rewards` that turns earned, at the last token of each. None like `turn_numbers`."""
     turn_states: Mapping[str, Tensor] = field(default_factory=dict)
