@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +18,7 @@ from pydantic import ValidationError
 from rlhf_core import train
 from rlhf_environments.config import UserConfig
 from rlhf_environments.user import User, build
-from rlhf_environments.user_models import Said
+from rlhf_environments.user_models import RemoteUser, Said
 from rlhf_testing.contracts import EnvironmentContract
 from rlhf_testing.runs import tiny_run
 
@@ -171,6 +173,44 @@ def test_a_user_on_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert path == "/v1/chat/completions" and key == "Bearer secret-key"
     assert request["model"] == "m" and request["temperature"] == 0.5 and request["messages"][0]["role"] == "system"
     assert request["seed"] != received[1][2]["seed"], "each message has its own seed"
+
+
+def test_requests_to_a_server_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all conversations, which are on threads."""
+    server, received = answering(*["Hello."] * 4)
+    config = UserConfig(url=f"http://127.0.0.1:{server.server_port}/v1", model="m", max_connections=2)
+    lock, at_once = threading.Lock(), [0, 0]
+    post = RemoteUser._post
+
+    async def counted(self: RemoteUser, body: bytes) -> str:
+        with lock:
+            at_once[0] += 1
+            at_once[1] = max(at_once)
+        try:
+            await asyncio.sleep(0.05)
+            return await post(self, body)
+        finally:
+            with lock:
+                at_once[0] -= 1
+
+    monkeypatch.setattr(RemoteUser, "_post", counted)
+    try:
+        with closing(build(config, SimpleNamespace(seed=0))) as users, ThreadPoolExecutor(4) as threads:
+            texts = list(threads.map(lambda _: users.new_episode().reset(task()), range(4)))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert texts == ["Hello."] * 4 and len(received) == 4 and at_once[1] <= 2
+
+
+def test_a_request_without_a_free_connection_ends_by_name() -> None:
+    config = UserConfig(
+        url="http://127.0.0.1:1/v1", model="m", max_connections=1, answer_seconds=0.01, patience_seconds=0
+    )
+    model = RemoteUser(config)
+    model._places.acquire()
+    with pytest.raises(TimeoutError, match=r"environment\.max_connections"):
+        model.say([{"role": "user", "content": "Hi."}], seed=0, offset=0)
 
 
 def test_a_local_user_is_deterministic_by_seed() -> None:

@@ -85,6 +85,13 @@ class ToolsConfig(Section):
 class UserConfig(ClientOptions):
     """Options of the environment `user`: the model that plays the user, and its instructions."""
 
+    max_connections: int = Field(8, ge=1, description="Maximum number of concurrent requests to the server.")
+    patience_seconds: float = Field(
+        45.0,
+        ge=0,
+        description="Total time for retries of a request while the server is busy, unavailable, or loses it. Keep it "
+        "below environment.timeout_seconds, which bounds each message.",
+    )
     url: str | None = Field(
         None,
         description="An OpenAI-compatible server that plays the user: the address that /chat/completions is appended "

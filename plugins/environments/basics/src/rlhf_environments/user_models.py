@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import BoundedSemaphore
 from typing import Protocol
 
 from rlhf_core.config import ModelConfig
@@ -58,6 +59,7 @@ class RemoteUser:
     def __init__(self, config: UserConfig) -> None:
         """Read the key. Raises `UserInputError` if its variable is not set."""
         self._config = config
+        self._places = BoundedSemaphore(config.max_connections)
         self._key = None
         if config.key_env is not None:
             hint = f"export {config.key_env}=…, in the shell that starts the run"
@@ -72,8 +74,17 @@ class RemoteUser:
             "max_tokens": config.max_message_tokens,
             "seed": (seed + len(messages)) % _SEEDS,
         }
-        # Each call has its own event loop, since it runs on a thread of an environment.
-        return Said(asyncio.run(self._post(json.dumps(request).encode("ascii"))), 0)
+        wait = config.patience_seconds + config.answer_seconds
+        if not self._places.acquire(timeout=wait):
+            raise TimeoutError(
+                f"no connection to the user's model became free within {wait:g} s: "
+                "raise environment.max_connections, or lower environment.concurrency"
+            )
+        try:
+            # Each call has its own event loop, since it runs on a thread of an environment.
+            return Said(asyncio.run(self._post(json.dumps(request).encode("ascii"))), 0)
+        finally:
+            self._places.release()
 
     async def _post(self, body: bytes) -> str:
         client = JsonClient(
