@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from rlhf_core.columns import Columns
@@ -18,9 +18,14 @@ from rlhf_core.rollout.episode_metrics import ENVIRONMENT, OWN
 from rlhf_core.rollout.row import Played
 from rlhf_core.types import Rollout
 
+from .leases import OF_PROCESS, lease_key
+
 
 class PartRewards:
-    """Scores episodes of one environment. The rewards are built at the first use."""
+    """Scores episodes of one environment.
+
+    The rewards are built at the first use. Players of a process share them, as they share the rewards of the run.
+    """
 
     def __init__(self, rewards: Sequence[Configured], context: RewardContext) -> None:
         """Build nothing yet.
@@ -31,19 +36,23 @@ class PartRewards:
         """
         self._entries = [(reward, reward.typed(RewardEntry)) for reward in rewards]
         self._context = context
+        self._key = lease_key([reward.to_mapping() for reward in rewards], asdict(context))
         self._scorer: RewardScorer | None = None
 
     @property
     def scorer(self) -> RewardScorer:
         """The rewards, built at the first use."""
         if self._scorer is None:
-            self._scorer = RewardScorer(
-                [
-                    make_reward_spec(reward, reward.config, self._context, entry, name=entry.label, weight=entry.weight)
-                    for reward, entry in self._entries
-                ]
-            )
+            self._scorer = OF_PROCESS.acquire(self._key, self._build)
         return self._scorer
+
+    def _build(self) -> RewardScorer:
+        return RewardScorer(
+            [
+                make_reward_spec(reward, reward.config, self._context, entry, name=entry.label, weight=entry.weight)
+                for reward, entry in self._entries
+            ]
+        )
 
     def submit(self, rollouts: Sequence[Rollout]) -> Future[Scores]:
         """Score rollouts in the background.
@@ -88,9 +97,10 @@ class PartRewards:
         self.scorer.load_state_dict(state)
 
     def close(self) -> None:
-        """Close the rewards, if they were used."""
-        if self._scorer is not None:
-            self._scorer.close()
+        """Release the rewards, if they were used. The last player closes them."""
+        scorer, self._scorer = self._scorer, None
+        if scorer is not None:
+            OF_PROCESS.release(self._key)
 
 
 def measure(played: Played, values: dict[str, float]) -> None:

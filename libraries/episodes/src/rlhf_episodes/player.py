@@ -21,6 +21,7 @@ from .attempt import MakeEnvironment
 from .contract import make_task
 from .episode import Rules
 from .isolation.host import IsolatedEnvironments
+from .leases import lease_key
 from .part_rewards import PartRewards
 from .play import EnvironmentPlayer
 from .playable import Playable
@@ -132,7 +133,8 @@ def _playable(
     maker = None
     if not options.isolate:
         build = partial(environment.build, environment.config, context)
-        maker = EnvironmentMaker(build, shared=is_shared(environment.name))
+        key = lease_key(environment.to_mapping(), context.seed, context.base_folder)
+        maker = EnvironmentMaker(build, shared=is_shared(environment.name), key=key)
     environments: MakeEnvironment | IsolatedEnvironments
     if maker is not None:
         environments = partial(new_environment, maker)

@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 from rlhf_core.plugins.selected import load
 from rlhf_core.plugins.trust import is_file_reference
 
+from .leases import OF_PROCESS
+
 BuildT = TypeVar("BuildT", bound=Callable[..., Any])
 _MARK = "shares_resources"
 
@@ -15,13 +17,13 @@ _MARK = "shares_resources"
 class SharedEnvironments(Protocol):
     """The result of a `build` that is marked by `shares_resources`. Its methods are called on several threads.
 
-    Each player of a process builds one, if it plays the environment.
+    Players of a process with the same options and seed share one, for training and for each set of an evaluation.
 
     Example:
-        shared = build(config, context)  # before the player's first episode
+        shared = build(config, context)  # before the first episode of any player
         for task in tasks:
             outcome = await play(shared.new_episode(), task)
-        shared.close()  # with the player
+        shared.close()  # with the last of the players
     """
 
     def new_episode(self) -> Any:
@@ -34,7 +36,7 @@ class SharedEnvironments(Protocol):
 def shares_resources(build: BuildT) -> BuildT:
     """Mark the `build` of an environment that returns `SharedEnvironments` instead of one episode's environment.
 
-    It is then called once per player, before the first episode and without a deadline.
+    It is then called once for all players of a process, before the first episode and without a deadline.
 
     Args:
         build: Function of options and context.
@@ -58,28 +60,30 @@ def is_shared(name: str) -> bool:
 class EnvironmentMaker:
     """Builds environments of episodes, each by itself or from shared resources."""
 
-    def __init__(self, build: Callable[[], Any], *, shared: bool) -> None:
+    def __init__(self, build: Callable[[], Any], *, shared: bool, key: str) -> None:
         """Build nothing yet.
 
         Args:
             build: Builds an environment or, if `shared`, `SharedEnvironments`.
             shared: Whether episodes share resources (`is_shared`).
+            key: Makers of a process with equal keys share the resources.
         """
         self._build = build
         self._is_shared = shared
+        self._key = key
         self._resources: SharedEnvironments | None = None
 
     def open(self) -> None:
         """Build the shared resources, if there are any. Called before episodes start."""
         if self._is_shared and self._resources is None:
-            self._resources = self._build()
+            self._resources = OF_PROCESS.acquire(self._key, self._build)
 
     def __call__(self) -> Any:
         """Build the environment of one episode."""
         return self._build() if self._resources is None else self._resources.new_episode()
 
     def close(self) -> None:
-        """Release the shared resources."""
+        """Release the shared resources. The last maker closes them."""
         resources, self._resources = self._resources, None
         if resources is not None:
-            resources.close()
+            OF_PROCESS.release(self._key)

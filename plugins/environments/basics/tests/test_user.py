@@ -253,12 +253,12 @@ class Shared:
         Shared.closed += 1
 
 
-def test_a_run_opens_one_user_for_each_player_and_a_dry_run_none(
+def test_a_run_opens_one_user_for_all_players_and_a_dry_run_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlhf_environments.user_models.LocalUser", Shared)
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(4 * (json.dumps({"prompt": "31>", "goal": "13"}) + "\n"))
+    prompts.write_text(8 * (json.dumps({"prompt": "31>", "goal": "13"}) + "\n"))
     run = tiny_run(
         {
             "environment": {"name": "several", "of": {"user": {"name": "user", **LOCAL}, "games": "guess-number"}},
@@ -271,6 +271,7 @@ def test_a_run_opens_one_user_for_each_player_and_a_dry_run_none(
     assert train(run, dry_run=True) is None and Shared.opened == 0
     run["environment"] = {"name": "user", "max_turns": 4, **LOCAL}
     run["rewards"] = ["length"]
+    run["eval"] = {"every_episodes": 1, "num_prompts": 2, "samples_per_prompt": 2}
     assert train(run, dry_run=True) is None and Shared.opened == 0
     result = train(run, output=tmp_path / "run")
     assert result is not None and (Shared.opened, Shared.closed) == (1, 1)

@@ -77,7 +77,7 @@ class EnvironmentWorker:
         """Import the environment's code. Return the error as a message for the run, or None."""
         try:
             found: Recipe = pickle.loads(recipe)  # noqa: S301 - as above
-            maker = EnvironmentMaker(found.builder(), shared=is_shared(found.name))
+            maker = EnvironmentMaker(found.builder(), shared=is_shared(found.name), key=found.name)
             maker.open()
         except RlhfError as error:
             return ErrorMessage.of(error).model_dump()
