@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from rlhf_core.columns import Column, columns_of
-from rlhf_core.config.load import parse_reward
+from rlhf_core.config.load import OWN_REWARD, parse_reward
 from rlhf_core.config.problems import Problem
 from rlhf_core.config.section import Count, Section
+from rlhf_core.config.sections import METRICS_OF_SCORE
 from rlhf_core.config.select import check_options
 from rlhf_core.errors import DataError, PluginError
 from rlhf_core.plugins.selected import load
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from rlhf_core.wiring.inputs import RunInputs
 
 _LABEL = re.compile(r"[A-Za-z0-9][\w.-]*")
+_RESERVED = frozenset({OWN_REWARD, *METRICS_OF_SCORE})
+"""Names that rewards of a run cannot have either."""
 _MAX_SHOWN = 5
 
 
@@ -154,6 +157,8 @@ class SeveralConfig(EnvironmentConfig):
             names = [reward.get("label") or reward.get("name") for reward in entry.rewards]
             if twice := next((name for name in names if names.count(name) > 1), None):
                 yield Problem(f"of.{label}.rewards", f'two rewards are named "{twice}": set a `label` for one of them')
+            if reserved := next((name for name in names if name in _RESERVED), None):
+                yield Problem(f"of.{label}.rewards", f'"{reserved}" is a reserved name: set another `label`')
             try:
                 plugin = load("environments", entry.name, trust=run.trust)
             except PluginError:

@@ -279,6 +279,10 @@ class TestSeveralKeepsTheContract(EnvironmentContract):
             {"of": {"a": {"name": "guess-number", "rewards": ["length", "length"]}}},
             r'of\.a\.rewards: two rewards are named "length"',
         ),
+        (
+            {"of": {"a": {"name": "guess-number", "rewards": [{"name": "length", "label": "environment"}]}}},
+            r'of\.a\.rewards: "environment" is a reserved name',
+        ),
         ({"of": {"a": {"name": "several", "of": {"b": "guess-number"}}}}, r"of\.a\.name: is several, which cannot be"),
         ({"of": {"a": "GAMES:Nothing"}}, r"of\.a\.name: Nothing is not an environment"),
         ({"of": {"a": "GAMES:States"}}, r"of\.a\.name: declares the column field"),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from string import Formatter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from rlhf_core.config import PromptsConfig, Section
+from rlhf_core.config.problems import Problem
+from rlhf_core.errors import PluginError
+from rlhf_core.plugins import load
 from rlhf_web import ClientOptions, address_parts
+
+if TYPE_CHECKING:
+    from rlhf_core.config.resolved import ResolvedRun
 
 INSTRUCTIONS = """You are the user in a conversation with an assistant. You are not the assistant.
 {persona}
@@ -138,6 +145,19 @@ class UserConfig(ClientOptions):
         if "end" not in names:
             raise ValueError("needs {end}, the text with which the user ends the conversation")
         return text
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        """Yield a problem if the engine of a local model does not exist.
+
+        Args:
+            run: The resolved run.
+        """
+        yield from super().check(run)
+        if self.model_path is not None:
+            try:
+                load("engines", self.engine)
+            except PluginError as error:
+                yield Problem("engine", error.message, error.hint)
 
     @model_validator(mode="after")
     def _one_model(self) -> UserConfig:
