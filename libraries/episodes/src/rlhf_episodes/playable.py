@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.episode_metrics import ENVIRONMENT, OWN
 from rlhf_core.rollout.row import Played
 from rlhf_core.types import Prompt
@@ -55,6 +56,8 @@ def mark(played: Played, environment: Playable, labels: tuple[str, ...]) -> Play
         played: The episode.
         environment: The environment that it was played in. Without a label, the episode is returned unchanged.
         labels: Labels of all environments of the run.
+
+    Raises `EpisodeError` if a metric of the environment has a name that is used here.
     """
     label = environment.label
     if label is None or not played.rows:
@@ -65,12 +68,15 @@ def mark(played: Played, environment: Playable, labels: tuple[str, ...]) -> Play
     measured = dict(played.rows[0].columns[ENVIRONMENT])
     own = {name.removeprefix(OWN): value for name, value in measured.items() if name.startswith(OWN)}
     common = {name: value for name, value in measured.items() if not name.startswith(OWN)}
-    common |= {f"{OWN}{label}/{name}": value for name, value in own.items()}
-    common |= {f"{OWN}{label}/{name}_mean": measured[name] for name in _COUNTS}
-    common |= {f"{OWN}{label}/{name}_fraction": measured[name] for name in _FRACTIONS}
-    common |= {f"{OWN}{each}/share": float(each == label) for each in labels}
+    ours = {f"{name}_mean": measured[name] for name in _COUNTS}
+    ours |= {f"{name}_fraction": measured[name] for name in _FRACTIONS}
     if reward is not None:
-        common |= {f"{OWN}{label}/reward": reward, f"{OWN}{label}/reward/{ENVIRONMENT}": played.reward or 0.0}
+        ours |= {"reward": reward, f"reward/{ENVIRONMENT}": played.reward or 0.0}
+    if clash := sorted(own.keys() & {*ours, "share"}):
+        problem = f"reports a metric named {clash[0]}, which `several` uses itself"
+        raise EpisodeError(problem, where=f"environment {environment.name}", hint="rename the metric")
+    common |= {f"{OWN}{label}/{name}": value for name, value in (own | ours).items()}
+    common |= {f"{OWN}{each}/share": float(each == label) for each in labels}
     measure(played, common)
     metadata = {"environment": label, **played.prompt.metadata}
     prompt: Prompt = replace(played.prompt, metadata=metadata)

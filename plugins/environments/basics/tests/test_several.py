@@ -45,6 +45,12 @@ class Turns:
         return ">", self.reward, self.played == self.turns
 
 
+class Clashes(Turns):
+    def __init__(self):
+        super().__init__(turns=1)
+        self.metrics = {"share": 0.5}
+
+
 class Fails:
     def reset(self, task):
         return ">"
@@ -181,6 +187,11 @@ def test_metrics_of_each_environment_are_means_over_its_episodes(games: str) -> 
     }
     assert {key: metrics[key] for key in expected} == pytest.approx(expected)
     assert "environment/wins" not in metrics
+
+
+def test_a_metric_with_a_name_that_is_taken_is_an_error(games: str) -> None:
+    with pytest.raises(EpisodeError, match=r"environment a \(Clashes\): reports a metric named share"):
+        play({"of": {"a": f"{games}:Clashes"}})
 
 
 def test_rewards_are_part_of_the_environments_own(games: str) -> None:
