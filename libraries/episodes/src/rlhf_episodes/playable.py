@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.episode_metrics import ENVIRONMENT, OWN
 from rlhf_core.rollout.row import Played
 from rlhf_core.types import Prompt
@@ -56,8 +55,6 @@ def mark(played: Played, environment: Playable, labels: tuple[str, ...]) -> Play
         played: The episode.
         environment: The environment that it was played in. Without a label, the episode is returned unchanged.
         labels: Labels of all environments of the run.
-
-    Raises `EpisodeError` if a metric of the environment has a name that is used here.
     """
     label = environment.label
     if label is None or not played.rows:
@@ -72,9 +69,7 @@ def mark(played: Played, environment: Playable, labels: tuple[str, ...]) -> Play
     ours |= {f"{name}_fraction": measured[name] for name in _FRACTIONS}
     if reward is not None:
         ours |= {"reward": reward, f"reward/{ENVIRONMENT}": played.reward or 0.0}
-    if clash := sorted(own.keys() & {*ours, "share"}):
-        problem = f"reports a metric named {clash[0]}, which `several` uses itself"
-        raise EpisodeError(problem, where=f"environment {environment.name}", hint="rename the metric")
+    own = {f"{OWN}{name}" if name in {*ours, "share"} else name: value for name, value in own.items()}
     common |= {f"{OWN}{label}/{name}": value for name, value in (own | ours).items()}
     common |= {f"{OWN}{each}/share": float(each == label) for each in labels}
     measure(played, common)

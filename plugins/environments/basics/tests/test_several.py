@@ -189,9 +189,9 @@ def test_metrics_of_each_environment_are_means_over_its_episodes(games: str) -> 
     assert "environment/wins" not in metrics
 
 
-def test_a_metric_with_a_name_that_is_taken_is_an_error(games: str) -> None:
-    with pytest.raises(EpisodeError, match=r"environment a \(Clashes\): reports a metric named share"):
-        play({"of": {"a": f"{games}:Clashes"}})
+def test_a_metric_with_a_name_that_is_taken_is_kept_apart(games: str) -> None:
+    for each in play({"of": {"a": f"{games}:Clashes"}}):
+        assert (measured(each)["own/a/share"], measured(each)["own/a/own/share"]) == (1.0, 0.5)
 
 
 def test_rewards_are_part_of_the_environments_own(games: str) -> None:
