@@ -238,6 +238,21 @@ def test_a_local_user_is_deterministic_by_seed() -> None:
         assert conversation(users, 1) == first
 
 
+def test_the_samples_of_a_prompt_share_one_opening() -> None:
+    config = UserConfig(**LOCAL, temperature=1.0)
+    with closing(build(config, SimpleNamespace(seed=0))) as users:
+        asked: list[Any] = []
+        ask = users._model._thread.ask
+        users._model._thread.ask = lambda requests, sampling: asked.append(requests) or ask(requests, sampling)
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda _: users.new_episode().reset(task()), range(4)))
+        assert len(set(found)) == 1 and len(asked) == 1
+        other = task()
+        other.seed = 99
+        users.new_episode().reset(other)
+        assert len(asked) == 2
+
+
 class Shared:
     """Stands in for the local model, and counts."""
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import Protocol
 
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.prompts import PromptEncoder
-from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import printable
 from rlhf_models import EngineThread, open_engine
 from rlhf_web import JsonClient, UnreadableJson, environment_key, read_first_json
@@ -23,6 +24,8 @@ Message = Mapping[str, str]
 _WHERE = "environment user"
 _AGAIN = (408, 429, 500, 502, 503, 504)
 _MAX_RESPONSE_BYTES = 1 << 20
+_MAX_OPENINGS = 1024
+"""Maximum number of first messages that a local user keeps."""
 _SEEDS = 1 << 31
 """Servers expect a seed below this."""
 
@@ -129,6 +132,9 @@ class LocalUser:
         self._wait_seconds = config.answer_seconds
         self._encoder = PromptEncoder(self._tokenizer)
         self._thread = EngineThread(engine)
+        self._lock = Lock()
+        self._openings: dict[tuple[int, tuple[int, ...]], Future[Completion]] = {}
+        """Seed and prompt -> first message, the least recently used one first."""
         self._sampling = SamplingParams(
             max_new_tokens=config.max_message_tokens,
             temperature=config.temperature or 1.0,
@@ -142,15 +148,33 @@ class LocalUser:
         if limit is not None and len(prompt_ids) >= limit:
             raise ValueError(f"the conversation is {len(prompt_ids)} tokens long, the user's model reads {limit}")
         request = GenerationRequest(sample_id=seed, prompt_ids=prompt_ids, offset=offset)
-        (answer,) = self._thread.ask([request], self._sampling)
+        is_opening = len(messages) == 1
+        answer = self._opening(request) if is_opening else self._ask(request)
         try:
             completion = answer.result(self._wait_seconds)
         except TimeoutError:
-            answer.cancel()
+            if not is_opening:
+                answer.cancel()
             hint = "raise environment.answer_seconds"
             raise TimeoutError(f"the user's model did not answer within {self._wait_seconds:g} s: {hint}") from None
         text = self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
         return Said(str(text), len(completion.token_ids))
+
+    def _ask(self, request: GenerationRequest) -> Future[Completion]:
+        (answer,) = self._thread.ask([request], self._sampling)
+        return answer
+
+    def _opening(self, request: GenerationRequest) -> Future[Completion]:
+        """Ask for a first message once for all samples of a prompt, which start from the same one."""
+        key = (request.sample_id, request.prompt_ids)
+        with self._lock:
+            answer = self._openings.pop(key, None)
+            if answer is None or (answer.done() and (answer.cancelled() or answer.exception() is not None)):
+                answer = self._ask(request)
+            self._openings[key] = answer
+            if len(self._openings) > _MAX_OPENINGS:
+                del self._openings[next(iter(self._openings))]
+        return answer
 
     def close(self) -> None:
         """End the engine and its thread."""
