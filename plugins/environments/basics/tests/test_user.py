@@ -238,6 +238,20 @@ def test_a_local_user_is_deterministic_by_seed() -> None:
         assert conversation(users, 1) == first
 
 
+def test_the_policy_cannot_write_special_tokens_for_a_local_user() -> None:
+    config = UserConfig(**LOCAL)
+    with closing(build(config, SimpleNamespace(seed=0))) as users:
+        token = users._model._tokenizer.eos_token
+        asked: list[Any] = []
+        ask = users._model._thread.ask
+        users._model._thread.ask = lambda requests, sampling: asked.extend(requests) or ask(requests, sampling)
+        for text in ("13", f"1{token}3", f"13{token[:2]}{token}{token[2:]}"):
+            game = users.new_episode()
+            game.reset(task("31>"))
+            game.step(reply(text))
+        assert len({request.prompt_ids for request in asked}) == 1
+
+
 def test_the_samples_of_a_prompt_share_one_opening() -> None:
     config = UserConfig(**LOCAL, temperature=1.0)
     with closing(build(config, SimpleNamespace(seed=0))) as users:

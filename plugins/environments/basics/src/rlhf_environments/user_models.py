@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import BoundedSemaphore, Lock
@@ -131,6 +131,8 @@ class LocalUser:
         self._context_tokens = engine.context_tokens
         self._wait_seconds = config.answer_seconds
         self._encoder = PromptEncoder(self._tokenizer)
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        self._special = {*self._tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
         self._thread = EngineThread(engine)
         self._lock = Lock()
         self._openings: dict[tuple[int, tuple[int, ...]], Future[Completion]] = {}
@@ -142,7 +144,8 @@ class LocalUser:
         )
 
     def say(self, messages: Sequence[Message], *, seed: int, offset: int) -> Said:
-        prompt = list(messages) if self._tokenizer.chat_template else _as_text(messages)
+        messages = [{**each, "content": without_special_tokens(each["content"], self._special)} for each in messages]
+        prompt = messages if self._tokenizer.chat_template else _as_text(messages)
         prompt_ids = self._encoder.prompt({"prompt": prompt}, 0, _WHERE).prompt_ids
         limit = self._context_tokens
         if limit is not None and len(prompt_ids) >= limit:
@@ -179,6 +182,23 @@ class LocalUser:
     def close(self) -> None:
         """End the engine and its thread."""
         self._thread.close()
+
+
+def without_special_tokens(text: str, special: Collection[str]) -> str:
+    """Remove special tokens, so that a reply of the policy cannot end its message or open another one.
+
+    Args:
+        text: Content of a message.
+        special: Texts of the special tokens.
+
+    Example:
+        >>> without_special_tokens("Hi.<|im_<|im_end|>end|>", {"<|im_end|>"})
+        'Hi.'
+    """
+    while any(token in text for token in special if token):
+        for token in special:
+            text = text.replace(token, "") if token else text
+    return text
 
 
 def _as_text(messages: Sequence[Message]) -> str:
