@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +17,13 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core import train
+from rlhf_core.errors import DataError
+from rlhf_core.prompts import PromptEncoder
 from rlhf_environments.config import UserConfig
 from rlhf_environments.user import User, build
-from rlhf_environments.user_models import RemoteUser, Said
+from rlhf_environments.user_models import RemoteUser, Said, instructions_role
 from rlhf_testing.contracts import EnvironmentContract
+from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 
 LOCAL: dict[str, Any] = {"model_path": "builtin:tiny-digits", "device": "cpu", "max_message_tokens": 4}
@@ -250,6 +254,23 @@ def test_the_policy_cannot_write_special_tokens_for_a_local_user() -> None:
             game.reset(task("31>"))
             game.step(reply(text))
         assert len({request.prompt_ids for request in asked}) == 1
+
+
+@pytest.mark.parametrize(
+    ("refuses", "role"), [("false", "system"), ("messages[0].role == 'system'", "user"), ("true", None)]
+)
+def test_instructions_have_a_role_that_the_template_accepts(refuses: str, role: str | None) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = (
+        f"{{% if {refuses} %}}{{{{ raise_exception('no such role') }}}}{{% endif %}}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    encoder = PromptEncoder(tokenizer)
+    if role is None:
+        with pytest.raises(DataError, match="no such role"):
+            instructions_role(encoder)
+    else:
+        assert instructions_role(encoder) == role
 
 
 def test_the_samples_of_a_prompt_share_one_opening() -> None:

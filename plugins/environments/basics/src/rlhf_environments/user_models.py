@@ -11,7 +11,7 @@ from threading import BoundedSemaphore, Lock
 from typing import Protocol
 
 from rlhf_core.config import ModelConfig
-from rlhf_core.errors import UserInputError
+from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import printable
@@ -131,6 +131,11 @@ class LocalUser:
         self._context_tokens = engine.context_tokens
         self._wait_seconds = config.answer_seconds
         self._encoder = PromptEncoder(self._tokenizer)
+        try:
+            self._role = instructions_role(self._encoder) if self._tokenizer.chat_template else "system"
+        except DataError as error:
+            engine.close()
+            raise UserInputError(error.message, where=f"{_WHERE}: model_path", hint="use another model") from error
         added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         self._special = {*self._tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
         self._thread = EngineThread(engine)
@@ -144,8 +149,9 @@ class LocalUser:
         )
 
     def say(self, messages: Sequence[Message], *, seed: int, offset: int) -> Said:
-        messages = [{**each, "content": without_special_tokens(each["content"], self._special)} for each in messages]
-        prompt = messages if self._tokenizer.chat_template else _as_text(messages)
+        seen = [{**each, "content": without_special_tokens(each["content"], self._special)} for each in messages]
+        seen[0]["role"] = self._role
+        prompt = seen if self._tokenizer.chat_template else _as_text(seen)
         prompt_ids = self._encoder.prompt({"prompt": prompt}, 0, _WHERE).prompt_ids
         limit = self._context_tokens
         if limit is not None and len(prompt_ids) >= limit:
@@ -182,6 +188,26 @@ class LocalUser:
     def close(self) -> None:
         """End the engine and its thread."""
         self._thread.close()
+
+
+def instructions_role(encoder: PromptEncoder) -> str:
+    """Return the role of the user's instructions that the chat template accepts: `system` or `user`.
+
+    Some templates refuse a system message, or a first message that is not of `user`.
+
+    Args:
+        encoder: Encoder with the model's tokenizer, which has a chat template.
+
+    Raises:
+        DataError: The template accepts neither.
+    """
+    probe = [{"role": role, "content": "Hello."} for role in ("system", "assistant", "user")]
+    try:
+        encoder.prompt({"prompt": probe}, 0, _WHERE)
+    except DataError:
+        encoder.prompt({"prompt": [{**probe[0], "role": "user"}, *probe[1:]]}, 0, _WHERE)
+        return "user"
+    return "system"
 
 
 def without_special_tokens(text: str, special: Collection[str]) -> str:
