@@ -134,7 +134,7 @@ def _playable(
     if not options.isolate:
         build = partial(environment.build, environment.config, context)
         key = lease_key(environment.to_mapping(), context.seed, context.base_folder)
-        maker = EnvironmentMaker(build, shared=is_shared(environment.name), key=key)
+        maker = EnvironmentMaker(build, shared=is_shared(environment), key=key)
     environments: MakeEnvironment | IsolatedEnvironments
     if maker is not None:
         environments = partial(new_environment, maker)

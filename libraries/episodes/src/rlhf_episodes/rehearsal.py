@@ -52,7 +52,7 @@ def _prompts(inputs: RunInputs, config: EnvironmentConfig) -> list[Prompt]:
     """
     environment, parts = inputs.resolved.sections["environment"], config.parts()
     if not parts:
-        return [] if is_shared(environment.name) else [inputs.prompts.prompt(0)]
+        return [] if is_shared(environment) else [inputs.prompts.prompt(0)]
     labels = {label for label, part in parts.items() if not is_shared(part.section["name"])}
     assign = assignment(environment, TaskContext(inputs.resolved.run.train.seed))
     found: dict[str, Prompt] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from rlhf_core.plugins.selected import load
+from rlhf_core.plugins.selected import SelectedPlugin, load
 from rlhf_core.plugins.trust import is_file_reference
 
 from .leases import OF_PROCESS
@@ -48,13 +48,17 @@ def shares_resources(build: BuildT) -> BuildT:
     return build
 
 
-def is_shared(name: str) -> bool:
-    """Whether the `build` of an installed environment is marked by `shares_resources`. False for classes in files.
+def is_shared(environment: SelectedPlugin | str) -> bool:
+    """Whether the `build` of an environment is marked by `shares_resources`. False for classes without a `build`.
 
     Args:
-        name: Name of the environment, or `FILE.py:NAME`.
+        environment: The environment, or its name, which may be `FILE.py:NAME`.
     """
-    return not is_file_reference(name) and hasattr(load("environments", name).import_build(), _MARK)
+    if isinstance(environment, str):
+        if is_file_reference(environment):
+            return False
+        environment = load("environments", environment)
+    return environment.function is None and hasattr(environment.import_build(), _MARK)
 
 
 class EnvironmentMaker:
