@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rlhf_core.config import PromptsConfig, Section
-from rlhf_core.config.problems import Problem
+from rlhf_core.config import Problem, PromptsConfig, Section
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins import load
 from rlhf_web import ClientOptions, address_parts
 
 if TYPE_CHECKING:
-    from rlhf_core.config.resolved import ResolvedRun
+    from rlhf_core.config import ResolvedRun
 
 INSTRUCTIONS = """You are the user in a conversation with an assistant. You are not the assistant.
 {persona}
