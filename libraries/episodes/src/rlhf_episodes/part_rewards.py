@@ -20,6 +20,8 @@ from rlhf_core.types import Rollout
 
 from .leases import OF_PROCESS, lease_key
 
+_COSTS = "reward_calls/"
+
 
 class PartRewards:
     """Scores episodes of one environment.
@@ -87,6 +89,15 @@ class PartRewards:
         measured[f"{OWN}{label}/reward"] = reward
         measure(played, measured)
         return replace(played, reward=reward, turn_rewards=turns)
+
+    def take_costs(self, label: str) -> dict[str, float]:
+        """Return the costs since the last call, as `reward_calls/<label>/<name>/<count>`. Empty before the first use.
+
+        Args:
+            label: Label of the environment.
+        """
+        costs = {} if self._scorer is None else self._scorer.take_metrics()
+        return {f"{_COSTS}{label}/{name.removeprefix(_COSTS)}": value for name, value in costs.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of rewards that have one. Empty before the first use."""

@@ -122,6 +122,9 @@ class EnvironmentPlayer(TimedPlayer):
             else:
                 scoring.add(played, environment)
         yield from scoring.results()
+        for environment in self.environments:
+            if environment.rewards is not None:
+                self.times.add(PhaseTimes(reward_calls=environment.rewards.take_costs(str(environment.label))))
 
     def _play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
         for index in {self.choose(prompt) for prompt, _ in samples}:

@@ -224,6 +224,18 @@ def test_a_reward_may_drop_an_episode(games: str) -> None:
     assert all(each.rows == () for each in play({"of": of}))
 
 
+def test_the_calls_of_an_environments_rewards_are_counted(games: str, tmp_path: Path) -> None:
+    run = by_kind(FINE, tmp_path, rewards=[{"name": f"{games}:long", "label": "all"}])
+    drops = [{"name": f"{games}:drops", "on_failure": "drop"}]
+    run["environment"]["of"] = {"games": {"name": "guess-number", "rewards": drops}, "more": "guess-number"}
+    result = train(run, output=tmp_path / "run")
+    assert result is not None
+    costs = {key: sum(line.get(key, 0.0) for line in result.metrics) for line in result.metrics for key in line}
+    assert costs["reward_calls/games/drops/calls"] > 0 and costs["reward_calls/all/calls"] > 0
+    assert costs["reward_calls/games/drops/dropped"] > 0
+    assert not any(key.startswith("reward_calls/more/") for key in costs)
+
+
 def test_an_environment_fails_by_its_own_policy_and_name(games: str) -> None:
     broken = {"name": f"{games}:Fails", "on_failure": "zero"}
     records = [{"kind": ("broken", "fine")[number % 2]} for number in range(4)]
