@@ -24,6 +24,7 @@ from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.episodes import plain as plain_values
 from rlhf_testing.samples import make_prompt
 
 FILE = Path(lonely_environments.__file__)
@@ -59,12 +60,7 @@ def play(environment, *, samples=4, answer=None, plays=1, **options):
 
 
 def plain(played: Any) -> dict[str, Any]:
-    """An episode without tensors, which have no equality."""
-    found = asdict(played)
-    for row in found["rows"]:
-        row["columns"] = {
-            name: value.tolist() if hasattr(value, "tolist") else value for name, value in row["columns"].items()
-        }
+    found: dict[str, Any] = plain_values(asdict(played))
     return found
 
 
