@@ -1,6 +1,6 @@
+from .declarations import credits_turns as credits_turns
 from .declarations import estimator_columns as estimator_columns
 from .declarations import estimator_passes as estimator_passes
-from .declarations import credits_turns as credits_turns
 from .declarations import marks as marks
 from .declarations import needs as needs
 from .declarations import needs_greedy_answer as needs_greedy_answer
