@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlhf_core.models.kinds import model_kind_of
 
-from .padded_passes import current_passes
+from .padded_passes import ActionLabels, current_passes
 from .row_lengths import own_lengths
 from .rows import PaddedRows
 
@@ -102,6 +102,33 @@ def token_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is
     rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read))
     logits: Tensor = rows.of_actions(call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths))
     return logits
+
+
+def label_log_probs(
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor, labels: Tensor
+) -> Tensor:
+    """Compute the log-probability of a label at some positions, in the layout of the applied passes.
+
+    Unlike in `policy_forward`, the label of a position does not need to be the next token of its row.
+
+    Args:
+        model: A causal LM, possibly wrapped.
+        input_ids: [B, S] int64, padded on the right.
+        attention_mask: [B, S] bool, True = a real token.
+        is_read: [B, S] bool, True = compute the log-prob of this position's label.
+        labels: [N] int64, for the N True positions of `is_read`.
+
+    Returns:
+        [N] float32 nats, at temperature 1.
+    """
+    inner = innermost(model)
+    rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read))
+
+    def run() -> Tensor:
+        return call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths)
+
+    log_probs, _ = current_passes().log_probs(inner, rows, run, ActionLabels(labels, 1.0, False, False))
+    return log_probs
 
 
 def lay_out(model: nn.Module, rows: PaddedRows) -> Any:
