@@ -6,6 +6,7 @@ from .checkpoint_files import CheckpointFiles as CheckpointFiles
 from .checkpoint_files import DeferredFiles as DeferredFiles
 from .checkpoint_section import BackgroundConfig as BackgroundConfig
 from .launching import launch as launch
+from .launching import stop_requested as stop_requested
 from .liger import use_liger as use_liger
 from .loopback import served_store as served_store
 from .parts import LossScale as LossScale

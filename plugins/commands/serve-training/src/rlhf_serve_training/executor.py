@@ -1,0 +1,393 @@
+"""Carries out turns of the queue on the ranks, and stores their results."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinker import types
+
+from rlhf_core.errors import RlhfError
+
+from .adapters import AdapterSpec
+from .fair import Turn
+from .limits import Limits
+from .ranks import Ranks
+from .requests import ModelFacts, SampleOrder, check_ids, check_name, read, sample_order
+from .sampling import SampleWork
+from .store import JSON_RESULT, PROTO_RESULT, Store, StoredRequest, as_dict, encoded, failure
+from .wire import InvalidRequest, Sampled, forward_output, forward_request, parse_forward, sample_output
+
+logger = logging.getLogger("rlhf.serve_training")
+SEGMENTS = {"training": "weights", "sampler": "sampler_weights", "external": "external_weights"}
+_ADAM = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Work on a model since its state was written."""
+
+    seconds: float = 0.0
+    num_bytes: int = 0
+
+
+class Executor:
+    """Carries out requests, one turn at a time, on one thread."""
+
+    def __init__(
+        self, store: Store, ranks: Ranks, facts: ModelFacts, limits: Limits, output: Path, max_adapters: int
+    ) -> None:
+        """Create the executor.
+
+        Args:
+            store: the journal.
+            ranks: the ranks.
+            facts: what requests are checked against.
+            limits: limits of the service.
+            output: the output folder.
+            max_adapters: maximum number of adapters in memory. Others are restored from their states.
+        """
+        self._store, self._ranks, self._facts, self._limits = store, ranks, facts, limits
+        self._output, self._max_adapters = output, max_adapters
+        self._resident: OrderedDict[str, _Progress] = OrderedDict()
+        self._actions: Mapping[str, Callable[[StoredRequest, bytes], Mapping[str, Any] | bytes]] = {
+            "create_model": self._create_model,
+            "load_model": self._load_model,
+            "forward_backward": self._forward,
+            "optim_step": self._optim_step,
+            "save_weights": self._save_weights,
+            "save_weights_for_sampler": self._save_for_sampler,
+            "save_weights_external": self._save_external,
+            "load_weights": self._load_weights,
+            "unload_model": self._unload,
+        }
+
+    def run(self, turn: Turn) -> list[str]:
+        """Carry out a turn and return the ids of its finished requests."""
+        if turn.kind == "sample":
+            self._sample(turn.requests)
+        else:
+            for request in turn.requests:
+                self._run_one(request)
+        return [each.id for each in turn.requests]
+
+    def _run_one(self, request: StoredRequest) -> None:
+        body = self._store.body(request.id) or b""
+        begun = time.monotonic()
+        try:
+            result = self._actions[request.kind](request, body)
+        except (InvalidRequest, RlhfError) as error:
+            self._store.finish(request.id, failure(_message(error), "user"), JSON_RESULT, failed=True)
+            return
+        except Exception as error:
+            logger.exception("the request %s failed", request.id)
+            text = f"the server failed ({type(error).__name__})"
+            self._store.finish(request.id, failure(text, "server"), JSON_RESULT, failed=True)
+            return
+        kind, result = (PROTO_RESULT, result) if isinstance(result, bytes) else (JSON_RESULT, encoded(result))
+        progress = self._resident.get(request.owner)
+        if progress is not None:
+            progress.seconds += time.monotonic() - begun
+            progress.num_bytes += len(body)
+        if request.kind in ("load_weights", "load_model"):  # not done again, so its state is written first
+            self._write_state(request)
+        with self._store.transaction():
+            self._store.finish(request.id, result, kind)
+            self._store.change("UPDATE models SET used=? WHERE id=?", time.time(), request.owner)
+        if request.kind == "optim_step" and progress is not None and self._is_due(progress):
+            self._write_state(request)
+
+    # Models
+
+    def _create_model(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
+        message = read(types.CreateModelRequest, body)
+        lora = message.lora_config
+        spec = AdapterSpec(lora.rank, lora.seed or 0, lora.train_attn, lora.train_mlp)
+        model_id = model_id_of(message.session_id, message.model_seq_id)
+        self._make_room()
+        self._ranks.call("create", name=model_id, spec=spec)
+        self._resident[model_id] = _Progress()
+        return types.CreateModelResponse(model_id=model_id).model_dump()
+
+    def _load_model(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
+        message = read(types.LoadWeightsRequest, body)
+        assert message.session_id is not None and message.model_seq_id is not None
+        model_id = model_id_of(message.session_id, message.model_seq_id)
+        folder = self.checkpoint_folder(request.tenant, message.path)
+        self._make_room()
+        self._ranks.call("load", name=model_id, folder=str(folder), with_optimizer=message.optimizer)
+        self._resident[model_id] = _Progress()
+        return {"path": message.path, "model_id": model_id, "type": "load_weights"}
+
+    def _make_room(self) -> None:
+        """Drop the adapter that was used the longest ago, if memory is full. It can be restored."""
+        while len(self._resident) >= self._max_adapters:
+            name, _ = self._resident.popitem(last=False)
+            self._ranks.call("unload", name=name)
+
+    def _restore(self, model_id: str) -> None:
+        """Bring a model into memory: its last state, and the requests after it again."""
+        if model_id in self._resident:
+            self._resident.move_to_end(model_id)
+            return
+        row = self._store.row("SELECT * FROM models WHERE id=?", model_id)
+        if row is None:
+            raise InvalidRequest(f"the model {model_id} does not exist")
+        self._make_room()
+        if row["state"] is not None:
+            self._ranks.call("load", name=model_id, folder=row["state"], with_optimizer=True)
+        else:
+            about = as_dict(row["about"])
+            self._ranks.call("create", name=model_id, spec=AdapterSpec(**about["spec"]))
+        self._resident[model_id] = _Progress()
+        again = self._store.requests(
+            "owner=? AND seq>? AND status='done' AND kind IN ('forward_backward', 'optim_step')",
+            *(model_id, row["applied"]),
+        )
+        for request in again:
+            body = self._store.body(request.id)
+            if body is None:
+                raise InvalidRequest(f"the request {request.id} is lost, load a checkpoint")
+            self._actions[request.kind](request, body)
+        if again:
+            logger.warning("%s: %d requests since its last state were computed again", model_id, len(again))
+
+    def _is_due(self, progress: _Progress) -> bool:
+        return progress.seconds >= self._limits.state_seconds or progress.num_bytes >= self._limits.state_bytes
+
+    def _write_state(self, request: StoredRequest) -> None:
+        """Write the state of a model without gradients, from which a restart continues."""
+        model_id = model_of(request)
+        seq = request.seq if request.kind != "load_model" else 0
+        folder = self._output / "states" / folder_name(model_id) / str(seq)
+        shutil.rmtree(folder, ignore_errors=True)
+        steps = self._ranks.call("save_state", name=model_id, folder=str(folder))
+        old = self._store.row("SELECT state FROM models WHERE id=?", model_id)
+        with self._store.transaction():
+            self._store.change(
+                "UPDATE models SET state=?, applied=?, steps=? WHERE id=?", str(folder), seq, steps, model_id
+            )
+            self._store.drop_bodies(model_id, seq)
+        self._resident[model_id] = _Progress()
+        if old is not None and old["state"] not in (None, str(folder)):
+            shutil.rmtree(old["state"], ignore_errors=True)
+
+    def _unload(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
+        message = read(types.UnloadModelRequest, body)
+        self._resident.pop(message.model_id, None)
+        self._ranks.call("unload", name=message.model_id)
+        return {"model_id": message.model_id, "type": "unload_model"}
+
+    # Training
+
+    def _forward(self, request: StoredRequest, body: bytes) -> bytes:
+        self._restore(request.owner)
+        order = forward_request(parse_forward(body))
+        limit = self._facts.context_tokens
+        for index, row in enumerate(order.rows):
+            if limit is not None and row.num_tokens > limit:
+                raise InvalidRequest(f"datum {index} has {row.num_tokens} tokens, the model's context {limit}")
+            targets = row.fields["target_tokens"]
+            check_ids(int(row.token_ids.min()), int(row.token_ids.max()), self._facts)
+            check_ids(int(targets.min()), int(targets.max()), self._facts)
+        rows, metrics = self._ranks.call(
+            "forward",
+            name=request.owner,
+            rows=order.rows,
+            loss=order.loss,
+            config=dict(order.config),
+            backward=not order.forward_only,
+        )
+        return forward_output(rows, metrics)
+
+    def _optim_step(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
+        self._restore(request.owner)
+        params = read(types.OptimStepRequest, body).optim_params
+        if not isinstance(params, types.AdamParams):
+            raise InvalidRequest(f"the optimizer {params.type!r} is not offered, only Adam")
+        options = {name: float(getattr(params, name)) for name in _ADAM}
+        if not all(math.isfinite(value) and value >= 0 for value in options.values()):
+            raise InvalidRequest("the options of Adam are finite and not negative")
+        if not (options["beta1"] < 1 and options["beta2"] < 1):
+            raise InvalidRequest("beta1 and beta2 are below 1")
+        metrics = self._ranks.call("optim_step", name=request.owner, options=options)
+        return {"metrics": metrics}
+
+    # Checkpoints
+
+    def _save_weights(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
+        message = read(types.SaveWeightsRequest, body)
+        name = check_name(message.path or f"seq-{request.seq}")
+        self._restore(request.owner)
+        path = self._save(request, "training", name, message, overwrite=message.overwrite)
+        return {"path": path, "type": "save_weights"}
+
+    def _save_external(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
+        message = read(types.SaveWeightsExternalRequest, body)
+        if message.age_encryption_recipients:
+            raise InvalidRequest("age_encryption_recipients is not offered")
+        self._restore(request.owner)
+        path = self._save(request, "external", check_name(message.path), message, overwrite=False)
+        row = self._store.row("SELECT bytes FROM checkpoints WHERE path=?", path)
+        return {"path": path, "size_bytes": row["bytes"] if row else None, "type": "save_weights_external"}
+
+    def _save_for_sampler(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
+        message = read(types.SaveWeightsForSamplerRequest, body)
+        self._restore(request.owner)
+        if message.path is not None:
+            path = self._save(request, "sampler", check_name(message.path), message, overwrite=False)
+            return {"path": path, "type": "save_weights_for_sampler"}
+        if message.sampling_session_seq_id is None:
+            raise InvalidRequest("path or sampling_session_seq_id is needed")
+        name = "inflight" if message.kind == "inflight" else f"unnamed-{request.seq}"
+        path = self._save(request, "sampler", name, message, overwrite=True)
+        session_id = request.owner.rpartition(":train:")[0]
+        sampler_id = f"{session_id}:sample:{message.sampling_session_seq_id}"
+        model = self._store.row("SELECT about FROM models WHERE id=?", request.owner)
+        base = as_dict(model["about"] if model else None).get("base", "")
+        self._store.change(
+            "INSERT OR IGNORE INTO samplers VALUES(?,?,?,?,?,?)",
+            *(sampler_id, request.tenant, session_id, path, base, time.time()),
+        )
+        self._drop_unnamed(request.owner)
+        return {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
+
+    def _save(self, request: StoredRequest, kind: str, name: str, message: Any, *, overwrite: bool) -> str:
+        path = f"tinker://{request.owner}/{SEGMENTS[kind]}/{name}"
+        old = self._store.row("SELECT folder FROM checkpoints WHERE path=?", path)
+        folder = self._output / "checkpoints" / folder_name(request.owner) / SEGMENTS[kind] / f"{name}-{request.seq}"
+        if old is not None and not overwrite and old["folder"] != str(folder):
+            raise InvalidRequest(f"{path} exists")
+        shutil.rmtree(folder, ignore_errors=True)  # of a killed server
+        self._ranks.call("save", name=request.owner, folder=str(folder), with_optimizer=kind == "training")
+        size = sum(each.stat().st_size for each in folder.iterdir())
+        if self._store.used_bytes(request.tenant) + size > self._limits.disk_bytes:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise InvalidRequest(
+                f"the disk limit of {self._limits.disk_bytes / 2**30:.1f} GiB is reached: delete checkpoints first"
+            )
+        ttl = getattr(message, "ttl_seconds", None)
+        about = getattr(message, "user_metadata", None)
+        self._store.change(
+            "INSERT OR REPLACE INTO checkpoints VALUES(?,?,?,?,?,?,?,?,?,?)",
+            *(path, request.tenant, request.owner, kind, name, str(folder), size, time.time()),
+            *(None if ttl is None else time.time() + ttl, None if about is None else encoded(about).decode()),
+        )
+        self._store.rows("PRAGMA wal_checkpoint(FULL)")
+        if old is not None and old["folder"] != str(folder):
+            shutil.rmtree(old["folder"], ignore_errors=True)
+        return path
+
+    def _drop_unnamed(self, model_id: str) -> None:
+        query = "SELECT path, folder FROM checkpoints WHERE model=? AND kind='sampler' AND name LIKE 'unnamed-%' "
+        rows = self._store.rows(query + "ORDER BY created DESC", model_id)
+        for row in rows[self._limits.temporary_samplers :]:
+            self._store.change("DELETE FROM checkpoints WHERE path=?", row["path"])
+            shutil.rmtree(row["folder"], ignore_errors=True)
+
+    def _load_weights(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
+        message = read(types.LoadWeightsRequest, body)
+        folder = self.checkpoint_folder(request.tenant, message.path)
+        self._restore(request.owner)
+        self._ranks.call("load", name=request.owner, folder=str(folder), with_optimizer=message.optimizer)
+        return {"path": message.path, "model_id": request.owner, "type": "load_weights"}
+
+    def checkpoint_folder(self, tenant: str, path: str) -> Path:
+        """Return the folder of a tenant's checkpoint. Raises `InvalidRequest` for those of others, and unknown ones."""
+        row = self._store.row("SELECT folder, expires FROM checkpoints WHERE path=? AND tenant=?", path, tenant)
+        if row is None or (row["expires"] is not None and row["expires"] < time.time()):
+            raise InvalidRequest(f"the checkpoint {path} does not exist")
+        return Path(row["folder"])
+
+    # Samples
+
+    def _sample(self, requests: Sequence[StoredRequest]) -> None:
+        orders: dict[str, SampleOrder] = {}
+        folder: str | None = None
+        for request in requests:
+            try:
+                sampler = self._store.row("SELECT model_path FROM samplers WHERE id=?", request.owner)
+                assert sampler is not None
+                if sampler["model_path"] is not None:
+                    folder = str(self.checkpoint_folder(request.tenant, sampler["model_path"]))
+                message = read(types.SampleRequest, self._store.body(request.id) or b"")
+                orders[request.id] = sample_order(message, request.id, self._facts, self._limits)
+            except InvalidRequest as error:
+                self._store.finish(request.id, failure(str(error), "user"), JSON_RESULT, failed=True)
+        try:
+            results = self._answers(folder, orders)
+        except Exception as error:
+            if not isinstance(error, RlhfError):
+                logger.exception("sampling failed")
+            category = "user" if isinstance(error, RlhfError) else "server"
+            for request_id in orders:
+                self._store.finish(request_id, failure(_message(error), category), JSON_RESULT, failed=True)
+            return
+        with self._store.transaction():
+            for request_id, result in results.items():
+                self._store.finish(request_id, result, PROTO_RESULT)
+                self._store.change("UPDATE requests SET body=NULL WHERE id=?", request_id)
+
+    def _answers(self, folder: str | None, orders: Mapping[str, SampleOrder]) -> dict[str, bytes]:
+        """Result of each request. Equal seeds are sampled in separate rounds, since an engine tells rows by them."""
+        waiting = [work for order in orders.values() for work in order.works]
+        sampled: dict[int, Sampled] = {}
+        while waiting:
+            batch: dict[tuple[int, int], SampleWork] = {}
+            later = [work for work in waiting if batch.setdefault((work.key, work.index), work) is not work]
+            works = list(batch.values())
+            found = self._ranks.call("sample", folder=folder, works=works)
+            sampled.update((id(work), each) for work, each in zip(works, found, strict=True))
+            waiting = later
+        return {
+            request_id: self._answer(folder, order, [sampled[id(work)] for work in order.works])
+            for request_id, order in orders.items()
+        }
+
+    def _answer(self, folder: str | None, order: SampleOrder, samples: Sequence[Sampled]) -> bytes:
+        prompt, last = order.prompt_ids, order.prompt_logprobs
+        logprobs: list[float] | None = None
+        prompt_top: list[dict[int, float]] = []
+        if last or (order.top_prompt and len(prompt) > 1):
+            (found,) = self._ranks.call("score", folder=folder, rows=[prompt], num_top=order.top_prompt)
+            before = len(prompt) - last
+            logprobs = [math.nan] * before + found[0][len(found[0]) - last :]
+            if order.top_prompt:
+                prompt_top = [{}] * before + found[1][len(found[1]) - last :]
+        if order.top_sample:
+            rows = [[*prompt, *each.token_ids] for each in samples]
+            scored = self._ranks.call("score", folder=folder, rows=rows, num_top=order.top_sample)
+            samples = [
+                Sampled(each.token_ids, each.logprobs, each.stopped, top[len(prompt) - 1 :])
+                for each, (_, top) in zip(samples, scored, strict=True)
+            ]
+        return sample_output(samples, logprobs, prompt_top)
+
+
+def _message(error: Exception) -> str:
+    if not isinstance(error, RlhfError):
+        return str(error) if isinstance(error, InvalidRequest) else f"the server failed ({type(error).__name__})"
+    hint = f" ({error.hint})" if error.hint else ""
+    return f"{error.message}{hint}"
+
+
+def model_id_of(session_id: str, seq: int) -> str:
+    """Return the id of a session's model, as the SDK derives it."""
+    return f"{session_id}:train:{seq}"
+
+
+def model_of(request: StoredRequest) -> str:
+    """Return the model that a finished request changed."""
+    return model_id_of(request.owner, request.seq) if request.kind == "load_model" else request.owner
+
+
+def folder_name(model_id: str) -> str:
+    """Return the name of a model's folders."""
+    return model_id.replace(":", "-")

@@ -1,0 +1,41 @@
+"""Limits of the service, for each tenant unless said otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB, MIB = 2**30, 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on memory, disk and work. A request beyond a bound is refused by name."""
+
+    queued_requests: int = 4096
+    """Requests that wait. Further ones get status 429, which the SDK retries."""
+    queued_bytes: int = 256 * MIB
+    """Bytes of the bodies that wait."""
+    disk_bytes: int = 20 * GIB
+    """Bytes of checkpoints and stored requests."""
+    models: int = 16
+    """Models that are not unloaded."""
+    samples_per_request: int = 256
+    """Largest `num_samples`."""
+    rows_per_turn: int = 64
+    """Sequences that are sampled in one turn."""
+    data_per_request: int = 256
+    """Sequences of one chunk of `forward_backward`, as the SDK splits them."""
+    chunk_bytes: int = 4_000_000
+    """Bytes of one chunk of `forward_backward`, as the SDK splits them."""
+    body_bytes: int = 32 * MIB
+    """Size of one request."""
+    top_logprobs: int = 32
+    """Most likely tokens per position."""
+    state_seconds: float = 60.0
+    """Work of a model after which its state is written. It is the most that is computed again after a restart."""
+    state_bytes: int = 64 * MIB
+    """Bytes of a model's requests after which its state is written."""
+    result_seconds: float = 3600.0
+    """Time for which results are kept."""
+    temporary_samplers: int = 8
+    """Unnamed adapters for sampling that are kept for each model."""

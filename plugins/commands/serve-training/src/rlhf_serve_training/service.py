@@ -1,0 +1,413 @@
+"""The service behind the HTTP server: accepts requests, queues them, and hands out their results."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tinker import types
+
+from rlhf_web import Refused
+
+from .adapters import read_spec
+from .executor import Executor, model_id_of
+from .fair import SAMPLE, TRAIN, FairQueue
+from .limits import Limits
+from .requests import read
+from .store import JSON_RESULT, Store, StoredRequest, as_dict, encoded, failure
+from .wire import InvalidRequest, parse_forward
+
+logger = logging.getLogger("rlhf.serve_training")
+CREATE = "create"
+_IDLE_SECONDS = 20.0
+"""Interval of the calls that keep idle ranks from timing out."""
+_TRAINING_KINDS = {
+    "optim_step": types.OptimStepRequest,
+    "save_weights": types.SaveWeightsRequest,
+    "save_weights_for_sampler": types.SaveWeightsForSamplerRequest,
+    "save_weights_external": types.SaveWeightsExternalRequest,
+    "load_weights": types.LoadWeightsRequest,
+}
+
+
+class Service:
+    """State of the service. Methods are called by the event loop, except for the thread that carries out requests."""
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        limits: Limits,
+        *,
+        output: Path,
+        base: str,
+        names: frozenset[str],
+        max_rank: int,
+        ping: Callable[[], None],
+    ) -> None:
+        """Create the service and queue what a killed server left.
+
+        Args:
+            store: the journal.
+            executor: carries out requests.
+            limits: limits for each tenant.
+            output: the output folder.
+            base: name of the base model.
+            names: names of the base model that clients may use.
+            max_rank: largest rank of an adapter.
+            ping: called while idle.
+        """
+        self.store, self.executor, self.limits = store, executor, limits
+        self.base, self.names, self.max_rank = base, names, max_rank
+        self.output = output
+        self._ping = ping
+        self._changed = threading.Condition()
+        self._queue = FairQueue(self._num_samples, max_batch=limits.rows_per_turn)
+        self._waiters: dict[str, set[asyncio.Event]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
+        self.failed: BaseException | None = None
+        self._recover()
+        self._thread = threading.Thread(target=self._run, name="service", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread that carries out requests. Called on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self, seconds: float) -> bool:
+        """End the thread after its current turn. Returns whether it ended in time."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _recover(self) -> None:
+        for row in self.store.rows("SELECT id, tenant, applied FROM models WHERE unloaded=0"):
+            last = self.store.row("SELECT max(seq) AS seq FROM requests WHERE owner=? AND status!='queued'", row["id"])
+            done = 0 if last is None or last["seq"] is None else int(last["seq"])
+            self._queue.begin(row["tenant"], row["id"], max(done, row["applied"]) + 1)
+        left = self.store.requests("status='queued'")
+        for request in left:
+            self._enqueue(request)
+        if left:
+            logger.warning("%d requests of the server before this one are carried out now", len(left))
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    turn = self._queue.take()
+                    if turn is None and not self._is_stopping:
+                        self._changed.wait(_IDLE_SECONDS)
+                        turn = self._queue.take()
+                    if self._is_stopping:
+                        return
+                if turn is None:
+                    self._ping()
+                    self._drop_old()
+                    continue
+                finished = self.executor.run(turn)
+                for request in turn.requests:
+                    self._opened(request)
+                self._notify(finished)
+        except BaseException as error:  # a rank is lost: nothing can be carried out any more
+            logger.exception("the service cannot continue")
+            self.failed = error
+
+    def _opened(self, request: StoredRequest) -> None:
+        """Open the lane of a model that was just created, or close the one of a model that could not be."""
+        if request.kind not in ("create_model", "load_model"):
+            return
+        model_id = model_id_of(request.owner, request.seq)
+        row = self.store.row("SELECT status FROM requests WHERE id=?", request.id)
+        with self._changed:
+            if row is not None and row["status"] == "done":
+                self._queue.begin(request.tenant, model_id, 1)
+            else:
+                self.store.change("DELETE FROM models WHERE id=?", model_id)
+
+    def _notify(self, request_ids: list[str]) -> None:
+        assert self._loop is not None
+
+        def wake() -> None:
+            for request_id in request_ids:
+                for event in self._waiters.pop(request_id, ()):
+                    event.set()
+
+        self._loop.call_soon_threadsafe(wake)
+
+    def _drop_old(self) -> None:
+        """Drop old results and expired checkpoints."""
+        now = time.time()
+        self.store.drop_results(now - self.limits.result_seconds)
+        for row in self.store.rows("SELECT path, folder FROM checkpoints WHERE expires<?", now):
+            self.store.change("DELETE FROM checkpoints WHERE path=?", row["path"])
+            shutil.rmtree(row["folder"], ignore_errors=True)
+
+    def _num_samples(self, request: StoredRequest) -> int:
+        if request.kind != "asample":
+            return self.limits.rows_per_turn
+        try:
+            return max(1, int(json.loads(self.store.body(request.id) or b"{}").get("num_samples", 1)))
+        except (ValueError, TypeError, AttributeError):
+            return 1
+
+    # Requests
+
+    def _accept(self, tenant: str, owner: str, seq: int, kind: str, body: bytes) -> str:
+        """Store and queue a request, unless its id exists, and return the id. Raises `Refused`."""
+        prefix = {"create_model": "train", "load_model": "train", "asample": ""}.get(kind)
+        request_id = f"{owner}:{seq}" if prefix is None else f"{owner}:{prefix or 'request'}:{seq}"
+        known = self.store.row("SELECT kind FROM requests WHERE id=?", request_id)
+        if known is not None:
+            if known["kind"] != kind:
+                raise Refused(400, "conflict", f"the number {seq} was used for a request of the kind {known['kind']}")
+            return request_id
+        with self._changed:
+            count, num_bytes = self._queue.load(tenant)
+            limits, is_next = self.limits, self._queue.has_room_for(tenant, owner, seq)
+            if not is_next and (count >= limits.queued_requests or num_bytes + len(body) > limits.queued_bytes):
+                raise Refused(429, "queue_full", f"{count} requests wait, wait for some of them")
+            if self.store.used_bytes(tenant) + len(body) > 2 * limits.disk_bytes:
+                raise Refused(429, "disk_full", "the disk limit is reached, delete checkpoints")
+            request = StoredRequest(request_id, tenant, owner, seq, kind, "queued", len(body))
+            if self.store.add_request(request, body):
+                self._enqueue(request)
+                self._changed.notify_all()
+        return request_id
+
+    def _enqueue(self, request: StoredRequest) -> None:
+        if request.kind in ("create_model", "load_model"):
+            self._queue.add(request, f"{CREATE}:{request.owner}", CREATE)
+        elif request.kind == "asample":
+            row = self.store.row("SELECT model_path FROM samplers WHERE id=?", request.owner)
+            path = None if row is None else row["model_path"]
+            self._queue.add(request, f"{SAMPLE}:{path}", SAMPLE)
+        elif request.kind == "unload_model":
+            self._queue.add(request, f"{CREATE}:{request.owner}", CREATE)
+        else:
+            self._queue.add(request, request.owner, TRAIN)
+
+    def create_session(self, tenant: str, request: types.CreateSessionRequest, idempotency_key: str) -> str:
+        """Return the id of a new session, or of the one with the same idempotency key."""
+        digest = hashlib.sha256(f"{tenant}\0{idempotency_key}".encode()).hexdigest()[:32]
+        session_id = f"session-{digest}"
+        about = {"display_name": request.display_name, "user_metadata": request.user_metadata, "tags": request.tags}
+        now = time.time()
+        self.store.change(
+            "INSERT OR IGNORE INTO sessions VALUES(?,?,?,?,?,?)",
+            *(session_id, tenant, now, now, None, encoded(about).decode()),
+        )
+        return session_id
+
+    def seen(self, tenant: str, session_id: str) -> None:
+        """Note a session's heartbeat. Raises `Refused` if it is unknown or finished."""
+        self.session(tenant, session_id)
+        self.store.change("UPDATE sessions SET seen=? WHERE id=?", time.time(), session_id)
+
+    def session(self, tenant: str, session_id: str) -> Mapping[str, Any]:
+        """Return a session of a tenant. Raises `Refused` if it is unknown or finished."""
+        row = self.store.row("SELECT * FROM sessions WHERE id=? AND tenant=?", session_id, tenant)
+        if row is None:
+            raise Refused(404, "not_found", f"the session {session_id} does not exist")
+        if row["finished"] is not None:
+            raise Refused(400, "finished", f"the session {session_id} is finished")
+        return dict(row)
+
+    def model(self, tenant: str, model_id: str) -> dict[str, Any]:
+        """Return a tenant's model with `about`. Raises `Refused` if it is unknown."""
+        row = self.store.row("SELECT * FROM models WHERE id=? AND tenant=?", model_id, tenant)
+        if row is None:
+            raise Refused(404, "not_found", f"the model {model_id} does not exist")
+        return {**dict(row), **as_dict(row["about"])}
+
+    def create_model(self, tenant: str, request: types.CreateModelRequest, body: bytes) -> str:
+        """Accept the creation of a model. Raises `Refused`."""
+        self.session(tenant, request.session_id)
+        lora = request.lora_config
+        if lora is None:
+            raise Refused(400, "invalid_request", "only adapters are trained: set lora_config")
+        self.check_base(request.base_model)
+        if not 1 <= lora.rank <= self.max_rank:
+            raise Refused(
+                400, "invalid_request", f"the rank {lora.rank} is not between 1 and {self.max_rank} (--max-rank)"
+            )
+        if not (lora.train_attn or lora.train_mlp):
+            raise Refused(400, "invalid_request", "train_attn and train_mlp are both false: nothing would be trained")
+        if request.optimizer_config.type != "adamw":
+            kind = request.optimizer_config.type
+            raise Refused(400, "invalid_request", f"the optimizer {kind!r} is not offered, only adamw")
+        spec = {"rank": lora.rank, "seed": lora.seed or 0, "attention": lora.train_attn, "mlp": lora.train_mlp}
+        return self._create(tenant, request.session_id, request.model_seq_id, "create_model", spec, request, body)
+
+    def load_weights(self, tenant: str, request: types.LoadWeightsRequest, body: bytes) -> str:
+        """Accept the loading of a checkpoint, into a model or as a new one. Raises `Refused`."""
+        if request.session_id is None:
+            return self.train(tenant, "load_weights", body)
+        self.session(tenant, request.session_id)
+        if request.base_model is not None:
+            self.check_base(request.base_model)
+        if request.model_seq_id is None:
+            raise Refused(400, "invalid_request", "model_seq_id is needed with session_id")
+        try:
+            spec, _ = read_spec(self.executor.checkpoint_folder(tenant, request.path))
+        except InvalidRequest as error:
+            raise Refused(404, "not_found", str(error)) from None
+        return self._create(tenant, request.session_id, request.model_seq_id, "load_model", asdict(spec), request, body)
+
+    def _create(
+        self, tenant: str, session_id: str, seq: int, kind: str, spec: Mapping[str, Any], request: Any, body: bytes
+    ) -> str:
+        model_id = model_id_of(session_id, seq)
+        if self.store.row("SELECT 1 FROM models WHERE id=?", model_id) is None:
+            row = self.store.row("SELECT count(*) AS n FROM models WHERE tenant=? AND unloaded=0", tenant)
+            if row is not None and row["n"] >= self.limits.models:
+                raise Refused(400, "too_many_models", f"{row['n']} models exist, the limit: unload some of them")
+        about = encoded({"spec": spec, "base": self.base, "user_metadata": request.user_metadata}).decode()
+        now = time.time()
+        with self._changed, self.store.transaction():  # in this order, as on the thread
+            self.store.change(
+                "INSERT OR IGNORE INTO models(id, tenant, session, about, created, used) VALUES(?,?,?,?,?,?)",
+                *(model_id, tenant, session_id, about, now, now),
+            )
+            return self._accept(tenant, session_id, seq, kind, body)
+
+    def check_base(self, name: str) -> None:
+        """Raise `Refused` if a name is not one of the base model."""
+        if name not in self.names:
+            raise Refused(404, "not_found", f"the base model {name!r} does not exist: this server has {self.base!r}")
+
+    def train(self, tenant: str, kind: str, body: bytes) -> str:
+        """Accept a request for a model, of a kind in the order of the model's requests. Raises `Refused`."""
+        try:
+            if kind == "forward_backward":
+                message: Any = parse_forward(body)
+            else:
+                message = read(_TRAINING_KINDS[kind], body)
+        except InvalidRequest as error:
+            raise Refused(400, "invalid_request", str(error)) from None
+        model = self.model(tenant, message.model_id or "")
+        if model["unloaded"]:
+            raise Refused(400, "unloaded", f"the model {message.model_id} is unloaded")
+        if message.seq_id is None or not 1 <= message.seq_id < 2**31:
+            raise Refused(400, "invalid_request", "seq_id is at least 1")
+        return self._accept(tenant, message.model_id, message.seq_id, kind, body)
+
+    def unload(self, tenant: str, request: types.UnloadModelRequest, body: bytes) -> str:
+        """Accept the unloading of a model. Requests that still wait for it fail. Raises `Refused`."""
+        self.model(tenant, request.model_id)
+        with self._changed:
+            self.store.change("UPDATE models SET unloaded=1 WHERE id=?", request.model_id)
+            for each in self._queue.end(tenant, request.model_id):
+                self.store.finish(each.id, failure("the model is unloaded", "user"), JSON_RESULT, failed=True)
+                self._notify([each.id])
+        return self._accept(tenant, request.model_id, -1, "unload_model", body)
+
+    def create_sampler(self, tenant: str, request: types.CreateSamplingSessionRequest) -> str:
+        """Return the id of a sampling session. Raises `Refused`."""
+        self.session(tenant, request.session_id)
+        if request.model_path is not None:
+            try:
+                self.executor.checkpoint_folder(tenant, request.model_path)
+            except InvalidRequest as error:
+                raise Refused(404, "not_found", str(error)) from None
+        elif request.base_model is None:
+            raise Refused(400, "invalid_request", "base_model or model_path is needed")
+        if request.base_model is not None:
+            self.check_base(request.base_model)
+        sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
+        self.store.change(
+            "INSERT OR IGNORE INTO samplers VALUES(?,?,?,?,?,?)",
+            *(sampler_id, tenant, request.session_id, request.model_path, self.base, time.time()),
+        )
+        return sampler_id
+
+    def sample(self, tenant: str, body: bytes) -> tuple[str, list[str]]:
+        """Accept a request for samples. Returns its id and an id for each sample. Raises `Refused`."""
+        try:
+            request = read(types.SampleRequest, body)
+        except InvalidRequest as error:
+            raise Refused(400, "invalid_request", str(error)) from None
+        if request.sampling_session_id is None or request.seq_id is None:
+            raise Refused(400, "invalid_request", "sampling_session_id and seq_id are needed")
+        owner = request.sampling_session_id
+        if self.store.row("SELECT 1 FROM samplers WHERE id=? AND tenant=?", owner, tenant) is None:
+            raise Refused(404, "not_found", f"the sampling session {owner} does not exist")
+        count = min(max(request.num_samples, 1), self.limits.samples_per_request)
+        request_id = self._accept(tenant, owner, request.seq_id, "asample", body)
+        return request_id, [f"{request_id}:{index}" for index in range(count)]
+
+    # Results
+
+    async def result(self, tenant: str, request_id: str, seconds: float) -> tuple[str, bytes] | None:
+        """Return the type and content of a result, or None if it is not finished in time. Raises `Refused`."""
+        event, deadline = asyncio.Event(), time.monotonic() + seconds
+        self._waiters.setdefault(request_id, set()).add(event)
+        try:
+            while True:
+                event.clear()
+                row = self.store.row(
+                    "SELECT status, type, result FROM requests WHERE id=? AND tenant=?", request_id, tenant
+                )
+                if row is None:
+                    raise Refused(404, "not_found", f"the request {request_id} does not exist")
+                if row["status"] != "queued":
+                    if row["result"] is None:
+                        raise Refused(410, "gone", f"the result of {request_id} is not stored any more")
+                    return row["type"], row["result"]
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return None
+                try:
+                    await asyncio.wait_for(event.wait(), remaining)
+                except TimeoutError:
+                    return None
+                self._waiters.setdefault(request_id, set()).add(event)
+        finally:
+            left = self._waiters.get(request_id)
+            if left is not None:
+                left.discard(event)
+                if not left:
+                    self._waiters.pop(request_id, None)
+
+    def cancel(self, tenant: str, request_id: str) -> None:
+        """Cancel a request for samples that still waits. Others are left alone. Raises `Refused`."""
+        if self.store.row("SELECT 1 FROM requests WHERE id=? AND tenant=?", request_id, tenant) is None:
+            raise Refused(404, "not_found", f"the request {request_id} does not exist")
+        with self._changed:
+            removed = self._queue.remove(request_id)
+        if removed is not None:
+            self.store.finish(request_id, failure("the request was canceled", "user"), JSON_RESULT, failed=True)
+            self._notify([request_id])
+
+    def finish(self, tenant: str, session_id: str, reason: Mapping[str, Any]) -> None:
+        """Finish a session. The first reason counts. Raises `Refused`."""
+        row = self.store.row("SELECT 1 FROM sessions WHERE id=? AND tenant=?", session_id, tenant)
+        if row is None:
+            raise Refused(404, "not_found", f"the session {session_id} does not exist")
+        text = encoded(reason).decode()
+        self.store.change("UPDATE sessions SET finished=? WHERE id=? AND finished IS NULL", text, session_id)
+        for each in self.store.rows("SELECT id FROM models WHERE session=? AND unloaded=0", session_id):
+            request = types.UnloadModelRequest(model_id=each["id"])
+            self.unload(tenant, request, request.model_dump_json().encode())
+
+    def delete_checkpoint(self, tenant: str, path: str) -> None:
+        """Delete a checkpoint. Raises `Refused`."""
+        row = self.store.row("SELECT folder FROM checkpoints WHERE path=? AND tenant=?", path, tenant)
+        if row is None:
+            raise Refused(404, "not_found", f"the checkpoint {path} does not exist")
+        self.store.change("DELETE FROM checkpoints WHERE path=?", path)
+        shutil.rmtree(row["folder"], ignore_errors=True)

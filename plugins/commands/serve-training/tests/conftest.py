@@ -1,0 +1,15 @@
+"""Makes the modules beside it importable by name, and a tiny model in a folder."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_testing.models import save_tiny_model
+
+sys.path.append(str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    return str(save_tiny_model(tmp_path_factory.mktemp("base") / "tiny"))
