@@ -14,11 +14,12 @@ from typing import Any
 
 from tinker import types
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import LostRankError, RlhfError
 
 from .adapters import AdapterSpec
 from .fair import Turn
 from .limits import Limits
+from .losses import loss_of
 from .ranks import Ranks
 from .requests import ModelFacts, SampleOrder, check_ids, check_name, read, sample_order
 from .sampling import SampleWork
@@ -83,6 +84,8 @@ class Executor:
         begun = time.monotonic()
         try:
             result = self._actions[request.kind](request, body)
+        except LostRankError:
+            raise  # the request stays queued for the next server
         except (InvalidRequest, RlhfError) as error:
             self._store.finish(request.id, failure(_message(error), "user"), JSON_RESULT, failed=True)
             return
@@ -190,6 +193,7 @@ class Executor:
     def _forward(self, request: StoredRequest, body: bytes) -> bytes:
         self._restore(request.owner)
         order = forward_request(parse_forward(body))
+        loss_of(order.loss, order.config, order.rows)
         limit = self._facts.context_tokens
         for index, row in enumerate(order.rows):
             if limit is not None and row.num_tokens > limit:
@@ -323,6 +327,8 @@ class Executor:
                 self._store.finish(request.id, failure(str(error), "user"), JSON_RESULT, failed=True)
         try:
             results = self._answers(folder, orders)
+        except LostRankError:
+            raise
         except Exception as error:
             if not isinstance(error, RlhfError):
                 logger.exception("sampling failed")

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import LostRankError, RlhfError
 
+from .wire import InvalidRequest
 from .worker import Worker
 
 _STOP = "stop"
@@ -58,17 +59,20 @@ def follow(worker: Worker) -> None:
             return
         try:
             _run(worker, method, arguments)
-        except RlhfError:  # rank 0 raises it too
+        except LostRankError:
+            raise
+        except (RlhfError, InvalidRequest):  # rank 0 raises it too
             continue
 
 
 def _run(worker: Worker, method: str, arguments: Mapping[str, Any]) -> Any:
     """Make one call. An error of any rank is raised on all of them, so that they stay in lockstep."""
     function: Callable[..., Any] = getattr(worker, method)
-    result, error = None, None
+    result: Any = None
+    error: Exception | None = None
     try:
         result = function(**arguments)
-    except RlhfError as caught:
+    except (RlhfError, InvalidRequest) as caught:
         error = caught
     for failed in worker.strategy.all_gather_objects(error):
         if failed is not None:

@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,8 @@ class Service:
                 for event in self._waiters.pop(request_id, ()):
                     event.set()
 
-        self._loop.call_soon_threadsafe(wake)
+        with suppress(RuntimeError):  # the loop is closed: the server ends
+            self._loop.call_soon_threadsafe(wake)
 
     def _drop_old(self) -> None:
         """Drop old results and expired checkpoints."""
