@@ -81,12 +81,17 @@ def rest(server, tenant="alice"):
     return tinker.RestClient(base_url=server.address, api_key=KEYS[tenant])
 
 
+def new_client(server, tenant="alice"):
+    """A `tinker.ServiceClient` for a tenant, which its owner closes."""
+    import tinker
+
+    return tinker.ServiceClient(base_url=server.address, api_key=KEYS[tenant])
+
+
 @contextmanager
 def client(server, tenant="alice"):
     """A `tinker.ServiceClient` for a tenant."""
-    import tinker
-
-    service = tinker.ServiceClient(base_url=server.address, api_key=KEYS[tenant])
+    service = new_client(server, tenant)
     try:
         yield service
     finally:

@@ -36,7 +36,7 @@ _DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """What a client chose when it created an adapter."""
+    """Choices of the client that created an adapter."""
 
     rank: int
     seed: int = 0
@@ -88,7 +88,7 @@ class Slot:
         self.rank = rank
         model = strategy.unwrap(trained.model)
         self.parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self._scales = [module.scaling for module in model.modules() if _is_layer(module)]
+        self._layers_of_adapter: list[Any] = [module for module in model.modules() if _is_layer(module)]
         self._held: Adapter | None = None
         self._scale = 0.0
 
@@ -182,14 +182,14 @@ class Slot:
         try:
             yield
         finally:
-            names = {parameter: name for name, parameter in self.parameters.items()}
-            adapter.moments = {names[parameter]: dict(values) for parameter, values in state.items()}
+            stepped = {name: state[each] for name, each in self.parameters.items() if state.get(each)}
+            adapter.moments = {name: dict(values) for name, values in stepped.items()}
             state.clear()
 
     def _set_scale(self, scale: float) -> None:
         if scale != self._scale:
-            for each in self._scales:
-                each["default"] = scale
+            for each in self._layers_of_adapter:
+                each.scaling["default"] = scale
             self._scale = scale
 
     def new(self, spec: AdapterSpec) -> Adapter:
@@ -234,7 +234,7 @@ class Slot:
         return full
 
     def save(self, adapter: Adapter, folder: Path, *, with_optimizer: bool, base: str) -> None:
-        """Write an adapter as a folder that PEFT can load, with the optimizer's state beside it. Collective.
+        """Write an adapter as a folder that PEFT can load, with the state of the optimizer. Collective.
 
         Args:
             adapter: the adapter.

@@ -332,9 +332,9 @@ class Executor:
         except Exception as error:
             if not isinstance(error, RlhfError):
                 logger.exception("sampling failed")
-            category = "user" if isinstance(error, RlhfError) else "server"
+            result = failure(_message(error), "user" if isinstance(error, RlhfError) else "server")
             for request_id in orders:
-                self._store.finish(request_id, failure(_message(error), category), JSON_RESULT, failed=True)
+                self._store.finish(request_id, result, JSON_RESULT, failed=True)
             return
         with self._store.transaction():
             for request_id, result in results.items():
@@ -342,7 +342,7 @@ class Executor:
                 self._store.change("UPDATE requests SET body=NULL WHERE id=?", request_id)
 
     def _answers(self, folder: str | None, orders: Mapping[str, SampleOrder]) -> dict[str, bytes]:
-        """Result of each request. Equal seeds are sampled in separate rounds, since an engine tells rows by them."""
+        """Result of each request. Equal seeds are sampled in separate rounds, since they identify rows of a batch."""
         waiting = [work for order in orders.values() for work in order.works]
         sampled: dict[int, Sampled] = {}
         while waiting:

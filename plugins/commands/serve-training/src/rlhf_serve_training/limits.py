@@ -1,4 +1,4 @@
-"""Limits of the service, for each tenant unless said otherwise."""
+"""Limits of the service, for each tenant."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Limits:
     """Bytes of the bodies that wait."""
     disk_bytes: int = 20 * GIB
     """Bytes of checkpoints and stored requests."""
-    models: int = 16
-    """Models that are not unloaded."""
+    models: int = 64
+    """Models that are not unloaded. Memory holds fewer (--max-adapters), and the others are restored from disk."""
     samples_per_request: int = 256
-    """Largest `num_samples`."""
+    """Maximum `num_samples`."""
     rows_per_turn: int = 64
     """Sequences that are sampled in one turn."""
     data_per_request: int = 256
@@ -30,9 +30,9 @@ class Limits:
     body_bytes: int = 32 * MIB
     """Size of one request."""
     top_logprobs: int = 32
-    """Most likely tokens per position."""
+    """Maximum number of top tokens per position."""
     state_seconds: float = 60.0
-    """Work of a model after which its state is written. It is the most that is computed again after a restart."""
+    """Work of a model after which its state is written. At most this much is computed again after a restart."""
     state_bytes: int = 64 * MIB
     """Bytes of a model's requests after which its state is written."""
     result_seconds: float = 3600.0

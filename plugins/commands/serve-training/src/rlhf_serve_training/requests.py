@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What requests are checked against."""
+    """Facts of the base model that requests are checked against."""
 
     vocabulary_size: int
     context_tokens: int | None

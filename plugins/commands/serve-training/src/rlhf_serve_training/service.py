@@ -1,4 +1,4 @@
-"""The service behind the HTTP server: accepts requests, queues them, and hands out their results."""
+"""The service: accepts requests, queues them, and returns their results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Service:
         max_rank: int,
         ping: Callable[[], None],
     ) -> None:
-        """Create the service and queue what a killed server left.
+        """Create the service and queue the requests that a killed server left.
 
         Args:
             store: the journal.

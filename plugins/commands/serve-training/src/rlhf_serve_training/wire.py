@@ -14,7 +14,7 @@ Array = NDArray[np.generic]
 
 _TYPES: Mapping[int, type[np.generic]] = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
 _MAX_CELLS = 2**26
-"""Maximum number of values of a tensor after a sparse one is expanded."""
+"""Maximum number of values of all tensors of a request after sparse ones are expanded."""
 
 
 class InvalidRequest(ValueError):
@@ -67,6 +67,9 @@ def forward_request(message: pb.ForwardBackwardRequest) -> ForwardRequest:
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         config[name] = value.text if value.WhichOneof("value") == "text" else value.number
+    sizes = [np.prod(each.shape, dtype=np.float64) for datum in message.data for each in datum.loss_fn_inputs.values()]
+    if sum(sizes) > _MAX_CELLS:
+        raise InvalidRequest(f"there are more than {_MAX_CELLS} values in all tensors together, send fewer data")
     rows = []
     for index, datum in enumerate(message.data):
         try:
@@ -104,7 +107,7 @@ def _tensor(name: str, message: pb.Tensor) -> Array:
     if dtype is None or (name == "target_tokens") != (dtype is np.int64):
         raise InvalidRequest(f"{name} has the wrong type")
     shape = tuple(message.shape)
-    if any(size < 0 for size in shape) or int(np.prod(shape, dtype=np.float64)) > _MAX_CELLS:
+    if any(size < 0 for size in shape):
         raise InvalidRequest(f"{name} has the shape {shape}")
     if message.HasField("sparse_csr"):
         return _expanded(name, message, dtype, shape)
@@ -159,7 +162,7 @@ def forward_output(rows: Sequence[Mapping[str, Array]], metrics: Mapping[str, fl
             batch.dtype = pb.DTYPE_FLOAT32
             batch.trailing_shape.extend(trailing)
         start = end
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,7 @@ def sample_output(
         message.prompt_logprobs = np.asarray(prompt_logprobs, dtype=np.float32).tobytes()
     if prompt_top:
         _fill_top(message.topk_prompt_logprobs, prompt_top)
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 def _fill_top(message: pb.TopkLogprobs, top: Sequence[Mapping[int, float]]) -> None:

@@ -266,7 +266,7 @@ class Worker:
         self.adapters[name] = self.slot.load(Path(folder), with_optimizer=with_optimizer)
 
     def save_state(self, name: str, folder: str) -> int:
-        """Write all state of an adapter that has no gradients, and return its steps. Collective."""
+        """Write all state of an adapter without gradients, and return its steps. Collective."""
         adapter = self.adapters[name]
         self.save(name, folder, True)
         return adapter.steps
