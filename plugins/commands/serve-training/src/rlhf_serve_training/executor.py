@@ -17,6 +17,7 @@ from tinker import types
 from rlhf_core.errors import LostRankError, RlhfError
 
 from .adapters import AdapterSpec
+from .checkpoints import Checkpoints, folder_name
 from .fair import Turn
 from .limits import Limits
 from .losses import loss_of
@@ -27,7 +28,6 @@ from .store import JSON_RESULT, PROTO_RESULT, Store, StoredRequest, as_dict, enc
 from .wire import InvalidRequest, Sampled, forward_output, forward_request, parse_forward, sample_output
 
 logger = logging.getLogger("rlhf.serve_training")
-SEGMENTS = {"training": "weights", "sampler": "sampler_weights", "external": "external_weights"}
 _ADAM = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
 
@@ -57,6 +57,7 @@ class Executor:
         """
         self._store, self._ranks, self._facts, self._limits = store, ranks, facts, limits
         self._output, self._max_adapters = output, max_adapters
+        self.checkpoints = Checkpoints(store, ranks, limits, output)
         self._resident: OrderedDict[str, _Progress] = OrderedDict()
         self._actions: Mapping[str, Callable[[StoredRequest, bytes], Mapping[str, Any] | bytes]] = {
             "create_model": self._create_model,
@@ -123,7 +124,7 @@ class Executor:
         message = read(types.LoadWeightsRequest, body)
         assert message.session_id is not None and message.model_seq_id is not None
         model_id = model_id_of(message.session_id, message.model_seq_id)
-        folder = self.checkpoint_folder(request.tenant, message.path)
+        folder = self.checkpoints.folder(request.tenant, message.path)
         self._make_room()
         self._ranks.call("load", name=model_id, folder=str(folder), with_optimizer=message.optimizer)
         self._resident[model_id] = _Progress()
@@ -230,7 +231,7 @@ class Executor:
         message = read(types.SaveWeightsRequest, body)
         name = check_name(message.path or f"seq-{request.seq}")
         self._restore(request.owner)
-        path = self._save(request, "training", name, message, overwrite=message.overwrite)
+        path = self.checkpoints.save(request, "training", name, message, overwrite=message.overwrite)
         return {"path": path, "type": "save_weights"}
 
     def _save_external(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
@@ -238,7 +239,7 @@ class Executor:
         if message.age_encryption_recipients:
             raise InvalidRequest("age_encryption_recipients is not offered")
         self._restore(request.owner)
-        path = self._save(request, "external", check_name(message.path), message, overwrite=False)
+        path = self.checkpoints.save(request, "external", check_name(message.path), message, overwrite=False)
         row = self._store.row("SELECT bytes FROM checkpoints WHERE path=?", path)
         return {"path": path, "size_bytes": row["bytes"] if row else None, "type": "save_weights_external"}
 
@@ -246,12 +247,12 @@ class Executor:
         message = read(types.SaveWeightsForSamplerRequest, body)
         self._restore(request.owner)
         if message.path is not None:
-            path = self._save(request, "sampler", check_name(message.path), message, overwrite=False)
+            path = self.checkpoints.save(request, "sampler", check_name(message.path), message, overwrite=False)
             return {"path": path, "type": "save_weights_for_sampler"}
         if message.sampling_session_seq_id is None:
             raise InvalidRequest("path or sampling_session_seq_id is needed")
         name = "inflight" if message.kind == "inflight" else f"unnamed-{request.seq}"
-        path = self._save(request, "sampler", name, message, overwrite=True)
+        path = self.checkpoints.save(request, "sampler", name, message, overwrite=True)
         session_id = request.owner.rpartition(":train:")[0]
         sampler_id = f"{session_id}:sample:{message.sampling_session_seq_id}"
         model = self._store.row("SELECT about FROM models WHERE id=?", request.owner)
@@ -260,55 +261,15 @@ class Executor:
             "INSERT OR IGNORE INTO samplers VALUES(?,?,?,?,?,?)",
             *(sampler_id, request.tenant, session_id, path, base, time.time()),
         )
-        self._drop_unnamed(request.owner)
+        self.checkpoints.drop_unnamed(request.owner)
         return {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
-
-    def _save(self, request: StoredRequest, kind: str, name: str, message: Any, *, overwrite: bool) -> str:
-        path = f"tinker://{request.owner}/{SEGMENTS[kind]}/{name}"
-        old = self._store.row("SELECT folder FROM checkpoints WHERE path=?", path)
-        folder = self._output / "checkpoints" / folder_name(request.owner) / SEGMENTS[kind] / f"{name}-{request.seq}"
-        if old is not None and not overwrite and old["folder"] != str(folder):
-            raise InvalidRequest(f"{path} exists")
-        shutil.rmtree(folder, ignore_errors=True)  # of a killed server
-        self._ranks.call("save", name=request.owner, folder=str(folder), with_optimizer=kind == "training")
-        size = sum(each.stat().st_size for each in folder.iterdir())
-        if self._store.used_bytes(request.tenant) + size > self._limits.disk_bytes:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise InvalidRequest(
-                f"the disk limit of {self._limits.disk_bytes / 2**30:.1f} GiB is reached: delete checkpoints first"
-            )
-        ttl = getattr(message, "ttl_seconds", None)
-        about = getattr(message, "user_metadata", None)
-        self._store.change(
-            "INSERT OR REPLACE INTO checkpoints VALUES(?,?,?,?,?,?,?,?,?,?)",
-            *(path, request.tenant, request.owner, kind, name, str(folder), size, time.time()),
-            *(None if ttl is None else time.time() + ttl, None if about is None else encoded(about).decode()),
-        )
-        self._store.rows("PRAGMA wal_checkpoint(FULL)")
-        if old is not None and old["folder"] != str(folder):
-            shutil.rmtree(old["folder"], ignore_errors=True)
-        return path
-
-    def _drop_unnamed(self, model_id: str) -> None:
-        query = "SELECT path, folder FROM checkpoints WHERE model=? AND kind='sampler' AND name LIKE 'unnamed-%' "
-        rows = self._store.rows(query + "ORDER BY created DESC", model_id)
-        for row in rows[self._limits.temporary_samplers :]:
-            self._store.change("DELETE FROM checkpoints WHERE path=?", row["path"])
-            shutil.rmtree(row["folder"], ignore_errors=True)
 
     def _load_weights(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
         message = read(types.LoadWeightsRequest, body)
-        folder = self.checkpoint_folder(request.tenant, message.path)
+        folder = self.checkpoints.folder(request.tenant, message.path)
         self._restore(request.owner)
         self._ranks.call("load", name=request.owner, folder=str(folder), with_optimizer=message.optimizer)
         return {"path": message.path, "model_id": request.owner, "type": "load_weights"}
-
-    def checkpoint_folder(self, tenant: str, path: str) -> Path:
-        """Return the folder of a tenant's checkpoint. Raises `InvalidRequest` for those of others, and unknown ones."""
-        row = self._store.row("SELECT folder, expires FROM checkpoints WHERE path=? AND tenant=?", path, tenant)
-        if row is None or (row["expires"] is not None and row["expires"] < time.time()):
-            raise InvalidRequest(f"the checkpoint {path} does not exist")
-        return Path(row["folder"])
 
     # Samples
 
@@ -320,7 +281,7 @@ class Executor:
                 sampler = self._store.row("SELECT model_path FROM samplers WHERE id=?", request.owner)
                 assert sampler is not None
                 if sampler["model_path"] is not None:
-                    folder = str(self.checkpoint_folder(request.tenant, sampler["model_path"]))
+                    folder = str(self.checkpoints.folder(request.tenant, sampler["model_path"]))
                 message = read(types.SampleRequest, self._store.body(request.id) or b"")
                 orders[request.id] = sample_order(message, request.id, self._facts, self._limits)
             except InvalidRequest as error:
@@ -392,8 +353,3 @@ def model_id_of(session_id: str, seq: int) -> str:
 def model_of(request: StoredRequest) -> str:
     """Return the model that a finished request changed."""
     return model_id_of(request.owner, request.seq) if request.kind == "load_model" else request.owner
-
-
-def folder_name(model_id: str) -> str:
-    """Return the name of a model's folders."""
-    return model_id.replace(":", "-")

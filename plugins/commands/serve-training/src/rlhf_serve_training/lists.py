@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, Response
 from rlhf_web import Refused
 
 from .adapters import read_spec
-from .executor import SEGMENTS
+from .checkpoints import SEGMENTS
 from .requests import ModelFacts
 from .service import Service
 from .store import as_dict, encoded, ids_of
@@ -69,7 +69,7 @@ class Lists:
         """Return a `WeightsInfoResponse`. Raises `Refused`."""
         try:
             path = json.loads(body)["tinker_path"]
-            spec, _ = read_spec(self._service.executor.checkpoint_folder(tenant, str(path)))
+            spec, _ = read_spec(self._service.checkpoints.folder(tenant, str(path)))
         except (ValueError, KeyError, TypeError):
             raise Refused(404, "not_found", "the checkpoint does not exist") from None
         return {
@@ -189,7 +189,7 @@ class Lists:
         if request.path_params["kind"] != SEGMENTS["external"]:
             raise Refused(400, "invalid_request", "only exported adapters are downloaded: save_weights_external")
         try:
-            folder = self._service.executor.checkpoint_folder(tenant, path)
+            folder = self._service.checkpoints.folder(tenant, path)
         except InvalidRequest as error:
             raise Refused(404, "not_found", str(error)) from None
         expires = time.time() + _URL_SECONDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -10,7 +9,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from .executor import Executor, model_id_of
 from .fair import SAMPLE, TRAIN, FairQueue
 from .limits import Limits
 from .requests import read
+from .results import Results
 from .store import JSON_RESULT, Store, StoredRequest, as_dict, encoded, failure
 from .wire import InvalidRequest, parse_forward
 
@@ -70,11 +69,11 @@ class Service:
         self.store, self.executor, self.limits = store, executor, limits
         self.base, self.names, self.max_rank = base, names, max_rank
         self.output = output
+        self.checkpoints = executor.checkpoints
         self._ping = ping
         self._changed = threading.Condition()
         self._queue = FairQueue(self._num_samples, max_batch=limits.rows_per_turn)
-        self._waiters: dict[str, set[asyncio.Event]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._results = Results(store)
         self._is_stopping = False
         self.failed: BaseException | None = None
         self._recover()
@@ -82,7 +81,7 @@ class Service:
 
     def start(self) -> None:
         """Start the thread that carries out requests. Called on the event loop."""
-        self._loop = asyncio.get_running_loop()
+        self._results.start()
         self._thread.start()
 
     def stop(self, seconds: float) -> bool:
@@ -123,7 +122,7 @@ class Service:
                 finished = self.executor.run(turn)
                 for request in turn.requests:
                     self._opened(request)
-                self._notify(finished)
+                self._results.notify(finished)
         except BaseException as error:  # a rank is lost: nothing can be carried out any more
             logger.exception("the service cannot continue")
             self.failed = error
@@ -139,17 +138,6 @@ class Service:
                 self._queue.begin(request.tenant, model_id, 1)
             else:
                 self.store.change("DELETE FROM models WHERE id=?", model_id)
-
-    def _notify(self, request_ids: list[str]) -> None:
-        assert self._loop is not None
-
-        def wake() -> None:
-            for request_id in request_ids:
-                for event in self._waiters.pop(request_id, ()):
-                    event.set()
-
-        with suppress(RuntimeError):  # the loop is closed: the server ends
-            self._loop.call_soon_threadsafe(wake)
 
     def _drop_old(self) -> None:
         """Drop old results and expired checkpoints."""
@@ -265,7 +253,7 @@ class Service:
         if request.model_seq_id is None:
             raise Refused(400, "invalid_request", "model_seq_id is needed with session_id")
         try:
-            spec, _ = read_spec(self.executor.checkpoint_folder(tenant, request.path))
+            spec, _ = read_spec(self.checkpoints.folder(tenant, request.path))
         except InvalidRequest as error:
             raise Refused(404, "not_found", str(error)) from None
         return self._create(tenant, request.session_id, request.model_seq_id, "load_model", asdict(spec), request, body)
@@ -315,7 +303,7 @@ class Service:
             self.store.change("UPDATE models SET unloaded=1 WHERE id=?", request.model_id)
             for each in self._queue.end(tenant, request.model_id):
                 self.store.finish(each.id, failure("the model is unloaded", "user"), JSON_RESULT, failed=True)
-                self._notify([each.id])
+                self._results.notify([each.id])
         return self._accept(tenant, request.model_id, -1, "unload_model", body)
 
     def create_sampler(self, tenant: str, request: types.CreateSamplingSessionRequest) -> str:
@@ -323,7 +311,7 @@ class Service:
         self.session(tenant, request.session_id)
         if request.model_path is not None:
             try:
-                self.executor.checkpoint_folder(tenant, request.model_path)
+                self.checkpoints.folder(tenant, request.model_path)
             except InvalidRequest as error:
                 raise Refused(404, "not_found", str(error)) from None
         elif request.base_model is None:
@@ -356,34 +344,7 @@ class Service:
 
     async def result(self, tenant: str, request_id: str, seconds: float) -> tuple[str, bytes] | None:
         """Return the type and content of a result, or None if it is not finished in time. Raises `Refused`."""
-        event, deadline = asyncio.Event(), time.monotonic() + seconds
-        self._waiters.setdefault(request_id, set()).add(event)
-        try:
-            while True:
-                event.clear()
-                row = self.store.row(
-                    "SELECT status, type, result FROM requests WHERE id=? AND tenant=?", request_id, tenant
-                )
-                if row is None:
-                    raise Refused(404, "not_found", f"the request {request_id} does not exist")
-                if row["status"] != "queued":
-                    if row["result"] is None:
-                        raise Refused(410, "gone", f"the result of {request_id} is not stored any more")
-                    return row["type"], row["result"]
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return None
-                try:
-                    await asyncio.wait_for(event.wait(), remaining)
-                except TimeoutError:
-                    return None
-                self._waiters.setdefault(request_id, set()).add(event)
-        finally:
-            left = self._waiters.get(request_id)
-            if left is not None:
-                left.discard(event)
-                if not left:
-                    self._waiters.pop(request_id, None)
+        return await self._results.get(tenant, request_id, seconds)
 
     def cancel(self, tenant: str, request_id: str) -> None:
         """Cancel a request for samples that still waits. Others are left alone. Raises `Refused`."""
@@ -393,7 +354,7 @@ class Service:
             removed = self._queue.remove(request_id)
         if removed is not None:
             self.store.finish(request_id, failure("the request was canceled", "user"), JSON_RESULT, failed=True)
-            self._notify([request_id])
+            self._results.notify([request_id])
 
     def finish(self, tenant: str, session_id: str, reason: Mapping[str, Any]) -> None:
         """Finish a session. The first reason counts. Raises `Refused`."""

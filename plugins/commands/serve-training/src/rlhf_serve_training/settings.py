@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import yaml
-
 from rlhf_core.errors import UserInputError
+from rlhf_core.util import parse_yaml
 
 from .limits import Limits
 
@@ -52,7 +51,7 @@ def parse_settings(changes: Sequence[str]) -> Settings:
             )
         if section in known and name not in known[section]:
             raise UserInputError(f"{key!r} is unknown", where="--set", hint=f"known: {', '.join(known[section])}")
-        value = yaml.safe_load(text)
+        value = parse_yaml(text, "--set")
         if section == "limits" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
             raise UserInputError(f"{key} is a number above 0, not {text!r}", where="--set")
         getattr(settings, section)[name] = value
