@@ -23,6 +23,7 @@ from .limits import Limits
 from .losses import loss_of
 from .ranks import Ranks
 from .requests import ModelFacts, SampleOrder, check_ids, check_name, read, sample_order
+from .run_folders import RunFolders
 from .sampling import SampleWork
 from .store import JSON_RESULT, PROTO_RESULT, Store, StoredRequest, as_dict, encoded, failure
 from .wire import InvalidRequest, Sampled, forward_output, forward_request, parse_forward, sample_output
@@ -58,6 +59,9 @@ class Executor:
         self._store, self._ranks, self._facts, self._limits = store, ranks, facts, limits
         self._output, self._max_adapters = output, max_adapters
         self.checkpoints = Checkpoints(store, ranks, limits, output)
+        self._folders = RunFolders(output, ranks.worker.options.strategy)
+        self._is_again = False
+        """Whether requests are carried out again, whose results are known."""
         self._resident: OrderedDict[str, _Progress] = OrderedDict()
         self._actions: Mapping[str, Callable[[StoredRequest, bytes], Mapping[str, Any] | bytes]] = {
             "create_model": self._create_model,
@@ -118,6 +122,7 @@ class Executor:
         self._make_room()
         self._ranks.call("create", name=model_id, spec=spec)
         self._resident[model_id] = _Progress()
+        self._begin(model_id, request.tenant)
         return types.CreateModelResponse(model_id=model_id).model_dump()
 
     def _load_model(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
@@ -128,7 +133,12 @@ class Executor:
         self._make_room()
         self._ranks.call("load", name=model_id, folder=str(folder), with_optimizer=message.optimizer)
         self._resident[model_id] = _Progress()
+        self._begin(model_id, request.tenant)
         return {"path": message.path, "model_id": model_id, "type": "load_weights"}
+
+    def _begin(self, model_id: str, tenant: str) -> None:
+        row = self._store.row("SELECT about FROM models WHERE id=?", model_id)
+        self._folders.begin(model_id, as_dict(row["about"] if row else None), tenant)
 
     def _make_room(self) -> None:
         """Drop the adapter that was used the longest ago, if memory is full. It can be restored."""
@@ -155,11 +165,18 @@ class Executor:
             "owner=? AND seq>? AND status='done' AND kind IN ('forward_backward', 'optim_step')",
             *(model_id, row["applied"]),
         )
-        for request in again:
-            body = self._store.body(request.id)
-            if body is None:
-                raise InvalidRequest(f"the request {request.id} is lost, load a checkpoint")
-            self._actions[request.kind](request, body)
+        self._is_again = True
+        try:
+            for request in again:
+                body = self._store.body(request.id)
+                if body is None:
+                    raise InvalidRequest(f"the request {request.id} is lost, load a checkpoint")
+                self._actions[request.kind](request, body)
+        except BaseException:
+            self._resident.pop(model_id, None)  # its state is incomplete
+            raise
+        finally:
+            self._is_again = False
         if again:
             logger.warning("%s: %d requests since its last state were computed again", model_id, len(again))
 
@@ -187,6 +204,7 @@ class Executor:
         message = read(types.UnloadModelRequest, body)
         self._resident.pop(message.model_id, None)
         self._ranks.call("unload", name=message.model_id)
+        self._folders.end(message.model_id)
         return {"model_id": message.model_id, "type": "unload_model"}
 
     # Training
@@ -210,6 +228,8 @@ class Executor:
             config=dict(order.config),
             backward=not order.forward_only,
         )
+        if not (order.forward_only or self._is_again):
+            self._folders.forward(request.owner, metrics["loss:sum"])
         return forward_output(rows, metrics)
 
     def _optim_step(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
@@ -222,8 +242,11 @@ class Executor:
             raise InvalidRequest("the options of Adam are finite and not negative")
         if not (options["beta1"] < 1 and options["beta2"] < 1):
             raise InvalidRequest("beta1 and beta2 are below 1")
-        metrics = self._ranks.call("optim_step", name=request.owner, options=options)
-        return {"metrics": metrics}
+        begun = time.monotonic()
+        norm, step = self._ranks.call("optim_step", name=request.owner, options=options)
+        if not self._is_again:
+            self._folders.step(request.owner, step, norm, time.monotonic() - begun)
+        return {"metrics": {"grad_norm:max": norm}}
 
     # Checkpoints
 

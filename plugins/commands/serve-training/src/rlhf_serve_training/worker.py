@@ -236,7 +236,7 @@ class Worker:
         log_probs = zeros.index_put((mask,), found)
         return log_probs, loss(log_probs, fields, mask)
 
-    def optim_step(self, name: str, options: Mapping[str, float]) -> dict[str, float]:
+    def optim_step(self, name: str, options: Mapping[str, float]) -> tuple[float, int]:
         """Make one step of Adam with the gradients that an adapter has. Collective.
 
         Args:
@@ -244,7 +244,7 @@ class Worker:
             options: options of the step (`Slot.step`).
 
         Returns:
-            Metrics.
+            Norm of the gradients before clipping, and the number of steps since the adapter was created.
 
         Raises:
             UserInputError: there are no gradients.
@@ -255,7 +255,7 @@ class Worker:
             raise UserInputError(
                 "there are no gradients for a step", where="optim_step", hint="call forward_backward first"
             )
-        return {"grad_norm:max": self.slot.step(adapter, options)}
+        return self.slot.step(adapter, options), adapter.steps
 
     def save(self, name: str, folder: str, with_optimizer: bool) -> None:
         """Write an adapter (`Slot.save`). Collective."""

@@ -1,0 +1,79 @@
+"""A run folder for each model, which `rlhf dashboard` and `rlhf report` show like that of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.runfolder import RunFolder
+
+from .checkpoints import folder_name
+
+
+class RunFolders:
+    """Writes config, metrics and status of models. Nothing reads them back, and a lost line is not written again."""
+
+    def __init__(self, output: Path, strategy: str) -> None:
+        """Create the object.
+
+        Args:
+            output: the output folder.
+            strategy: name of the strategy.
+        """
+        self._output, self._strategy = output / "runs", strategy
+        self._losses: dict[str, float] = {}
+
+    def begin(self, model_id: str, about: Mapping[str, Any], tenant: str) -> None:
+        """Create the folder of a model.
+
+        Args:
+            model_id: the model.
+            about: its base model and its adapter.
+            tenant: its tenant.
+        """
+        folder = self._folder(model_id)
+        folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.write_config(
+            {
+                "model": {"path": about["base"], "lora": {"r": about["spec"]["rank"]}},
+                "algorithm": {"name": f"tinker ({tenant})"},
+                "strategy": {"name": self._strategy},
+            }
+        )
+        self._write_status(folder, "running")
+
+    def forward(self, model_id: str, loss: float) -> None:
+        """Add a loss to those of the model's next step."""
+        self._losses[model_id] = self._losses.get(model_id, 0.0) + loss
+
+    def step(self, model_id: str, step: int, grad_norm: float, seconds: float) -> None:
+        """Write the line of a step.
+
+        Args:
+            model_id: the model.
+            step: number of the step, from 1.
+            grad_norm: norm of the gradients before clipping.
+            seconds: duration of the step.
+        """
+        folder = self._folder(model_id)
+        values = {"loss/policy": self._losses.pop(model_id, 0.0), "policy/grad_norm": grad_norm, "time/step_s": seconds}
+        with folder.metrics.open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def end(self, model_id: str) -> None:
+        """Note that a model is unloaded."""
+        folder = self._folder(model_id)
+        if folder.path.exists():
+            self._write_status(folder, "done")
+
+    def _folder(self, model_id: str) -> RunFolder:
+        return RunFolder(self._output / folder_name(model_id))
+
+    def _write_status(self, folder: RunFolder, status: str) -> None:
+        facts = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+        folder.write_summary({"status": status, **facts})
