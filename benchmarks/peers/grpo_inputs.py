@@ -31,8 +31,11 @@ def write_prompts(folder: Path) -> None:
 
 
 def share_of_vowels(text: str) -> float:
-    """Reward: the share of characters that are vowels, which differs for almost all answers."""
-    return sum(text.lower().count(vowel) for vowel in "aeiou") / max(1, len(text))
+    """Reward: the share of characters that are vowels or odd digits, which differs for almost all answers.
+
+    Models made in code answer with words that are numbers.
+    """
+    return sum(text.lower().count(one) for one in "aeiou13579") / max(1, len(text))
 
 
 def vowels(rollouts: Sequence[Any]) -> list[float]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,9 @@ PAD, BOS, EOS = 0, 1, 2
 MEAN_VARIED_TOKENS = 26
 """Mean of the geometric lengths before truncation at `new_tokens`."""
 PROMPT_TOKENS = (16, 64)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}w7 {{ message['content'] }} {% endfor %}{% if add_generation_prompt %}w8{% endif %}"
+)
 ASKED = (
     "Write a long story about",
     "Explain to a child, and take your time, everything that you know about",
@@ -93,6 +98,16 @@ def write_inputs(folder: Path, size: str, *, varied: bool, num_prompts: int) -> 
         tokenizer.save_pretrained(folder / name)
     lines = [json.dumps({"prompt": text}) for text in prompt_texts(shape.vocabulary, num_prompts)]
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def write_chat_model(folder: Path, size: str) -> None:
+    """Write `folder`, a model whose answers have the maximum length, with a chat template."""
+    with tempfile.TemporaryDirectory() as made:
+        write_inputs(Path(made), size, varied=False, num_prompts=1)
+        shutil.move(Path(made) / "model", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
 
 
 def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:

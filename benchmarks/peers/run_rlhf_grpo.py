@@ -13,13 +13,13 @@ from run_rlhf import measure
 
 
 def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
-    """Run file with one AdamW step of all weights in float32 per iteration, without KL penalty or gradient clipping."""
+    """Run file with one AdamW step of all float32 weights per iteration, without KL penalty or gradient clipping."""
     return {
-        "model": {"path": str(options.model), "dtype": "float32"},
+        "model": {"path": str(options.model), "dtype": "float32", "device": options.device},
         "prompts": {"name": "jsonl", "path": str(options.inputs / grpo_inputs.PROMPTS_FILE)},
         "algorithm": {"name": "grpo", "kl_coef": 0.0},
         "optimizer": {"lr": 1e-6, "max_grad_norm": None},
-        "strategy": {"name": "single", "precision": "fp32"},
+        "strategy": {"name": "single", "precision": options.precision},
         "rewards": [{"name": f"{grpo_inputs.__file__}:vowels"}],
         "engine": {"name": "hf", "max_new_tokens": options.new_tokens, "temperature": 1.0},
         "train": {
@@ -42,8 +42,10 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, required=True)
     parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
     parser.add_argument("--micro-batch-tokens", type=int)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     options = parser.parse_args()
-    print(json.dumps(measure(run_file(options), options.iterations, "cpu")))
+    print(json.dumps(measure(run_file(options), options.iterations, options.device)))
 
 
 if __name__ == "__main__":

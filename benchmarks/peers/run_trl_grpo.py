@@ -34,9 +34,9 @@ def build_trainer(options: argparse.Namespace, output: str, reward: Callable[...
         learning_rate=1e-6,
         lr_scheduler_type="constant",
         max_grad_norm=0.0,
-        bf16=False,
+        bf16=options.precision == "bf16",
         gradient_checkpointing=options.gradient_checkpointing,
-        use_cpu=True,
+        use_cpu=options.device == "cpu",
         save_strategy="no",
         logging_strategy="no",
         report_to="none",
@@ -62,6 +62,8 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
     parser.add_argument("--micro-batch", type=int, required=True, help="answers per pass of the update")
     parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     tokens: list[int] = []
@@ -71,7 +73,7 @@ def main() -> None:
         return [share_of_vowels(messages[0]["content"]) for messages in completions]
 
     with tempfile.TemporaryDirectory() as folder:
-        seconds, peak = measure(build_trainer(options, folder, reward), "cpu")
+        seconds, peak = measure(build_trainer(options, folder, reward), options.device)
     print(json.dumps({"seconds": seconds[1:], "tokens": tokens[1:], "peak_bytes": peak}))
 
 

@@ -10,14 +10,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from compare import HERE, Result, run
 
 
-def option_parser(description: str | None, micro_batches: Sequence[int]) -> argparse.ArgumentParser:
+def option_parser(
+    description: str | None, micro_batches: Sequence[int], *, needs_model: bool = True
+) -> argparse.ArgumentParser:
     """Options of every comparison on a real model. `micro_batches` are the default pass sizes of TRL's update."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", required=True, help="Python of the environment with TRL")
-    parser.add_argument("--model", type=Path, required=True, help="model folder with a chat template")
+    parser.add_argument("--model", type=Path, required=needs_model, help="model folder with a chat template")
     parser.add_argument(
         "--micro-batches", type=int, nargs="*", default=list(micro_batches), help="samples (or pairs) per pass of TRL"
     )
@@ -45,7 +48,9 @@ def sides(options: argparse.Namespace, work: Sequence[str], ours: str, theirs: s
 
 def compare(options: argparse.Namespace, commands: Mapping[str, Sequence[str]], work: str) -> dict[str, list[Result]]:
     """Run the sides in turn and print the results. `work` describes an iteration."""
-    print(f"{platform.machine()}, {options.threads} threads, {options.model.name}: {work}", flush=True)
+    is_gpu = getattr(options, "device", "cpu") == "cuda"
+    machine = torch.cuda.get_device_name() if is_gpu else platform.machine()
+    print(f"{machine}, {options.threads} threads, {options.model.name}: {work}", flush=True)
     found: dict[str, list[Result]] = {side: [] for side in commands}
     for _ in range(options.rounds):
         for side, command in commands.items():

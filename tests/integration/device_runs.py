@@ -106,12 +106,7 @@ def make_runs(out: Path) -> None:
     other_device.register()
     torch.set_num_threads(1)
     without_report()
-    save_tiny_model(out / "policy")
-    save_tiny_model(out / "teacher", seed=1)
-    tiny_classifier().save_pretrained(out / "judge")
-    tiny_tokenizer().save_pretrained(out / "judge")
-    line = json.dumps({"prompt": "312>", "steps": ["1", "23"], "labels": [True, False]})
-    (out / "steps.jsonl").write_text(f"{line}\n" * 8)
+    save_inputs(out)
     for name, changes in RUNS.items():
         _record(out, name, changes)
     for name in PATHS:
@@ -119,6 +114,16 @@ def make_runs(out: Path) -> None:
     for fault, (name, planted) in FAULTS.items():
         with planted():
             _record(out, fault, RUNS[name])
+
+
+def save_inputs(out: Path) -> None:
+    """Write the models and prompts of all runs."""
+    save_tiny_model(out / "policy")
+    save_tiny_model(out / "teacher", seed=1)
+    tiny_classifier().save_pretrained(out / "judge")
+    tiny_tokenizer().save_pretrained(out / "judge")
+    line = json.dumps({"prompt": "312>", "steps": ["1", "23"], "labels": [True, False]})
+    (out / "steps.jsonl").write_text(f"{line}\n" * 8)
 
 
 def _record(out: Path, name: str, changes: Mapping[str, Any], path: str | None = None) -> None:
@@ -138,15 +143,15 @@ def _record(out: Path, name: str, changes: Mapping[str, Any], path: str | None =
             mock.patch("rlhf_hf.engine.choose_path", choose),
             other_device.usable(),
         ):
-            _run(out, name, changes)
+            run_once(out, name, changes)
     except Exception:
         error = traceback.format_exc()
     told = {"error": error, "paths": taken, "computed": sorted(other_device.computed)}
     (out / f"{name}.json").write_text(json.dumps(told))
 
 
-def _run(out: Path, name: str, changes: Mapping[str, Any]) -> None:
-    """One episode, and for some another one that goes on from its checkpoint."""
+def run_once(out: Path, name: str, changes: Mapping[str, Any], folder: str | None = None) -> None:
+    """One episode in `out / folder` (by default `name`), and for some another one that goes on from its checkpoint."""
     run = tiny_run(changes)
     run["train"] |= {"episodes": 1, "prompts_per_episode": 2}
     run["engine"] |= {"max_new_tokens": 3}
@@ -157,7 +162,7 @@ def _run(out: Path, name: str, changes: Mapping[str, Any]) -> None:
         run["rewards"] = [{"name": "model", "path": str(out / "judge")}]
     if run["prompts"]["name"] == "jsonl":
         run["prompts"]["path"] = str(out / "steps.jsonl")
-    train(run, output=out / name)
+    train(run, output=out / (folder or name))
     if name in RESUMED:
         run["train"]["episodes"] = 2
-        train(run, output=out / name, resume="auto")
+        train(run, output=out / (folder or name), resume="auto")

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 from transformers import LlamaForCausalLM
+from transformers.models.llama import modeling_llama
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import ConfigError
@@ -16,12 +17,22 @@ from rlhf_strategies.liger import check_liger
 from rlhf_testing.tiny_training import tiny_model
 
 
+def fast_embeddings(*arguments, **options):
+    raise AssertionError("called with tensors on a CPU")
+
+
 @pytest.fixture
 def patched(monkeypatch):
     """Models that the stand-in was called with, and its options."""
     calls = []
     package, top, patch = (ModuleType(f"liger_kernel{name}") for name in ("", ".transformers", ".monkey_patch"))
-    top._apply_liger_kernel_to_instance = lambda model, **options: calls.append((model, options))
+
+    def apply(model, **options):
+        calls.append((model, options))
+        modeling_llama.LlamaRMSNorm, modeling_llama.apply_rotary_pos_emb = torch.nn.LayerNorm, fast_embeddings
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)
+    top._apply_liger_kernel_to_instance = apply
     patch.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": None}
     for name, module in (("", package), (".transformers", top), (".transformers.monkey_patch", patch)):
         monkeypatch.setitem(sys.modules, f"liger_kernel{name}", module)
@@ -33,6 +44,16 @@ def test_the_models_inside_wrappers_are_patched_once(patched):
     use_liger(wrapper)
     assert [type(model) for model, _ in patched] == [LlamaForCausalLM]
     assert patched[0][1] == {"cross_entropy": False, "fused_linear_cross_entropy": False}
+
+
+def test_other_models_of_the_process_keep_their_parts(patched):
+    """Liger replaces names of transformers' modules, and its kernels need a GPU: a model on the CPU failed."""
+    norm, ids = modeling_llama.LlamaRMSNorm, torch.ones(1, 3, dtype=torch.long)
+    expected = tiny_model()(input_ids=ids).logits
+    use_liger(tiny_model())
+    use_liger(tiny_model())
+    assert modeling_llama.LlamaRMSNorm is norm
+    assert tiny_model()(input_ids=ids).logits.equal(expected)
 
 
 def test_a_type_without_kernels_is_refused_by_name(patched):

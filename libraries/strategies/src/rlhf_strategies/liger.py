@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,6 +33,8 @@ def check_liger(device: torch.device) -> None:
 def use_liger(model: nn.Module) -> None:
     """Replace parts of every transformers model in `model` by Liger's kernels, in place.
 
+    Other models of the process keep their own parts, and so does `model` on a CPU for rotary embeddings.
+
     Args:
         model: A model, or a wrapper of one, such as a critic or an adapter. It is not sharded yet.
 
@@ -44,7 +49,40 @@ def use_liger(model: nn.Module) -> None:
         kind = str(outermost.config.model_type)
         if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
             raise ConfigError(f"does not support models of type {kind}", where=_WHERE, hint="set strategy.liger=false")
-        _apply_liger_kernel_to_instance(model=outermost, **_OTHER_LOSSES)
+        with _others_kept(outermost):
+            _apply_liger_kernel_to_instance(model=outermost, **_OTHER_LOSSES)
+
+
+@contextmanager
+def _others_kept(model: nn.Module) -> Iterator[None]:
+    """Undo what Liger replaces in the modules of transformers, where every other model of the process looks it up.
+
+    Classes are restored, since `model` has its parts already. A function (rotary embeddings) is looked up at each call,
+    so that it stays replaced for tensors on a GPU.
+    """
+    modules = {sys.modules[type(each).__module__] for each in model.modules()}
+    before = [(each, dict(vars(each))) for each in modules if each.__name__.startswith("transformers.models.")]
+    yield
+    for module, names in before:
+        for name, plain in names.items():
+            fast = getattr(module, name)
+            if fast is not plain:
+                setattr(module, name, plain if isinstance(plain, type) else _OnGpu.of(fast, plain))
+
+
+class _OnGpu:
+    """A function of a model's tensors: `fast` on a GPU, `plain` elsewhere."""
+
+    def __init__(self, fast: Callable[..., Any], plain: Callable[..., Any]) -> None:
+        self._fast, self._plain = fast, plain
+
+    @classmethod
+    def of(cls, fast: Callable[..., Any], plain: Callable[..., Any]) -> _OnGpu:
+        """Combine the two. `plain` may be a combination already, of an earlier model."""
+        return cls(fast, plain._plain if isinstance(plain, _OnGpu) else plain)
+
+    def __call__(self, first: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        return (self._fast if first.is_cuda else self._plain)(first, *arguments, **options)
 
 
 def _outermost(module: nn.Module, kind: type[nn.Module]) -> list[Any]:

@@ -50,7 +50,8 @@ def local_part(like: Tensor, value: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return value.to(like.device)
     local: DTensor = distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-    return local
+    # The mesh of a GPU computes on it, while offloaded parameters are in host memory.
+    return local.to(like.device)
 
 
 def group_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:

@@ -21,9 +21,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
         ("fsdp", {"precision": "fp32"}),
         ("fsdp", {}),
         ("fsdp", {"offload": True}),
+        ("single", {"precision": "fp32", "liger": True}),
+        ("single", {"liger": True}),
+        ("torch-ddp", {"liger": True}),
+        ("fsdp", {"liger": True}),
     ],
 )
 def test_trains_and_resumes_on_a_gpu(name, options, tmp_path, monkeypatch):
+    if "liger" in options:
+        pytest.importorskip("liger_kernel")
     for key in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(key, raising=False)
     strategy = StrategyCase(name, name, options, device="cuda").make()

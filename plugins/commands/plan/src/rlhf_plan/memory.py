@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _FP32 = 4
 _NUM_INSPECTED_PROMPTS = 64
+_ROUNDED = 0.6
+"""Size of a layer's activations in 16-bit arithmetic, of that in float32: inputs of norms and sums stay float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ class MemoryEstimate:
             training |= _trained_model("critic", critic, critic, state)
         if gathered := strategy.gathered_bytes(self._model):
             training["gathered weights"] = gathered
-        training["activations"] = self._activations(resolved, state, ranks)
+        is_rounded = getattr(strategy, "precision", "fp32") != "fp32"
+        training["activations"] = self._activations(resolved, state, ranks, is_rounded, with_critic=bool(critic))
 
         making: dict[str, int] = {}
         untrained_bytes = dtype.itemsize if makers else state.reference
@@ -122,24 +125,33 @@ class MemoryEstimate:
             ProcessPlan("maker", makers, {**making, **libraries}),
         ]
 
-    def _activations(self, resolved: ResolvedRun, state: StateBytes, ranks: int) -> int:
-        """Bytes of activations of one micro-batch of the largest trained model, with logits and their gradient.
+    def _activations(
+        self, resolved: ResolvedRun, state: StateBytes, ranks: int, is_rounded: bool, *, with_critic: bool
+    ) -> int:
+        """Bytes of activations of one micro-batch of the trained models, with logits and their gradient.
+
+        On a CPU, where large models keep fewer tensors (`rlhf_passes`), one model and float32 are assumed.
 
         Args:
             resolved: the run.
             state: bytes per parameter and of activations in this layout.
             ranks: number of shares of the rows. It is below the number of training processes if several of them compute
                 the same rows together.
+            is_rounded: whether the arithmetic is 16-bit.
+            with_critic: whether a critic is trained in the same pass.
         """
         train, shape, length = resolved.run.train, self.shape, self.tokens_per_sample
         bound = train.micro_batch_tokens or default_micro_batch_tokens(self.device, shape.num_parameters)
         tokens = max(length, min(bound, math.ceil(train.train_batch_size / ranks) * length))
         per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
         if resolved.run.model.gradient_checkpointing:
-            kept = shape.num_layers * shape.hidden_size + per_layer
+            kept: float = shape.num_layers * shape.hidden_size + per_layer
         else:
             kept = shape.num_layers * per_layer
-        return int(tokens * (state.activations * kept + 3 * shape.vocabulary) * _FP32)
+        kept *= state.activations
+        if self.device == "cuda":
+            kept *= (1 + with_critic) * (_ROUNDED if is_rounded else 1.0)
+        return int(tokens * (kept + 3 * shape.vocabulary) * _FP32)
 
 
 def _trained_model(role: str, parameters: int, trainable: int, state: StateBytes) -> dict[str, int]:

@@ -39,7 +39,8 @@ class Profiler:
         )
         self._has_snapshot = self._config.memory and has_gpu
         if self._has_snapshot:
-            torch.cuda.memory._record_memory_history()
+            # C++ frames would be named by `addr2line` processes, one per library, which never end.
+            torch.cuda.memory._record_memory_history(stacks="python")
         self._profile.start()
 
     @hookimpl
