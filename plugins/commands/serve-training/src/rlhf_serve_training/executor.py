@@ -205,6 +205,8 @@ class Executor:
         self._resident.pop(message.model_id, None)
         self._ranks.call("unload", name=message.model_id)
         self._folders.end(message.model_id)
+        self._store.drop_bodies(message.model_id, 2**31)
+        shutil.rmtree(self._output / "states" / folder_name(message.model_id), ignore_errors=True)
         return {"model_id": message.model_id, "type": "unload_model"}
 
     # Training

@@ -37,5 +37,7 @@ class Limits:
     """Bytes of a model's requests after which its state is written."""
     result_seconds: float = 3600.0
     """Time for which results are kept."""
+    session_seconds: float = 7 * 86400.0
+    """Time without a heartbeat after which a session is finished, and its models are unloaded."""
     temporary_samplers: int = 8
     """Unnamed adapters for sampling that are kept for each model."""

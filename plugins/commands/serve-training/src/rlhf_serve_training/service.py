@@ -30,6 +30,7 @@ logger = logging.getLogger("rlhf.serve_training")
 CREATE = "create"
 _IDLE_SECONDS = 20.0
 """Interval of the calls that keep idle ranks from timing out."""
+_CLEANING_SECONDS = 60.0
 _TRAINING_KINDS = {
     "optim_step": types.OptimStepRequest,
     "save_weights": types.SaveWeightsRequest,
@@ -75,6 +76,7 @@ class Service:
         self._queue = FairQueue(self._num_samples, max_batch=limits.rows_per_turn)
         self._results = Results(store)
         self._is_stopping = False
+        self._next_cleaning = 0.0
         self.failed: BaseException | None = None
         self._recover()
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
@@ -93,7 +95,9 @@ class Service:
         return not self._thread.is_alive()
 
     def _recover(self) -> None:
-        for row in self.store.rows("SELECT id, tenant, applied FROM models WHERE unloaded=0"):
+        created = "SELECT id FROM requests WHERE kind IN ('create_model', 'load_model') AND status='done'"
+        query = f"SELECT id, tenant, applied FROM models WHERE unloaded=0 AND id IN ({created})"
+        for row in self.store.rows(query):
             last = self.store.row("SELECT max(seq) AS seq FROM requests WHERE owner=? AND status!='queued'", row["id"])
             done = 0 if last is None or last["seq"] is None else int(last["seq"])
             self._queue.begin(row["tenant"], row["id"], max(done, row["applied"]) + 1)
@@ -115,9 +119,11 @@ class Service:
                         turn = self._queue.take()
                     if self._is_stopping:
                         return
+                if time.monotonic() > self._next_cleaning:
+                    self._drop_old()
+                    self._next_cleaning = time.monotonic() + _CLEANING_SECONDS
                 if turn is None:
                     self._ping()
-                    self._drop_old()
                     continue
                 finished = self.executor.run(turn)
                 for request in turn.requests:
@@ -140,8 +146,11 @@ class Service:
                 self.store.change("DELETE FROM models WHERE id=?", model_id)
 
     def _drop_old(self) -> None:
-        """Drop old results and expired checkpoints."""
+        """Drop old results and expired checkpoints, and finish sessions without a client."""
         now = time.time()
+        query = "SELECT id, tenant FROM sessions WHERE finished IS NULL AND seen<?"
+        for row in self.store.rows(query, now - self.limits.session_seconds):
+            self.finish(row["tenant"], row["id"], {"abandoned": True})
         self.store.drop_results(now - self.limits.result_seconds)
         for row in self.store.rows("SELECT path, folder FROM checkpoints WHERE expires<?", now):
             self.store.change("DELETE FROM checkpoints WHERE path=?", row["path"])
