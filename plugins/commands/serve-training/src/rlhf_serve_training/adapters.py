@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -88,6 +89,7 @@ class Slot:
         self.rank = rank
         model = strategy.unwrap(trained.model)
         self.parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._layers_of_adapter: list[Any] = [module for module in model.modules() if _is_layer(module)]
         self._held: Adapter | None = None
         self._scale = 0.0
@@ -105,6 +107,8 @@ class Slot:
         """
         if adapter is self._held and adapter is not None:
             return
+        for module in self._sharded:  # a forward without a backward may leave gathered copies of the old weights
+            module.reshard()
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if adapter is None:
