@@ -6,7 +6,8 @@ import pytest
 from running_server import client, datum, new_client, rest, running
 from tinker import types
 
-pytestmark = pytest.mark.slow
+# The SDK leaves its connections to the garbage collector.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 
 def free_port():

@@ -170,7 +170,9 @@ class Slot:
             for name, gradient in adapter.gradients.items():
                 self.parameters[name].grad = _like(self.parameters[name], gradient)
             adapter.gradients = {}
+            self._held = None  # until the step is complete
             norm = self.strategy.step(self.trained)
+        self._held = adapter
         for name, parameter in self.parameters.items():
             adapter.weights[name].copy_(_own(parameter.detach()))
         adapter.steps += 1

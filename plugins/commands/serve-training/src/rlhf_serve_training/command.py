@@ -77,7 +77,9 @@ def serve_training(
       rlhf serve-training --base ./my-model --output service --plan
     """
     from rlhf_core.errors import UserInputError
+    from rlhf_core.util import set_up_host_memory
 
+    set_up_host_memory()  # before torch is imported
     from .planning import plan_lines
     from .running import ServeOptions, run
     from .settings import parse_settings, parse_tenants

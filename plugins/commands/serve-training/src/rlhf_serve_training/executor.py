@@ -89,6 +89,8 @@ class Executor:
         begun = time.monotonic()
         try:
             result = self._actions[request.kind](request, body)
+            if request.kind in ("load_weights", "load_model"):  # not done again, so its state is written first
+                self._write_state(request)
         except LostRankError:
             raise  # the request stays queued for the next server
         except (InvalidRequest, RlhfError) as error:
@@ -104,13 +106,16 @@ class Executor:
         if progress is not None:
             progress.seconds += time.monotonic() - begun
             progress.num_bytes += len(body)
-        if request.kind in ("load_weights", "load_model"):  # not done again, so its state is written first
-            self._write_state(request)
         with self._store.transaction():
             self._store.finish(request.id, result, kind)
             self._store.change("UPDATE models SET used=? WHERE id=?", time.time(), request.owner)
         if request.kind == "optim_step" and progress is not None and self._is_due(progress):
-            self._write_state(request)
+            try:
+                self._write_state(request)
+            except LostRankError:
+                raise
+            except (RlhfError, OSError) as error:  # the requests since the last state are still stored
+                logger.warning("the state of %s cannot be written: %s", request.owner, error)
 
     # Models
 
@@ -161,17 +166,15 @@ class Executor:
             about = as_dict(row["about"])
             self._ranks.call("create", name=model_id, spec=AdapterSpec(**about["spec"]))
         self._resident[model_id] = _Progress()
-        again = self._store.requests(
-            "owner=? AND seq>? AND status='done' AND kind IN ('forward_backward', 'optim_step')",
-            *(model_id, row["applied"]),
-        )
+        changing = "kind='forward_backward' AND status='done' OR kind='optim_step' AND status!='queued'"
+        again = self._store.requests(f"owner=? AND seq>? AND ({changing})", model_id, row["applied"])
         self._is_again = True
         try:
             for request in again:
                 body = self._store.body(request.id)
                 if body is None:
                     raise InvalidRequest(f"the request {request.id} is lost, load a checkpoint")
-                self._actions[request.kind](request, body)
+                self._do_again(request, body)
         except BaseException:
             self._resident.pop(model_id, None)  # its state is incomplete
             raise
@@ -179,6 +182,13 @@ class Executor:
             self._is_again = False
         if again:
             logger.warning("%s: %d requests since its last state were computed again", model_id, len(again))
+
+    def _do_again(self, request: StoredRequest, body: bytes) -> None:
+        try:
+            self._actions[request.kind](request, body)
+        except (InvalidRequest, RlhfError):
+            if request.status == "done":
+                raise  # a failed step failed before, too, and dropped its gradients
 
     def _is_due(self, progress: _Progress) -> bool:
         return progress.seconds >= self._limits.state_seconds or progress.num_bytes >= self._limits.state_bytes

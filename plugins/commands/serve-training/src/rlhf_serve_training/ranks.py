@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from rlhf_core.errors import LostRankError, RlhfError
 
 from .wire import InvalidRequest
-from .worker import Worker
+from .worker import WHERE, Worker
 
 _STOP = "stop"
+logger = logging.getLogger("rlhf.serve_training")
 
 
 class Ranks:
@@ -74,6 +76,11 @@ def _run(worker: Worker, method: str, arguments: Mapping[str, Any]) -> Any:
         result = function(**arguments)
     except (RlhfError, InvalidRequest) as caught:
         error = caught
+    except Exception as caught:
+        if worker.strategy.world_size == 1:
+            raise
+        logger.exception("a call failed on rank %d", worker.strategy.rank)
+        error = RlhfError(f"the server failed on rank {worker.strategy.rank} ({type(caught).__name__})", where=WHERE)
     for failed in worker.strategy.all_gather_objects(error):
         if failed is not None:
             raise failed

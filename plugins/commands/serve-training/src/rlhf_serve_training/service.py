@@ -31,6 +31,7 @@ CREATE = "create"
 _IDLE_SECONDS = 20.0
 """Interval of the calls that keep idle ranks from timing out."""
 _CLEANING_SECONDS = 60.0
+_USED_SECONDS = 5.0
 _TRAINING_KINDS = {
     "optim_step": types.OptimStepRequest,
     "save_weights": types.SaveWeightsRequest,
@@ -75,6 +76,7 @@ class Service:
         self._changed = threading.Condition()
         self._queue = FairQueue(self._num_samples, max_batch=limits.rows_per_turn)
         self._results = Results(store)
+        self._used: dict[str, tuple[float, int]] = {}
         self._is_stopping = False
         self._next_cleaning = 0.0
         self.failed: BaseException | None = None
@@ -180,13 +182,20 @@ class Service:
             limits, is_next = self.limits, self._queue.has_room_for(tenant, owner, seq)
             if not is_next and (count >= limits.queued_requests or num_bytes + len(body) > limits.queued_bytes):
                 raise Refused(429, "queue_full", f"{count} requests wait, wait for some of them")
-            if self.store.used_bytes(tenant) + len(body) > 2 * limits.disk_bytes:
+            if self._used_bytes(tenant) + len(body) > 2 * limits.disk_bytes:
                 raise Refused(429, "disk_full", "the disk limit is reached, delete checkpoints")
             request = StoredRequest(request_id, tenant, owner, seq, kind, "queued", len(body))
             if self.store.add_request(request, body):
                 self._enqueue(request)
                 self._changed.notify_all()
         return request_id
+
+    def _used_bytes(self, tenant: str) -> int:
+        """Bytes that a tenant uses, as of at most some seconds ago."""
+        known = self._used.get(tenant)
+        if known is None or time.monotonic() - known[0] > _USED_SECONDS:
+            known = self._used[tenant] = (time.monotonic(), self.store.used_bytes(tenant))
+        return known[1]
 
     def _enqueue(self, request: StoredRequest) -> None:
         if request.kind in ("create_model", "load_model"):

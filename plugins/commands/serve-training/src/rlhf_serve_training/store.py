@@ -153,8 +153,13 @@ class Store:
         self.change("UPDATE requests SET body=NULL WHERE owner=? AND seq<=? AND status!='queued'", owner, seq)
 
     def drop_results(self, before: float) -> None:
-        """Drop the results of requests that finished before a time. Their ids stay."""
+        """Drop the results of requests that finished before a time, and samples and requests of unloaded models.
+
+        The ids of other requests stay, so that they are not done again.
+        """
         self.change("UPDATE requests SET result=NULL WHERE finished<? AND result IS NOT NULL", before)
+        unloaded = "SELECT id FROM models WHERE unloaded=1"
+        self.change(f"DELETE FROM requests WHERE finished<? AND (kind='asample' OR owner IN ({unloaded}))", before)
 
     def count(self, name: str) -> int:
         """Return the next number of a counter, from 1, which is never returned again."""

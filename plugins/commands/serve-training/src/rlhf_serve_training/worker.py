@@ -176,10 +176,29 @@ class Worker:
         adapter, strategy = self.adapters[name], self.strategy
         function = loss_of(loss, config, rows)
         self.slot.hold(adapter)
-        model = self.slot.trained.model
         mine = list(range(len(rows)))[strategy.rank :: strategy.world_size]
         plans = [[mine[i] for i in plan] for plan in self._plans([rows[i] for i in mine])]
         num_steps = int(strategy.all_reduce(torch.tensor([float(len(plans))]), "max").item())
+        try:
+            total, outputs = self._passes_of(rows, function, plans, num_steps, backward)
+        except BaseException:
+            strategy.drop_gradients(self.slot.trained)
+            raise
+        totals = strategy.all_gather_objects((total, outputs))
+        loss_sum = float(sum(each for each, _ in totals))
+        if not np.isfinite(loss_sum):
+            strategy.drop_gradients(self.slot.trained)
+            raise DivergenceError("the loss is not finite", where=WHERE, hint="lower the learning rate")
+        if backward:
+            self.slot.take_gradients(adapter)
+        merged = {index: values for _, part in totals for index, values in part.items()}
+        return [merged[index] for index in range(len(rows))], {"loss:sum": loss_sum}
+
+    def _passes_of(
+        self, rows: Sequence[Row], function: Loss, plans: Sequence[Sequence[int]], num_steps: int, backward: bool
+    ) -> tuple[float, dict[int, dict[str, Array]]]:
+        """Sum of this rank's losses, and the outputs of its rows by their indices."""
+        model, strategy = self.slot.trained.model, self.strategy
         outputs: dict[int, dict[str, Array]] = {}
         total = 0.0
         model.train(backward)
@@ -200,15 +219,7 @@ class Worker:
                 if plan:
                     total += float(summed.detach())
                     outputs |= _by_row(plan, batch, log_probs, losses)
-        totals = strategy.all_gather_objects((total, outputs))
-        loss_sum = float(sum(each for each, _ in totals))
-        if not np.isfinite(loss_sum):
-            strategy.drop_gradients(self.slot.trained)
-            raise DivergenceError("the loss is not finite", where=WHERE, hint="lower the learning rate")
-        if backward:
-            self.slot.take_gradients(adapter)
-        merged = {index: values for _, part in totals for index, values in part.items()}
-        return [merged[index] for index in range(len(rows))], {"loss:sum": loss_sum}
+        return total, outputs
 
     def _plans(self, rows: Sequence[Row]) -> list[list[int]]:
         """Micro-batches of rows with the same number of targets per position."""
