@@ -23,6 +23,7 @@ from .noise import inverse_cdf_sample as inverse_cdf_sample
 from .noise import uniforms as uniforms
 from .padded_passes import ActionLabels as ActionLabels
 from .padded_passes import PaddedPasses as PaddedPasses
+from .padded_passes import passes_through as passes_through
 from .row_lengths import length_switches as length_switches
 from .row_lengths import own_lengths as own_lengths
 from .scores import last_token_scores as last_token_scores
@@ -30,7 +31,6 @@ from .scores import scores_at as scores_at
 from .scoring import model_passes as model_passes
 from .shared_pass import padding_problem as padding_problem
 from .token_scores import ScoredRow as ScoredRow
-from .token_scores import Scores as Scores
 from .token_scores import TokenScore as TokenScore
 from .token_scores import score_rows as score_rows
 from .token_scores import vocabulary_size as vocabulary_size

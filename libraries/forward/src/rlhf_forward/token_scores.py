@@ -53,15 +53,15 @@ def vocabulary_size(model: nn.Module) -> int:
     return int(embedding.get_input_embeddings().weight.shape[0])
 
 
-Scores = list[TokenScore]
+_Scores = list[TokenScore]
 
 
 def score_rows(
     model: nn.Module,
     rows: Sequence[ScoredRow],
     num_top: int,
-    run: Callable[[Callable[[], Scores]], Scores] = lambda work: work(),
-) -> list[Scores]:
+    run: Callable[[Callable[[], _Scores]], _Scores] = lambda work: work(),
+) -> list[_Scores]:
     """Return the scores of each row's tokens from its first one on.
 
     Args:
@@ -75,13 +75,13 @@ def score_rows(
     """
     limit = max(1, _MAX_LOGITS // vocabulary_size(model))
     parts = [(index, part) for index, row in enumerate(rows) for part in _parts(row, limit)]
-    scores: list[Scores] = [[] for _ in parts]
+    scores: list[_Scores] = [[] for _ in parts]
     for batch in plan_micro_batches([len(part.token_ids) for _, part in parts], limit):
         some = [parts[each][1] for each in batch]
         found = iter(run(partial(_score, model, some, num_top)))
         for each, part in zip(batch, some, strict=True):
             scores[each] = [next(found) for _ in part.token_ids[part.first :]]
-    of_rows: list[Scores] = [[] for _ in rows]
+    of_rows: list[_Scores] = [[] for _ in rows]
     for (index, _), of_part in zip(parts, scores, strict=True):
         of_rows[index] += of_part
     return of_rows
@@ -94,7 +94,7 @@ def _parts(row: ScoredRow, limit: int) -> Iterator[ScoredRow]:
 
 
 @torch.no_grad()
-def _score(model: nn.Module, rows: Sequence[ScoredRow], num_top: int) -> Scores:
+def _score(model: nn.Module, rows: Sequence[ScoredRow], num_top: int) -> _Scores:
     """Return the scores of all needed tokens of the rows, by row."""
     device = next(model.parameters()).device
     longest = max(len(row.token_ids) for row in rows)

@@ -36,6 +36,9 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
     Args:
         tensor: a tensor of a prepared model, its gradients or its optimizer.
+
+    Returns:
+        The full tensor.
     """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

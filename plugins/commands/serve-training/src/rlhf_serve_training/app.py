@@ -88,10 +88,25 @@ def make_app(service: Service, facts: ModelFacts, tenants: Tenants, *, host: str
 
         return Route(f"/api/v1{path}", answer, methods=[method])
 
+    routes = _routes(route, api, lists)
+    return Guard(
+        routes,
+        refusal=_refusal,
+        knows=lambda key: tenants.find(key) is not None,
+        needs_key=lambda path: path != "/api/v1/healthz" and not path.startswith("/files/"),
+        key_of=request_key,
+        host=host,
+        headers={"cache-control": "no-store"},
+    )
+
+
+def _routes(route: Callable[..., Route], api: _Api, lists: Lists) -> list[Route]:
+    """All paths. `route` makes one whose handler receives the tenant."""
+
     async def health(request: Request) -> Response:
         return answer_json({"status": "ok"})
 
-    routes = [
+    return [
         Route("/api/v1/healthz", health, methods=["GET"]),
         *(route(path, _not_offered(what), method) for path, what in _NOT_OFFERED.items() for method in ("GET", "POST")),
         *(route(f"/{kind}", api.training(kind)) for kind in _TRAINING),
@@ -125,15 +140,6 @@ def make_app(service: Service, facts: ModelFacts, tenants: Tenants, *, host: str
         route("/checkpoints", lists.checkpoints, "GET"),
         Route("/files/{token}/{file}", lists.file, methods=["GET"]),
     ]
-    return Guard(
-        routes,
-        refusal=_refusal,
-        knows=lambda key: tenants.find(key) is not None,
-        needs_key=lambda path: path != "/api/v1/healthz" and not path.startswith("/files/"),
-        key_of=request_key,
-        host=host,
-        headers={"cache-control": "no-store"},
-    )
 
 
 def server_limits(service: Service) -> ServerLimits:

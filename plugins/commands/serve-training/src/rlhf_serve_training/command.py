@@ -110,18 +110,23 @@ def serve_training(
         for line in plan_lines(checked, num_processes, settings.limits):
             click.echo(line)
         return
-    named = parse_tenants(tenants)
-    if not named:
-        named = {"default": _KEY}
-        if _KEY not in os.environ:
-            if not sys.stderr.isatty():
-                raise UserInputError(
-                    "a key must not be written to a log, and stderr is not a terminal to print it to",
-                    where="rlhf serve-training",
-                    hint=f"export {_KEY}=tml-$(openssl rand -hex 24)",
-                )
-            os.environ[_KEY] = f"tml-{secrets.token_hex(24)}"
-            click.echo(f"key: {os.environ[_KEY]}", err=True)
+    named = parse_tenants(tenants) or _default_tenant()
     options = ServeOptions(worker=worker, output=output, host=host, port=port, tenants=named, limits=settings.limits)
     run(options, num_processes)
     click.echo("stopped")
+
+
+def _default_tenant() -> dict[str, str]:
+    """The only tenant without `--tenant`. Its key is created and printed if the environment lacks it."""
+    from rlhf_core.errors import UserInputError
+
+    if _KEY not in os.environ:
+        if not sys.stderr.isatty():
+            raise UserInputError(
+                "a key must not be written to a log, and stderr is not a terminal to print it to",
+                where="rlhf serve-training",
+                hint=f"export {_KEY}=tml-$(openssl rand -hex 24)",
+            )
+        os.environ[_KEY] = f"tml-{secrets.token_hex(24)}"
+        click.echo(f"key: {os.environ[_KEY]}", err=True)
+    return {"default": _KEY}

@@ -14,7 +14,7 @@ from typing import Any
 
 from tinker import types
 
-from rlhf_core.errors import LostRankError, RlhfError
+from rlhf_core.errors import DeadlineError, RlhfError
 
 from .adapters import AdapterSpec
 from .checkpoints import Checkpoints, folder_name
@@ -91,7 +91,7 @@ class Executor:
             result = self._actions[request.kind](request, body)
             if request.kind in ("load_weights", "load_model"):  # not done again, so its state is written first
                 self._write_state(request)
-        except LostRankError:
+        except DeadlineError:
             raise  # the request stays queued for the next server
         except (InvalidRequest, RlhfError) as error:
             self._store.finish(request.id, failure(_message(error), "user"), JSON_RESULT, failed=True)
@@ -112,7 +112,7 @@ class Executor:
         if request.kind == "optim_step" and progress is not None and self._is_due(progress):
             try:
                 self._write_state(request)
-            except LostRankError:
+            except DeadlineError:
                 raise
             except (RlhfError, OSError) as error:  # the requests since the last state are still stored
                 logger.warning("the state of %s cannot be written: %s", request.owner, error)
@@ -323,7 +323,7 @@ class Executor:
                 self._store.finish(request.id, failure(str(error), "user"), JSON_RESULT, failed=True)
         try:
             results = self._answers(folder, orders)
-        except LostRankError:
+        except DeadlineError:
             raise
         except Exception as error:
             if not isinstance(error, RlhfError):

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlhf_objective.functional.loss_parts import importance_ratio
-from rlhf_objective.functional.losses import cispo_policy_loss, ppo_policy_loss
+from rlhf_objective import cispo_policy_loss, importance_ratio, ppo_policy_loss
 
 from .wire import InvalidRequest, Row
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlhf_core.errors import LostRankError, RlhfError
+from rlhf_core.errors import DeadlineError, RlhfError
 
 from .wire import InvalidRequest
 from .worker import WHERE, Worker
@@ -61,7 +61,7 @@ def follow(worker: Worker) -> None:
             return
         try:
             _run(worker, method, arguments)
-        except LostRankError:
+        except DeadlineError:
             raise
         except (RlhfError, InvalidRequest):  # rank 0 raises it too
             continue

@@ -21,10 +21,9 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import DivergenceError, UserInputError
 from rlhf_core.models import model_kind_for
-from rlhf_core.models.forward_passes import applying, passes_of
 from rlhf_core.place import resolve_device
 from rlhf_core.plugins import load
-from rlhf_forward import label_log_probs, token_logits
+from rlhf_forward import label_log_probs, passes_through, token_logits
 from rlhf_strategies import StrategyBase
 
 from .adapters import ALPHA, Adapter, AdapterSpec, Slot
@@ -125,7 +124,6 @@ class Worker:
         trained = [each for each in model.parameters() if each.requires_grad]
         optimizer = self.strategy.make_optimizer(trained, lr=1e-4)
         self.slot = Slot(self.strategy, self.strategy.prepare(model, optimizer), options.max_rank)
-        self._passes = passes_of(self.strategy)
         size = sum(each.numel() for each in self.strategy.unwrap(self.slot.trained.model).parameters())
         self._micro_batch = options.micro_batch_tokens or default_micro_batch_tokens(self.strategy.device.type, size)
         self.adapters: dict[str, Adapter] = {}
@@ -207,7 +205,7 @@ class Worker:
                 plan = plans[step] if step < len(plans) else []
                 batch = [rows[i] for i in plan] or [rows[0]]
                 with ExitStack() as stack:
-                    stack.enter_context(applying(self._passes, self._passes.applied(model)))
+                    stack.enter_context(passes_through(strategy, model))
                     if backward:
                         stack.enter_context(strategy.accumulate(model, step == num_steps - 1))
                     with strategy.autocast():
