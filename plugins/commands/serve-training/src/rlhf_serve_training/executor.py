@@ -314,7 +314,8 @@ class Executor:
         for request in requests:
             try:
                 sampler = self._store.row("SELECT model_path FROM samplers WHERE id=?", request.owner)
-                assert sampler is not None
+                if sampler is None:
+                    raise InvalidRequest(f"the sampling session {request.owner} does not exist")
                 if sampler["model_path"] is not None:
                     folder = str(self.checkpoints.folder(request.tenant, sampler["model_path"]))
                 message = read(types.SampleRequest, self._store.body(request.id) or b"")
