@@ -46,6 +46,8 @@ TARGETS = ("soak-clients",)
 """Targets of the Makefile with tests that need a separate environment. Dealt like files."""
 TARGET_SECONDS = 300.0
 _SLOW = "slow and not gpu"
+_END_SECONDS = 30.0
+"""Time in which a killed process has to end."""
 
 Durations = Mapping[str, "float | Mapping[str, float]"]
 """File -> seconds, or, if it is dealt test by test, the part of each test's id after the file -> seconds."""
@@ -143,13 +145,25 @@ def run(command: Sequence[str], *, seconds: float | None = None, environment: Ma
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process group, and descendants with their own group."""
+    """Kill the process group and descendants with their own group, and wait until they have ended."""
     below = psutil.Process(process.pid).children(recursive=True)  # before they lose their parent
     os.killpg(process.pid, signal.SIGKILL)
     for each in below:
         with suppress(psutil.NoSuchProcess):
             each.kill()
     process.wait()
+    deadline = time.monotonic() + _END_SECONDS
+    while left := [each for each in below if _runs(each)]:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"these do not end: {left}")
+        time.sleep(0.02)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def run_tests(

@@ -20,6 +20,7 @@ from rlhf_forward.architectures import with_trait
 from rlhf_forward.forward import model_rows, policy_forward
 from rlhf_forward.logits import causal_lm_logits
 from rlhf_forward.rows import PaddedRows
+from rlhf_models.gradient_checkpointing import enable_gradient_checkpointing
 from rlhf_passes import lean_head
 from rlhf_passes.fast_passes import FastPasses
 from rlhf_passes.packing import PackedRows, Packing, packed_attention
@@ -157,7 +158,7 @@ def test_rows_of_any_lengths(lengths: list[tuple[int, int]]) -> None:
 def test_gradient_checkpointing_repeats_it(moved: list) -> None:
     model, experience = build(), batch(RAGGED)
     padded = run(model, experience, packed=False)
-    model.train().gradient_checkpointing_enable({"use_reentrant": False})
+    enable_gradient_checkpointing(model.train())
     assert_same(run(model, experience, packed=True), padded)
     assert len(moved) == 2 * 3 * LAYERS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -37,7 +38,7 @@ def new_adapter(model: PreTrainedModel, options: LoraConfig, seed: int, task_typ
     """
     import torch
 
-    silence_bitsandbytes()
+    silence_peft()
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
     from transformers.pytorch_utils import Conv1D
@@ -112,6 +113,11 @@ def save_adapter(model: nn.Module, weights: dict[str, torch.Tensor], path: Path)
     (path / "README.md").unlink(missing_ok=True)  # a model card template
 
 
-def silence_bitsandbytes() -> None:
-    """Suppress bitsandbytes' warnings about missing kernels, which we never use. peft imports it if installed."""
+def silence_peft() -> None:
+    """Suppress warnings about the implementation of peft, which users of this framework cannot change.
+
+    They are bitsandbytes' about missing kernels, which we never use, and transformers' about a property that peft 0.21
+    still reads, and transformers 5.23 renamed.
+    """
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -19,10 +19,11 @@ from rlhf_core.errors import CheckpointError, UserInputError, first_line
 from rlhf_core.models import ModelKind, model_kind_for
 from rlhf_core.models.kinds import MARK, WHERE
 
-from .adapters import is_lora, merged_weights, new_adapter, save_adapter, silence_bitsandbytes
+from .adapters import is_lora, merged_weights, new_adapter, save_adapter, silence_peft
 from .chat_options import set_chat_options
 from .files import check_hub, check_layers, check_name
 from .folders import quiet_progress, replacing_folder, write_transformers_folder
+from .gradient_checkpointing import enable_gradient_checkpointing
 from .noise import disable_dropout, disable_training_noise
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class CausalLM(ModelKind):
                 hint="the tokenizer in the folder belongs to another model",
             )
         if self.model.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            enable_gradient_checkpointing(model)
         return model if self.model.lora is None else self.add_adapter(model, self.model.lora, seed)
 
     def load(self, *, dtype: torch.dtype, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedModel:
@@ -320,7 +321,7 @@ def from_files(config: ModelConfig, dtype: torch.dtype, auto_class: str = _CAUSA
     try:
         with quiet_progress():
             if auto_class == _CAUSAL and (Path(config.path) / "adapter_config.json").exists():
-                silence_bitsandbytes()
+                silence_peft()
                 from peft import AutoPeftModelForCausalLM
 
                 merged = AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()

@@ -72,7 +72,9 @@ def observe(strategy: Strategy, folder: Path) -> dict[str, Any]:
     if strategy.world_size == 2:
         seen["ragged"] = _updates(Training(strategy), [{"shares": [6, 2]}, {"shares": [0, 8]}, {"shares": [3, 5]}])
     seen["two_forwards"] = _updates(Training(strategy), [{"num_forwards": 2}] * 3)
-    seen["checkpointing"] = _updates(Training(strategy, checkpointing=True), [{"micro_batch": 4}] * 3)
+    seen["checkpointing"] = _updates(
+        Training(strategy, checkpointing=True), [{"micro_batch": 4, "num_forwards": 2}] * 3
+    )
     seen["unclipped"] = _updates(Training(strategy, max_grad_norm=None), [{"micro_batch": 4}] * 2)
     seen["lora"] = _updates(Training(strategy, lora=True), [{"micro_batch": 2}] * 2)
     seen["shards"] = _shards(strategy)

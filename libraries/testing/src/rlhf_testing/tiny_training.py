@@ -34,6 +34,8 @@ def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> 
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from rlhf_models.adapters import silence_peft
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module = LlamaForCausalLM(
@@ -50,6 +52,7 @@ def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> 
         )
         model.to(getattr(torch, dtype))
         if lora:
+            silence_peft()
             from peft import LoraConfig, get_peft_model
 
             model = get_peft_model(
@@ -74,11 +77,13 @@ class Training:
     ) -> None:
         import torch
 
+        from rlhf_models.gradient_checkpointing import enable_gradient_checkpointing
+
         self.strategy = strategy
         model: Any = tiny_model(seed, lora=lora, dtype=dtype)
         if checkpointing:
             model.config.use_cache = False
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            enable_gradient_checkpointing(model)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = strategy.make_optimizer(trainable, lr=lr, weight_decay=0.1)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
@@ -95,7 +100,8 @@ class Training:
         Args:
             micro_batch: Samples per micro-batch.
             shares: Number of samples of each rank. None is equal shares.
-            num_forwards: Forwards per backward, more than one as when pretraining batches are mixed in.
+            num_forwards: Forwards per backward, more than one as when pretraining batches are mixed in. Their lengths
+                differ, by tokens at the end that the loss does not use.
         """
         import torch
 
@@ -112,7 +118,10 @@ class Training:
             ids = samples[:1].to(strategy.device) if empty else batches[index]
             with strategy.accumulate(model, is_last=index == num_micro_batches - 1):
                 with strategy.autocast():
-                    parts = [token_loss(model(input_ids=part).logits, part) for part in ids.chunk(num_forwards)]
+                    parts = []
+                    for number, part in enumerate(ids.chunk(num_forwards)):
+                        logits = model(input_ids=torch.nn.functional.pad(part, (0, number))).logits
+                        parts.append(token_loss(logits[:, :NUM_TOKENS], part))
                     loss = torch.stack(parts).sum() * (0.0 if empty else 1.0)
                 strategy.backward(loss * strategy.gradient_average_factor, self.trained.optimizer)
             total += loss.detach()

@@ -16,6 +16,7 @@ from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.strategy import Strategy
 from rlhf_models import CausalLM
+from rlhf_models.gradient_checkpointing import enable_gradient_checkpointing
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.seed_trainer.booster import is_booster
 from rlhf_strategies.shards import load_weights, save_weights, state_dict_shards_of
@@ -98,7 +99,7 @@ def test_gradient_checkpointing_gives_the_same_run(
     make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any
 ) -> None:
     plain, saving = make_actor(), make_actor()
-    saving.gradient_checkpointing_enable({"use_reentrant": False})
+    enable_gradient_checkpointing(saving)
     for actor in (plain, saving):
         make_trainer(actor=actor).fit(1, 1, 2, prompt_loader)
     for ours, theirs in zip(saving.parameters(), plain.parameters(), strict=True):

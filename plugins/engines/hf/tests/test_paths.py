@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 
 from rlhf_core.types import SamplingParams
 
@@ -30,6 +31,26 @@ class BagOfTokens(nn.Module):
         return CausalLMOutput(logits=self.head(states / torch.arange(1, input_ids.shape[1] + 1)[:, None]))
 
 
+class OldNames(LlamaForCausalLM):
+    """A model with its own code, in which the cache has the names of transformers before 5.24."""
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None):
+        output = super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=use_cache)
+        return CausalLMOutputWithPast(logits=output.logits, past_key_values=_cache_of(output))
+
+
+class NewNames(LlamaForCausalLM):
+    """A model in which the cache has the names of transformers since 5.24."""
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, cache=None, use_cache=None):
+        output = super().forward(input_ids, attention_mask, position_ids, cache, use_cache=use_cache)
+        return SimpleNamespace(logits=output.logits, cache=_cache_of(output))
+
+
+def _cache_of(output):
+    return output.cache if hasattr(output, "cache") else output.past_key_values
+
+
 @pytest.mark.parametrize(
     ("family", "path"),
     [
@@ -44,6 +65,20 @@ class BagOfTokens(nn.Module):
 )
 def test_path_of_each_family(family, path, model, engine):
     assert engine(model(family)).path.name == path
+
+
+@pytest.mark.parametrize("kind", [OldNames, NewNames])
+def test_the_cache_has_the_old_or_the_new_names(kind, model, engine, requests, collect):
+    plain = model("llama")
+    module = kind(plain.config)
+    module.load_state_dict(plain.state_dict())
+    made, asked = engine(module), requests(6, same=2)
+    assert made.path.name == "slots"
+    options = SamplingParams(max_new_tokens=8)
+    found, expected = collect(made, asked, options), collect(engine(plain), asked, options)
+    assert {key: each.token_ids for key, each in found.items()} == {
+        key: each.token_ids for key, each in expected.items()
+    }
 
 
 def test_a_model_without_cache_is_recomputed(engine, requests, collect):

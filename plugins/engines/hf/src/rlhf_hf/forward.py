@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from rlhf_core.models import model_kind_of
 from rlhf_forward import innermost, length_switches
 
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""Names of the argument and output attribute for the cache. transformers' own models have the first one since 5.24.
+Before, they had the others, which models with their own code may keep."""
+
 
 class ModelForward:
     """One forward pass with explicit positions, and logits only where requested."""
@@ -32,12 +36,17 @@ class ModelForward:
         self._accepts = {
             name: name in known for name in ("position_ids", "logits_to_keep", "attention_mask", "use_cache")
         }
-        self.cache_name = next((name for name in ("past_key_values", "cache_params") if name in known), None)
-        """Name of the argument and output attribute for the cache, None without a cache."""
+        self.cache_name = next((name for name in CACHE_NAMES if name in known), None)
+        """Name of the argument for the cache, None without a cache."""
 
     @property
     def accepts_positions_and_mask(self) -> bool:
         return self._accepts["position_ids"] and self._accepts["attention_mask"]
+
+    @property
+    def accepts_keys_and_values(self) -> bool:
+        """Whether the cache may hold keys and values. Models with a recurrent state alone may accept a `cache`, too."""
+        return self.cache_name in ("cache", "past_key_values")
 
     @property
     def text_config(self) -> Any:
@@ -89,7 +98,12 @@ class ModelForward:
         logits = output.logits
         if not self._accepts["logits_to_keep"]:
             logits = logits[:, -1:] if keep is None else logits.index_select(1, keep)
-        return logits, getattr(output, self.cache_name, None) if self.cache_name else None
+        return logits, self._cache_of(output) if self.cache_name else None
+
+    @staticmethod
+    def _cache_of(output: Any) -> Any:
+        """Cache after the pass. Its name may be a newer one than the argument's: transformers renames it in outputs."""
+        return next((getattr(output, name) for name in CACHE_NAMES if hasattr(output, name)), None)
 
 
 @contextmanager

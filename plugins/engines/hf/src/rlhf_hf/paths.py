@@ -60,8 +60,8 @@ def _failure(trial: Callable[[], Tensor], expected: Tensor) -> str | None:
 
 
 def _slots_obstacle(forward: ModelForward) -> str | None:
-    if forward.cache_name != "past_key_values" or not forward.accepts_positions_and_mask:
-        return "its forward does not accept past_key_values, position_ids and attention_mask"
+    if not forward.accepts_keys_and_values or not forward.accepts_positions_and_mask:
+        return "its forward does not accept a cache of keys and values, position_ids and attention_mask"
     implementation = getattr(forward.config, "_attn_implementation", None)
     if implementation not in ("sdpa", "eager"):
         return f"attention {implementation} does not support a mask per row"
@@ -72,8 +72,8 @@ def _slots_obstacle(forward: ModelForward) -> str | None:
 
 
 def _padding_obstacle(forward: ModelForward) -> str | None:
-    if forward.cache_name != "past_key_values":
-        return "its forward does not accept past_key_values"
+    if not forward.accepts_keys_and_values:
+        return "its forward does not accept a cache of keys and values"
     if forward.length_switches is not None:
         return "its rotary embedding depends on the longest row"
     return padding_problem(forward.config, forward.parameters)

@@ -12,7 +12,7 @@ of the positions, so activations are split as well (Korthikanti 2022, arXiv:2205
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,10 +48,14 @@ def parallelise(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) 
         is_partial = sequence_parallel and id(parameter) in in_blocks
         weights.append(_Weight(module, name, _sharding(style, parameter, mesh, is_partial)))
     _split(weights, mesh)
-    inside = {id(module): unit for unit in units for module in unit.modules()}
-    for unit in [*units, model]:
+    places = [*(part for unit in units for part in _parts(unit)), *units, model]
+    inside: dict[int, nn.Module] = {}
+    for place in places:
+        for module in place.modules():
+            inside.setdefault(id(module), place)
+    for place in places:
         # Registered before `fully_shard`'s hooks, so weights are gathered before `_place` and freed after `_remove`.
-        _LocalWeights([each for each in weights if inside.get(id(each.module), model) is unit]).attach(unit)
+        _LocalWeights([each for each in weights if inside[id(each.module)] is place]).attach(place)
     layout = _HiddenLayout(mesh, sequence_parallel)
     for parent in plan.parents:
         parent.register_forward_pre_hook(layout.enter, with_kwargs=True)
@@ -62,6 +66,18 @@ def parallelise(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) 
             block.register_forward_pre_hook(layout.note_length, with_kwargs=True)
         blocks[0].register_forward_pre_hook(layout.begin, with_kwargs=True)
         blocks[-1].register_forward_hook(layout.end)
+
+
+def _parts(block: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that a block calls. Gradient checkpointing repeats their hooks, but not always the block's.
+
+    Since transformers 5.24 it repeats a block's `forward`, before that its `__call__`.
+    """
+    for part in block.children():
+        if isinstance(part, nn.ModuleList | nn.ModuleDict):
+            yield from _parts(part)
+        else:
+            yield part
 
 
 class _Sharding(NamedTuple):
@@ -119,29 +135,30 @@ def _part(whole: nn.Parameter, mesh: DeviceMesh, stored: Placement) -> DTensor:
 
 
 class _LocalWeights:
-    """Replaces a `fully_shard` unit's parameters with plain local tensors during its forward pass."""
+    """Replaces parameters with plain local tensors during the forward pass of a module that contains them."""
 
     def __init__(self, weights: Sequence[_Weight]) -> None:
         self._weights = weights
         self._parameters: list[nn.Parameter | None] = []
 
-    def attach(self, unit: nn.Module) -> None:
-        unit.register_forward_pre_hook(self._place)
-        unit.register_forward_hook(self._remove, always_call=True)
+    def attach(self, module: nn.Module) -> None:
+        if self._weights:
+            module.register_forward_pre_hook(self._place)
+            module.register_forward_hook(self._remove, always_call=True)
 
-    def _place(self, unit: nn.Module, args: object) -> None:
+    def _place(self, module: nn.Module, args: object) -> None:
         local: dict[tuple[int, Placement], Tensor] = {}
-        self._parameters = [module._parameters[name] for module, name, _ in self._weights]
-        for (module, name, sharding), parameter in zip(self._weights, self._parameters, strict=True):
+        self._parameters = [owner._parameters[name] for owner, name, _ in self._weights]
+        for (owner, name, sharding), parameter in zip(self._weights, self._parameters, strict=True):
             assert isinstance(parameter, DTensor)
             key = id(parameter), sharding.computes
             if key not in local:
                 local[key] = _local(parameter, sharding)
-            module._parameters[name] = local[key]
+            owner._parameters[name] = local[key]
 
-    def _remove(self, unit: nn.Module, args: object, output: object) -> None:
-        for (module, name, _), parameter in zip(self._weights, self._parameters, strict=False):
-            module._parameters[name] = parameter
+    def _remove(self, module: nn.Module, args: object, output: object) -> None:
+        for (owner, name, _), parameter in zip(self._weights, self._parameters, strict=False):
+            owner._parameters[name] = parameter
         self._parameters = []
 
 
@@ -162,13 +179,15 @@ class _HiddenLayout:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Gather all positions in every process. Each returns a partial gradient."""
+        if "position_embeddings" in kwargs:  # of the attention
+            self.note_length(module, args, kwargs)
         return _map_hidden(args, kwargs, lambda hidden: self._reshard(hidden, self._between, Replicate(), Partial()))
 
     def leave(self, module: nn.Module, args: object, output: Tensor) -> Tensor:
         """Add up the partial sums."""
         return self._reshard(output, Partial(), self._between, self._between)
 
-    def note_length(self, block: nn.Module, args: object, kwargs: dict[str, Any]) -> None:
+    def note_length(self, module: nn.Module, args: object, kwargs: dict[str, Any]) -> None:
         """Record the number of positions before the split, again for each pass that checkpointing repeats."""
         self._length = kwargs["position_embeddings"][0].shape[-2]
 
