@@ -22,7 +22,7 @@ from .fair import Turn
 from .limits import Limits
 from .losses import loss_of
 from .ranks import Ranks
-from .requests import ModelFacts, SampleOrder, check_ids, check_name, read, sample_order
+from .requests import ModelFacts, SampleOrder, check_ids, check_name, new_spec, read, sample_order
 from .run_folders import RunFolders
 from .sampling import SampleWork
 from .store import JSON_RESULT, PROTO_RESULT, Store, StoredRequest, as_dict, encoded, failure
@@ -66,6 +66,7 @@ class Executor:
         self._actions: Mapping[str, Callable[[StoredRequest, bytes], Mapping[str, Any] | bytes]] = {
             "create_model": self._create_model,
             "load_model": self._load_model,
+            "forward": self._forward,
             "forward_backward": self._forward,
             "optim_step": self._optim_step,
             "save_weights": self._save_weights,
@@ -93,13 +94,8 @@ class Executor:
                 self._write_state(request)
         except DeadlineError:
             raise  # the request stays queued for the next server
-        except (InvalidRequest, RlhfError) as error:
-            self._store.finish(request.id, failure(_message(error), "user"), JSON_RESULT, failed=True)
-            return
         except Exception as error:
-            logger.exception("the request %s failed", request.id)
-            text = f"the server failed ({type(error).__name__})"
-            self._store.finish(request.id, failure(text, "server"), JSON_RESULT, failed=True)
+            self._fail(request, error)
             return
         kind, result = (PROTO_RESULT, result) if isinstance(result, bytes) else (JSON_RESULT, encoded(result))
         progress = self._resident.get(request.owner)
@@ -117,12 +113,18 @@ class Executor:
             except (RlhfError, OSError) as error:  # the requests since the last state are still stored
                 logger.warning("the state of %s cannot be written: %s", request.owner, error)
 
+    def _fail(self, request: StoredRequest, error: Exception) -> None:
+        is_known = isinstance(error, InvalidRequest | RlhfError)
+        if not is_known:
+            logger.error("the request %s failed", request.id, exc_info=error)
+        result = failure(_message(error), "user" if is_known else "server")
+        self._store.finish(request.id, result, JSON_RESULT, failed=True)
+
     # Models
 
     def _create_model(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:
         message = read(types.CreateModelRequest, body)
-        lora = message.lora_config
-        spec = AdapterSpec(lora.rank, lora.seed or 0, lora.train_attn, lora.train_mlp)
+        spec = new_spec(message, self._ranks.worker.options.max_rank)
         model_id = model_id_of(message.session_id, message.model_seq_id)
         self._make_room()
         self._ranks.call("create", name=model_id, spec=spec)
@@ -320,18 +322,16 @@ class Executor:
                     folder = str(self.checkpoints.folder(request.tenant, sampler["model_path"]))
                 message = read(types.SampleRequest, self._store.body(request.id) or b"")
                 orders[request.id] = sample_order(message, request.id, self._facts, self._limits)
-            except InvalidRequest as error:
-                self._store.finish(request.id, failure(str(error), "user"), JSON_RESULT, failed=True)
+            except Exception as error:  # an unforeseen one must not end the service for all tenants
+                self._fail(request, error)
         try:
             results = self._answers(folder, orders)
         except DeadlineError:
             raise
         except Exception as error:
-            if not isinstance(error, RlhfError):
-                logger.exception("sampling failed")
-            result = failure(_message(error), "user" if isinstance(error, RlhfError) else "server")
-            for request_id in orders:
-                self._store.finish(request_id, result, JSON_RESULT, failed=True)
+            for request in requests:
+                if request.id in orders:
+                    self._fail(request, error)
             return
         with self._store.transaction():
             for request_id, result in results.items():

@@ -93,6 +93,8 @@ class FairQueue:
         """Remove a waiting sample by its id. Returns None if it is not waiting."""
         for lanes in self._tenants.values():
             for lane in lanes.values():
+                if lane.kind != SAMPLE:
+                    continue
                 for each in lane.samples:
                     if each.id == request_id:
                         lane.samples.remove(each)
@@ -120,10 +122,9 @@ class FairQueue:
                     requests = self._take_from(lanes[name])
                     for each in requests:
                         self._uncount(each)
-                    if lanes[name].kind == SAMPLE and not lanes[name].samples:
-                        kind = lanes.pop(name).kind
-                    else:
-                        kind = lanes[name].kind
+                    kind = lanes[name].kind
+                    if kind != TRAIN and not lanes[name].samples:
+                        del lanes[name]
                     return Turn(kind, name, tuple(requests))
         return None
 

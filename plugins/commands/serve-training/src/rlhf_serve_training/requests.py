@@ -14,6 +14,7 @@ from tinker import types
 from rlhf_core.types import SamplingParams
 from rlhf_core.util import derive_seed
 
+from .adapters import AdapterSpec
 from .limits import Limits
 from .sampling import SampleWork
 from .wire import InvalidRequest
@@ -96,6 +97,23 @@ def sample_order(request: types.SampleRequest, request_id: str, facts: ModelFact
         request.topk_prompt_logprobs,
         request.topk_sample_logprobs,
     )
+
+
+def new_spec(request: types.CreateModelRequest, max_rank: int) -> AdapterSpec:
+    """Return the choices of a request for a new model. Raises `InvalidRequest`."""
+    lora = request.lora_config
+    if lora is None:
+        raise InvalidRequest("only adapters are trained: set lora_config")
+    if not 1 <= lora.rank <= max_rank:
+        raise InvalidRequest(f"the rank {lora.rank} is not between 1 and {max_rank} (--max-rank)")
+    if not (lora.train_attn or lora.train_mlp):
+        raise InvalidRequest("train_attn and train_mlp are both false: nothing would be trained")
+    if request.optimizer_config.type != "adamw":
+        raise InvalidRequest(f"the optimizer {request.optimizer_config.type!r} is not offered, only adamw")
+    seed = lora.seed or 0
+    if not 0 <= seed < 2**63:
+        raise InvalidRequest(f"the seed is between 0 and 2^63 - 1, not {seed}")
+    return AdapterSpec(lora.rank, seed, lora.train_attn, lora.train_mlp)
 
 
 def token_ids(prompt: types.ModelInput, facts: ModelFacts) -> list[int]:

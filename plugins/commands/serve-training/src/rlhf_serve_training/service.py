@@ -21,7 +21,7 @@ from .adapters import read_spec
 from .executor import Executor, model_id_of
 from .fair import SAMPLE, TRAIN, FairQueue
 from .limits import Limits
-from .requests import read
+from .requests import new_spec, read
 from .results import Results
 from .store import JSON_RESULT, Store, StoredRequest, as_dict, encoded, failure
 from .wire import InvalidRequest, parse_forward
@@ -144,8 +144,15 @@ class Service:
         with self._changed:
             if row is not None and row["status"] == "done":
                 self._queue.begin(request.tenant, model_id, 1)
-            else:
-                self.store.change("DELETE FROM models WHERE id=?", model_id)
+                return
+            self.store.change("DELETE FROM models WHERE id=?", model_id)
+            self._fail_waiting(request.tenant, model_id, "the model could not be created")
+
+    def _fail_waiting(self, tenant: str, model_id: str, reason: str) -> None:
+        """Close a model's lane. The requests that wait in it fail. Called with the lock."""
+        for each in self._queue.end(tenant, model_id):
+            self.store.finish(each.id, failure(reason, "user"), JSON_RESULT, failed=True)
+            self._results.notify([each.id])
 
     def _drop_old(self) -> None:
         """Drop old results and expired checkpoints, and finish sessions without a client."""
@@ -178,17 +185,22 @@ class Service:
                 raise Refused(400, "conflict", f"the number {seq} was used for a request of the kind {known['kind']}")
             return request_id
         with self._changed:
-            count, num_bytes = self._queue.load(tenant)
-            limits, is_next = self.limits, self._queue.has_room_for(tenant, owner, seq)
-            if not is_next and (count >= limits.queued_requests or num_bytes + len(body) > limits.queued_bytes):
-                raise Refused(429, "queue_full", f"{count} requests wait, wait for some of them")
-            if self._used_bytes(tenant) + len(body) > 2 * limits.disk_bytes:
-                raise Refused(429, "disk_full", "the disk limit is reached, delete checkpoints")
+            if kind != "unload_model":  # which frees memory and disk
+                self._check_room(tenant, owner, seq, len(body))
             request = StoredRequest(request_id, tenant, owner, seq, kind, "queued", len(body))
             if self.store.add_request(request, body):
                 self._enqueue(request)
                 self._changed.notify_all()
         return request_id
+
+    def _check_room(self, tenant: str, owner: str, seq: int, size: int) -> None:
+        """Raise `Refused` if a request of `size` bytes is beyond the tenant's limits."""
+        count, num_bytes = self._queue.load(tenant)
+        limits, is_next = self.limits, self._queue.has_room_for(tenant, owner, seq)
+        if not is_next and (count >= limits.queued_requests or num_bytes + size > limits.queued_bytes):
+            raise Refused(429, "queue_full", f"{count} requests wait, wait for some of them")
+        if self._used_bytes(tenant) + size > 2 * limits.disk_bytes:
+            raise Refused(429, "disk_full", "the disk limit is reached, delete checkpoints")
 
     def _used_bytes(self, tenant: str) -> int:
         """Bytes that a tenant uses, as of at most some seconds ago."""
@@ -198,14 +210,12 @@ class Service:
         return known[1]
 
     def _enqueue(self, request: StoredRequest) -> None:
-        if request.kind in ("create_model", "load_model"):
+        if request.kind in ("create_model", "load_model", "unload_model"):
             self._queue.add(request, f"{CREATE}:{request.owner}", CREATE)
         elif request.kind == "asample":
             row = self.store.row("SELECT model_path FROM samplers WHERE id=?", request.owner)
             path = None if row is None else row["model_path"]
             self._queue.add(request, f"{SAMPLE}:{path}", SAMPLE)
-        elif request.kind == "unload_model":
-            self._queue.add(request, f"{CREATE}:{request.owner}", CREATE)
         else:
             self._queue.add(request, request.owner, TRAIN)
 
@@ -223,7 +233,10 @@ class Service:
 
     def seen(self, tenant: str, session_id: str) -> None:
         """Note a session's heartbeat. Raises `Refused` if it is unknown or finished."""
-        self.session(tenant, session_id)
+        try:
+            self.session(tenant, session_id)
+        except Refused as refused:  # the SDK ends its heartbeat at 410
+            raise Refused(410, refused.code, str(refused)) if refused.code == "finished" else refused from None
         self.store.change("UPDATE sessions SET seen=? WHERE id=?", time.time(), session_id)
 
     def session(self, tenant: str, session_id: str) -> Mapping[str, Any]:
@@ -243,22 +256,10 @@ class Service:
         return {**dict(row), **as_dict(row["about"])}
 
     def create_model(self, tenant: str, request: types.CreateModelRequest, body: bytes) -> str:
-        """Accept the creation of a model. Raises `Refused`."""
+        """Accept the creation of a model. Raises `Refused` or `InvalidRequest`."""
         self.session(tenant, request.session_id)
-        lora = request.lora_config
-        if lora is None:
-            raise Refused(400, "invalid_request", "only adapters are trained: set lora_config")
         self.check_base(request.base_model)
-        if not 1 <= lora.rank <= self.max_rank:
-            raise Refused(
-                400, "invalid_request", f"the rank {lora.rank} is not between 1 and {self.max_rank} (--max-rank)"
-            )
-        if not (lora.train_attn or lora.train_mlp):
-            raise Refused(400, "invalid_request", "train_attn and train_mlp are both false: nothing would be trained")
-        if request.optimizer_config.type != "adamw":
-            kind = request.optimizer_config.type
-            raise Refused(400, "invalid_request", f"the optimizer {kind!r} is not offered, only adamw")
-        spec = {"rank": lora.rank, "seed": lora.seed or 0, "attention": lora.train_attn, "mlp": lora.train_mlp}
+        spec = asdict(new_spec(request, self.max_rank))
         return self._create(tenant, request.session_id, request.model_seq_id, "create_model", spec, request, body)
 
     def load_weights(self, tenant: str, request: types.LoadWeightsRequest, body: bytes) -> str:
@@ -299,14 +300,18 @@ class Service:
             raise Refused(404, "not_found", f"the base model {name!r} does not exist: this server has {self.base!r}")
 
     def train(self, tenant: str, kind: str, body: bytes) -> str:
-        """Accept a request for a model, of a kind in the order of the model's requests. Raises `Refused`."""
-        try:
-            if kind == "forward_backward":
-                message: Any = parse_forward(body)
-            else:
-                message = read(_TRAINING_KINDS[kind], body)
-        except InvalidRequest as error:
-            raise Refused(400, "invalid_request", str(error)) from None
+        """Accept a request for a model, of a kind in the order of the model's requests.
+
+        Raises `Refused` or `InvalidRequest`.
+        """
+        if kind == "forward_backward":
+            message: Any = parse_forward(body)
+            if len(message.data) > self.limits.data_per_request:
+                limit = self.limits.data_per_request
+                raise Refused(400, "invalid_request", f"{len(message.data)} data in one request, the limit is {limit}")
+            kind = "forward" if message.forward_only else kind
+        else:
+            message = read(_TRAINING_KINDS[kind], body)
         model = self.model(tenant, message.model_id or "")
         if model["unloaded"]:
             raise Refused(400, "unloaded", f"the model {message.model_id} is unloaded")
@@ -317,12 +322,10 @@ class Service:
     def unload(self, tenant: str, request: types.UnloadModelRequest, body: bytes) -> str:
         """Accept the unloading of a model. Requests that still wait for it fail. Raises `Refused`."""
         self.model(tenant, request.model_id)
-        with self._changed:
+        with self._changed, self.store.transaction():
             self.store.change("UPDATE models SET unloaded=1 WHERE id=?", request.model_id)
-            for each in self._queue.end(tenant, request.model_id):
-                self.store.finish(each.id, failure("the model is unloaded", "user"), JSON_RESULT, failed=True)
-                self._results.notify([each.id])
-        return self._accept(tenant, request.model_id, -1, "unload_model", body)
+            self._fail_waiting(tenant, request.model_id, "the model is unloaded")
+            return self._accept(tenant, request.model_id, -1, "unload_model", body)
 
     def create_sampler(self, tenant: str, request: types.CreateSamplingSessionRequest) -> str:
         """Return the id of a sampling session. Raises `Refused`."""
@@ -344,11 +347,11 @@ class Service:
         return sampler_id
 
     def sample(self, tenant: str, body: bytes) -> tuple[str, list[str]]:
-        """Accept a request for samples. Returns its id and an id for each sample. Raises `Refused`."""
-        try:
-            request = read(types.SampleRequest, body)
-        except InvalidRequest as error:
-            raise Refused(400, "invalid_request", str(error)) from None
+        """Accept a request for samples. Returns its id and an id for each sample.
+
+        Raises `Refused` or `InvalidRequest`.
+        """
+        request = read(types.SampleRequest, body)
         if request.sampling_session_id is None or request.seq_id is None:
             raise Refused(400, "invalid_request", "sampling_session_id and seq_id are needed")
         owner = request.sampling_session_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,18 +68,24 @@ def forward_request(message: pb.ForwardBackwardRequest) -> ForwardRequest:
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         config[name] = value.text if value.WhichOneof("value") == "text" else value.number
-    sizes = [np.prod(each.shape, dtype=np.float64) for datum in message.data for each in datum.loss_fn_inputs.values()]
-    if sum(sizes) > _MAX_CELLS:
-        raise InvalidRequest(f"there are more than {_MAX_CELLS} values in all tensors together, send fewer data")
-    rows = []
+    rows, num_cells = [], 0
     for index, datum in enumerate(message.data):
         try:
+            num_cells += sum(map(_num_cells, datum.loss_fn_inputs.values()))
+            if num_cells > _MAX_CELLS:
+                raise InvalidRequest(f"there are more than {_MAX_CELLS} values in all tensors together, send fewer data")
             rows.append(_row(datum))
         except ValueError as error:
             raise InvalidRequest(f"datum {index}: {error}") from None
     if not rows:
         raise InvalidRequest("the request has no data")
     return ForwardRequest(tuple(rows), message.loss_fn, config, message.forward_only)
+
+
+def _num_cells(message: pb.Tensor) -> int:
+    if any(size < 0 for size in message.shape):
+        raise InvalidRequest(f"a tensor has the shape {tuple(message.shape)}")
+    return math.prod(message.shape)  # an integer of any size, so that it does not overflow
 
 
 def _row(datum: pb.Datum) -> Row:
@@ -94,6 +101,9 @@ def _row(datum: pb.Datum) -> Row:
     fields = {name: _tensor(name, value) for name, value in datum.loss_fn_inputs.items()}
     if "target_tokens" not in fields:
         raise InvalidRequest("loss_fn_inputs lacks target_tokens")
+    targets = fields["target_tokens"]
+    if targets.ndim not in (1, 2) or not targets.size:
+        raise InvalidRequest(f"target_tokens has the shape {targets.shape}, not [N] or [N, K]")
     for name, values in fields.items():
         if values.shape != fields["target_tokens"].shape or len(values) != len(token_ids):
             shapes = f"{values.shape}, target_tokens has {fields['target_tokens'].shape}, and {len(token_ids)} tokens"
@@ -107,8 +117,6 @@ def _tensor(name: str, message: pb.Tensor) -> Array:
     if dtype is None or (name == "target_tokens") != (dtype is np.int64):
         raise InvalidRequest(f"{name} has the wrong type")
     shape = tuple(message.shape)
-    if any(size < 0 for size in shape):
-        raise InvalidRequest(f"{name} has the shape {shape}")
     if message.HasField("sparse_csr"):
         return _expanded(name, message, dtype, shape)
     values = np.frombuffer(message.dense, dtype=dtype)
