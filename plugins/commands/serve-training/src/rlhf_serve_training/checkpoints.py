@@ -46,7 +46,11 @@ class Checkpoints:
         if old is not None and not overwrite and old["folder"] != str(folder):
             raise InvalidRequest(f"{path} exists")
         shutil.rmtree(folder, ignore_errors=True)  # of a killed server
-        self._ranks.call("save", name=request.owner, folder=str(folder), with_optimizer=kind == "training")
+        try:
+            self._ranks.call("save", name=request.owner, folder=str(folder), with_optimizer=kind == "training")
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         size = sum(each.stat().st_size for each in folder.iterdir())
         if self._store.used_bytes(request.tenant) + size > self._limits.disk_bytes:
             shutil.rmtree(folder, ignore_errors=True)

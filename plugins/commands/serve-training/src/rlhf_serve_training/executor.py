@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,24 @@ from rlhf_core.errors import DeadlineError, RlhfError
 
 from .adapters import AdapterSpec
 from .checkpoints import Checkpoints, folder_name
-from .fair import Turn
+from .failures import fail, is_known
+from .fair import SAMPLE, Turn
 from .limits import Limits
 from .losses import loss_of
 from .ranks import Ranks
-from .requests import ModelFacts, SampleOrder, check_ids, check_name, new_spec, read, sample_order
+from .requests import ModelFacts, check_ids, check_name, new_spec, read
 from .run_folders import RunFolders
-from .sampling import SampleWork
-from .store import JSON_RESULT, PROTO_RESULT, Store, StoredRequest, as_dict, encoded, failure
-from .wire import InvalidRequest, Sampled, forward_output, forward_request, parse_forward, sample_output
+from .sample_turns import SampleTurns
+from .store import JSON_RESULT, PROTO_RESULT, Store, StoredRequest, as_dict, encoded
+from .wire import InvalidRequest, forward_output, forward_request, parse_forward
 
 logger = logging.getLogger("rlhf.serve_training")
+_MAX_ATTEMPTS = 3
+"""How often a request is begun. A server that ends while it carries out a request begins it again."""
+_DEPTH = 3
+"""Parts of a folder's path that identify it: model, kind and name, or `states`, model and number."""
+_CHANGES = ("forward_backward", "optim_step")
+"""Kinds of requests that are carried out again when a model is restored."""
 _ADAM = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
 
@@ -38,6 +45,8 @@ class _Progress:
 
     seconds: float = 0.0
     num_bytes: int = 0
+    step: StoredRequest | None = None
+    """The last change, if it was an `optim_step`: the model has no gradients, so its state can be written."""
 
 
 class Executor:
@@ -59,7 +68,9 @@ class Executor:
         self._store, self._ranks, self._facts, self._limits = store, ranks, facts, limits
         self._output, self._max_adapters = output, max_adapters
         self.checkpoints = Checkpoints(store, ranks, limits, output)
+        self._samples = SampleTurns(store, ranks, facts, limits, self.checkpoints)
         self._folders = RunFolders(output, ranks.worker.options.strategy)
+        self._drop_remains()
         self._is_again = False
         """Whether requests are carried out again, whose results are known."""
         self._resident: OrderedDict[str, _Progress] = OrderedDict()
@@ -76,14 +87,36 @@ class Executor:
             "unload_model": self._unload,
         }
 
+    def _drop_remains(self) -> None:
+        """Delete the folders that a killed server was writing or deleting. The journal does not have them."""
+        rows = self._store.rows("SELECT state AS folder FROM models WHERE state IS NOT NULL AND unloaded=0")
+        rows += self._store.rows("SELECT folder FROM checkpoints")
+        known = {Path(row["folder"]).parts[-_DEPTH:] for row in rows}
+        for pattern in ("states/*/*", "checkpoints/*/*/*"):
+            for folder in self._output.glob(pattern):
+                if folder.parts[-_DEPTH:] not in known:
+                    shutil.rmtree(folder, ignore_errors=True)
+
     def run(self, turn: Turn) -> list[str]:
         """Carry out a turn and return the ids of its finished requests."""
-        if turn.kind == "sample":
-            self._sample(turn.requests)
+        if turn.kind == SAMPLE:
+            new = [each for each in turn.requests if not self._store.attempts(each.id)]
+            again = [each for each in turn.requests if each not in new]  # one of them may have ended the server
+            for group in [*([each] for each in again), new]:
+                if begun := [each for each in group if self._begins(each)]:
+                    self._samples.run(begun)
         else:
             for request in turn.requests:
-                self._run_one(request)
+                if self._begins(request):
+                    self._run_one(request)
         return [each.id for each in turn.requests]
+
+    def _begins(self, request: StoredRequest) -> bool:
+        if self._store.begin(request.id) <= _MAX_ATTEMPTS:
+            return True
+        text = f"the server ended {_MAX_ATTEMPTS} times during this request, so it is not carried out again"
+        fail(self._store, request, InvalidRequest(text))
+        return False
 
     def _run_one(self, request: StoredRequest) -> None:
         body = self._store.body(request.id) or b""
@@ -95,30 +128,23 @@ class Executor:
         except DeadlineError:
             raise  # the request stays queued for the next server
         except Exception as error:
-            self._fail(request, error)
+            if not is_known(error) or request.kind == "load_weights":
+                self._resident.pop(request.owner, None)  # it may have changed, so it is restored before the next use
+            keep = is_known(error) and request.kind == "optim_step"
+            fail(self._store, request, error, keep_body=keep)
             return
         kind, result = (PROTO_RESULT, result) if isinstance(result, bytes) else (JSON_RESULT, encoded(result))
         progress = self._resident.get(request.owner)
         if progress is not None:
             progress.seconds += time.monotonic() - begun
             progress.num_bytes += len(body)
+            if request.kind in _CHANGES:
+                progress.step = request if request.kind == "optim_step" else None
         with self._store.transaction():
-            self._store.finish(request.id, result, kind)
+            self._store.finish(request.id, result, kind, keep_body=request.kind in _CHANGES)
             self._store.change("UPDATE models SET used=? WHERE id=?", time.time(), request.owner)
-        if request.kind == "optim_step" and progress is not None and self._is_due(progress):
-            try:
-                self._write_state(request)
-            except DeadlineError:
-                raise
-            except (RlhfError, OSError) as error:  # the requests since the last state are still stored
-                logger.warning("the state of %s cannot be written: %s", request.owner, error)
-
-    def _fail(self, request: StoredRequest, error: Exception) -> None:
-        is_known = isinstance(error, InvalidRequest | RlhfError)
-        if not is_known:
-            logger.error("the request %s failed", request.id, exc_info=error)
-        result = failure(_message(error), "user" if is_known else "server")
-        self._store.finish(request.id, result, JSON_RESULT, failed=True)
+        if progress is not None and progress.step is request and self._is_due(progress):
+            self._try_write_state(request)
 
     # Models
 
@@ -150,7 +176,10 @@ class Executor:
     def _make_room(self) -> None:
         """Drop the adapter that was used the longest ago, if memory is full. It can be restored."""
         while len(self._resident) >= self._max_adapters:
-            name, _ = self._resident.popitem(last=False)
+            name, progress = next(iter(self._resident.items()))
+            if progress.step is not None:  # so that restoring it takes no time from other tenants
+                self._try_write_state(progress.step)
+            del self._resident[name]
             self._ranks.call("unload", name=name)
 
     def _restore(self, model_id: str) -> None:
@@ -171,9 +200,12 @@ class Executor:
         changing = "kind='forward_backward' AND status='done' OR kind='optim_step' AND status!='queued'"
         again = self._store.requests(f"owner=? AND seq>? AND ({changing})", model_id, row["applied"])
         self._is_again = True
+        begun = time.monotonic()
         try:
             for request in again:
                 body = self._store.body(request.id)
+                if body is None and request.status == "failed":
+                    continue  # an unforeseen error ended this step, so it was not made
                 if body is None:
                     raise InvalidRequest(f"the request {request.id} is lost, load a checkpoint")
                 self._do_again(request, body)
@@ -182,7 +214,11 @@ class Executor:
             raise
         finally:
             self._is_again = False
+        self._folders.resume(model_id)
         if again:
+            progress = self._resident[model_id]
+            progress.seconds = time.monotonic() - begun
+            progress.step = again[-1] if again[-1].kind == "optim_step" and again[-1].status == "done" else None
             logger.warning("%s: %d requests since its last state were computed again", model_id, len(again))
 
     def _do_again(self, request: StoredRequest, body: bytes) -> None:
@@ -195,13 +231,25 @@ class Executor:
     def _is_due(self, progress: _Progress) -> bool:
         return progress.seconds >= self._limits.state_seconds or progress.num_bytes >= self._limits.state_bytes
 
+    def _try_write_state(self, step: StoredRequest) -> None:
+        try:
+            self._write_state(step)
+        except DeadlineError:
+            raise
+        except Exception as error:  # the requests since the last state are still stored
+            logger.warning("the state of %s cannot be written: %s", step.owner, error)
+
     def _write_state(self, request: StoredRequest) -> None:
         """Write the state of a model without gradients, from which a restart continues."""
         model_id = model_of(request)
         seq = request.seq if request.kind != "load_model" else 0
         folder = self._output / "states" / folder_name(model_id) / str(seq)
         shutil.rmtree(folder, ignore_errors=True)
-        steps = self._ranks.call("save_state", name=model_id, folder=str(folder))
+        try:
+            steps = self._ranks.call("save_state", name=model_id, folder=str(folder))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         old = self._store.row("SELECT state FROM models WHERE id=?", model_id)
         with self._store.transaction():
             self._store.change(
@@ -307,78 +355,6 @@ class Executor:
         self._restore(request.owner)
         self._ranks.call("load", name=request.owner, folder=str(folder), with_optimizer=message.optimizer)
         return {"path": message.path, "model_id": request.owner, "type": "load_weights"}
-
-    # Samples
-
-    def _sample(self, requests: Sequence[StoredRequest]) -> None:
-        orders: dict[str, SampleOrder] = {}
-        folder: str | None = None
-        for request in requests:
-            try:
-                sampler = self._store.row("SELECT model_path FROM samplers WHERE id=?", request.owner)
-                if sampler is None:
-                    raise InvalidRequest(f"the sampling session {request.owner} does not exist")
-                if sampler["model_path"] is not None:
-                    folder = str(self.checkpoints.folder(request.tenant, sampler["model_path"]))
-                message = read(types.SampleRequest, self._store.body(request.id) or b"")
-                orders[request.id] = sample_order(message, request.id, self._facts, self._limits)
-            except Exception as error:  # an unforeseen one must not end the service for all tenants
-                self._fail(request, error)
-        try:
-            results = self._answers(folder, orders)
-        except DeadlineError:
-            raise
-        except Exception as error:
-            for request in requests:
-                if request.id in orders:
-                    self._fail(request, error)
-            return
-        with self._store.transaction():
-            for request_id, result in results.items():
-                self._store.finish(request_id, result, PROTO_RESULT)
-                self._store.change("UPDATE requests SET body=NULL WHERE id=?", request_id)
-
-    def _answers(self, folder: str | None, orders: Mapping[str, SampleOrder]) -> dict[str, bytes]:
-        """Result of each request. Equal seeds are sampled in separate rounds, since they identify rows of a batch."""
-        waiting = [work for order in orders.values() for work in order.works]
-        sampled: dict[int, Sampled] = {}
-        while waiting:
-            batch: dict[tuple[int, int], SampleWork] = {}
-            later = [work for work in waiting if batch.setdefault((work.key, work.index), work) is not work]
-            works = list(batch.values())
-            found = self._ranks.call("sample", folder=folder, works=works)
-            sampled.update((id(work), each) for work, each in zip(works, found, strict=True))
-            waiting = later
-        return {
-            request_id: self._answer(folder, order, [sampled[id(work)] for work in order.works])
-            for request_id, order in orders.items()
-        }
-
-    def _answer(self, folder: str | None, order: SampleOrder, samples: Sequence[Sampled]) -> bytes:
-        prompt, last = order.prompt_ids, order.prompt_logprobs
-        logprobs: list[float] | None = None
-        prompt_top: list[dict[int, float]] = []
-        if last or (order.top_prompt and len(prompt) > 1):
-            (found,) = self._ranks.call("score", folder=folder, rows=[prompt], num_top=order.top_prompt)
-            before = len(prompt) - last
-            logprobs = [math.nan] * before + found[0][len(found[0]) - last :]
-            if order.top_prompt:
-                prompt_top = [{}] * before + found[1][len(found[1]) - last :]
-        if order.top_sample:
-            rows = [[*prompt, *each.token_ids] for each in samples]
-            scored = self._ranks.call("score", folder=folder, rows=rows, num_top=order.top_sample)
-            samples = [
-                Sampled(each.token_ids, each.logprobs, each.stopped, top[len(prompt) - 1 :])
-                for each, (_, top) in zip(samples, scored, strict=True)
-            ]
-        return sample_output(samples, logprobs, prompt_top)
-
-
-def _message(error: Exception) -> str:
-    if not isinstance(error, RlhfError):
-        return str(error) if isinstance(error, InvalidRequest) else f"the server failed ({type(error).__name__})"
-    hint = f" ({error.hint})" if error.hint else ""
-    return f"{error.message}{hint}"
 
 
 def model_id_of(session_id: str, seq: int) -> str:

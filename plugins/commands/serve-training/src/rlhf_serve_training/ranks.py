@@ -10,10 +10,14 @@ from typing import Any
 from rlhf_core.errors import DeadlineError, RlhfError
 
 from .wire import InvalidRequest
-from .worker import WHERE, Worker
+from .worker import Worker
 
 _STOP = "stop"
 logger = logging.getLogger("rlhf.serve_training")
+
+
+class RankFailure(Exception):
+    """An unforeseen error of a rank, whose log has the traceback."""
 
 
 class Ranks:
@@ -63,7 +67,7 @@ def follow(worker: Worker) -> None:
             _run(worker, method, arguments)
         except DeadlineError:
             raise
-        except (RlhfError, InvalidRequest):  # rank 0 raises it too
+        except (RlhfError, InvalidRequest, RankFailure):  # rank 0 raises it too
             continue
 
 
@@ -80,7 +84,7 @@ def _run(worker: Worker, method: str, arguments: Mapping[str, Any]) -> Any:
         if worker.strategy.world_size == 1:
             raise
         logger.exception("a call failed on rank %d", worker.strategy.rank)
-        error = RlhfError(f"the server failed on rank {worker.strategy.rank} ({type(caught).__name__})", where=WHERE)
+        error = RankFailure(f"rank {worker.strategy.rank} failed ({type(caught).__name__})")
     for failed in worker.strategy.all_gather_objects(error):
         if failed is not None:
             raise failed

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.errors import RlhfError
 from rlhf_core.runfolder import RunFolder
 
 from .checkpoints import folder_name
+
+logger = logging.getLogger("rlhf.serve_training")
 
 
 class RunFolders:
@@ -37,15 +42,23 @@ class RunFolders:
             tenant: its tenant.
         """
         folder = self._folder(model_id)
-        folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.write_config(
-            {
-                "model": {"path": about["base"], "lora": {"r": about["spec"]["rank"]}},
-                "algorithm": {"name": f"tinker ({tenant})"},
-                "strategy": {"name": self._strategy},
-            }
-        )
-        self._write_status(folder, "running")
+        with _optional(folder):
+            folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.write_config(
+                {
+                    "model": {"path": about["base"], "lora": {"r": about["spec"]["rank"]}},
+                    "algorithm": {"name": f"tinker ({tenant})"},
+                    "strategy": {"name": self._strategy},
+                }
+            )
+            self._write_status(folder, "running")
+
+    def resume(self, model_id: str) -> None:
+        """Note that this server has the model now."""
+        folder = self._folder(model_id)
+        with _optional(folder):
+            if folder.path.exists():
+                self._write_status(folder, "running")
 
     def forward(self, model_id: str, loss: float) -> None:
         """Add a loss to those of the model's next step."""
@@ -62,14 +75,16 @@ class RunFolders:
         """
         folder = self._folder(model_id)
         values = {"loss/policy": self._losses.pop(model_id, 0.0), "policy/grad_norm": grad_norm, "time/step_s": seconds}
-        with folder.metrics.open("a") as file:
+        with _optional(folder), folder.metrics.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
     def end(self, model_id: str) -> None:
         """Note that a model is unloaded."""
+        self._losses.pop(model_id, None)
         folder = self._folder(model_id)
-        if folder.path.exists():
-            self._write_status(folder, "done")
+        with _optional(folder):
+            if folder.path.exists():
+                self._write_status(folder, "done")
 
     def _folder(self, model_id: str) -> RunFolder:
         return RunFolder(self._output / folder_name(model_id))
@@ -77,3 +92,12 @@ class RunFolders:
     def _write_status(self, folder: RunFolder, status: str) -> None:
         facts = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
         folder.write_summary({"status": status, **facts})
+
+
+@contextmanager
+def _optional(folder: RunFolder) -> Iterator[None]:
+    """Context whose errors are logged only: a request does not fail because its curve cannot be written."""
+    try:
+        yield
+    except (OSError, RlhfError) as error:
+        logger.warning("%s cannot be written: %s", folder.path, error)

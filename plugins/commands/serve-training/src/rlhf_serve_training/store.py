@@ -28,7 +28,8 @@ CREATE TABLE IF NOT EXISTS models(
   unloaded INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS requests(
   id TEXT PRIMARY KEY, tenant TEXT NOT NULL, owner TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL,
-  body BLOB, status TEXT NOT NULL, type TEXT, result BLOB, created REAL NOT NULL, finished REAL);
+  body BLOB, status TEXT NOT NULL, type TEXT, result BLOB, created REAL NOT NULL, finished REAL,
+  attempts INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX IF NOT EXISTS by_owner ON requests(owner, seq);
 CREATE TABLE IF NOT EXISTS samplers(
   id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT NOT NULL, model_path TEXT, base TEXT NOT NULL,
@@ -134,7 +135,19 @@ class Store:
         row = self.row("SELECT body FROM requests WHERE id=?", request_id)
         return None if row is None else row["body"]
 
-    def finish(self, request_id: str, result: bytes, kind: str, *, failed: bool = False) -> None:
+    def attempts(self, request_id: str) -> int:
+        """Return how often a request was begun."""
+        row = self.row("SELECT attempts FROM requests WHERE id=?", request_id)
+        return 0 if row is None else int(row["attempts"])
+
+    def begin(self, request_id: str) -> int:
+        """Note that a request is begun, and return how often it was."""
+        self.change("UPDATE requests SET attempts=attempts+1 WHERE id=?", request_id)
+        return self.attempts(request_id)
+
+    def finish(
+        self, request_id: str, result: bytes, kind: str, *, failed: bool = False, keep_body: bool = False
+    ) -> None:
         """Store the result of a queued request.
 
         Args:
@@ -142,10 +155,12 @@ class Store:
             result: JSON or protobuf.
             kind: `JSON_RESULT` or `PROTO_RESULT`.
             failed: whether the result is an error.
+            keep_body: whether the request is carried out again when its model is restored.
         """
         self.change(
-            "UPDATE requests SET status=?, result=?, type=?, finished=? WHERE id=? AND status='queued'",
-            *("failed" if failed else "done", result, kind, time.time(), request_id),
+            "UPDATE requests SET status=?, result=?, type=?, finished=?, body=CASE WHEN ? THEN body END "
+            "WHERE id=? AND status='queued'",
+            *("failed" if failed else "done", result, kind, time.time(), keep_body, request_id),
         )
 
     def drop_bodies(self, owner: str, seq: int) -> None:

@@ -73,7 +73,9 @@ def forward_request(message: pb.ForwardBackwardRequest) -> ForwardRequest:
         try:
             num_cells += sum(map(_num_cells, datum.loss_fn_inputs.values()))
             if num_cells > _MAX_CELLS:
-                raise InvalidRequest(f"there are more than {_MAX_CELLS} values in all tensors together, send fewer data")
+                raise InvalidRequest(
+                    f"there are more than {_MAX_CELLS} values in all tensors together, send fewer data"
+                )
             rows.append(_row(datum))
         except ValueError as error:
             raise InvalidRequest(f"datum {index}: {error}") from None
