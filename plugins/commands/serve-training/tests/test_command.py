@@ -66,6 +66,7 @@ def test_refusals(base, tmp_path, monkeypatch):
     for more, message in (
         (["--transport", "ray"], "the transport 'ray' is not supported"),
         (["--strategy", "gemini"], "gemini can hold one adapter only"),
+        (["--set", "model.dtype=bf16"], "'bf16' is not a dtype"),
         ([], "a key must not be written to a log"),
     ):
         with pytest.raises(UserInputError, match=message):

@@ -56,6 +56,13 @@ def test_a_tenant_with_many_samples_does_not_delay_another():
     assert order.index("n") == 1
 
 
+def test_only_samples_are_canceled():
+    queue = FairQueue(lambda each: 1, max_batch=2)
+    queue.add(request("a", "s", 1, "create_model"), "create:s", "create")
+    assert queue.remove("s:create_model:1") is None
+    assert drained(queue) == [["s:create_model:1"]]
+
+
 def test_closing_a_model_returns_what_waits():
     queue = FairQueue(lambda each: 1, max_batch=2)
     queue.begin("a", "m", 1)

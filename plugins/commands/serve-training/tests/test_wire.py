@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tinker import types
+from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
@@ -61,6 +62,36 @@ def test_reads_several_targets_per_position_dense_and_sparse(width):
 def test_refuses_by_name(data, message):
     with pytest.raises(InvalidRequest, match=message):
         forward_request(sent(data))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2**20, 2**20), (-(2**20), 2**20)],  # a negative size does not make room for another tensor
+        [(2**20, 2**20), (2**62,) * 40 + (0,)],  # nor does a product that is not a number
+        [(2**62, 2**62)],
+    ],
+)
+def test_refuses_shapes_that_would_fill_the_memory(shapes):
+    message = sent([datum([1, 2], target_tokens=[2, 3])] * len(shapes))
+    for each, shape in zip(message.data, shapes, strict=True):
+        tensor = each.loss_fn_inputs["target_tokens"]
+        tensor.Clear()
+        tensor.dtype, tensor.sparse_csr.values = pb.DTYPE_INT64, b""
+        tensor.shape.extend(shape)
+    with pytest.raises(InvalidRequest, match="more than|the shape"):
+        forward_request(message)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (2, 1, 1)])
+def test_refuses_targets_of_another_form(shape):
+    message = sent([datum([1, 2], target_tokens=[2, 3])])
+    tensor = message.data[0].loss_fn_inputs["target_tokens"]
+    tensor.dense = tensor.dense if 0 not in shape else b""
+    tensor.ClearField("shape")
+    tensor.shape.extend(shape)
+    with pytest.raises(InvalidRequest, match="target_tokens has the shape"):
+        forward_request(message)
 
 
 def test_refuses_other_bytes():

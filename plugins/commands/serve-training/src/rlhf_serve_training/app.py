@@ -23,6 +23,8 @@ from .wire import InvalidRequest
 JSON, PROTO = "application/json", "application/x-protobuf"
 _POLL_SECONDS = 25.0
 """Maximum time for which a client waits for a result. The SDK gives up after 45 s."""
+_MESSAGE_BYTES = 64 * 1024
+"""Maximum size of a request without data. The journal keeps names and metadata for as long as it exists."""
 _TRAINING = ("optim_step", "save_weights", "save_weights_for_sampler", "save_weights_external")
 _NOT_OFFERED = {
     "/auth/token": "JWT authentication",
@@ -175,14 +177,22 @@ class _Api:
         self._service, self._bodies, self._lists = service, bodies, lists
 
     async def _body(self, request: Request, media_type: str = JSON) -> bytes:
+        """The body of a request with data, which `limits.body_bytes` bounds."""
         async with self._bodies.held(request, media_type=media_type) as content:
             return content
+
+    async def _message(self, request: Request) -> bytes:
+        """The body of a request without data."""
+        content = await self._body(request)
+        if len(content) > _MESSAGE_BYTES:
+            raise Refused(413, "request_too_large", f"a request without data has at most {_MESSAGE_BYTES} bytes")
+        return content
 
     def training(self, kind: str) -> Handler:
         """Return the handler of a request in the order of a model's requests."""
 
         async def answer(request: Request, tenant: str) -> Response:
-            return _future(self._service.train(tenant, kind, await self._body(request)))
+            return _future(self._service.train(tenant, kind, await self._message(request)))
 
         return answer
 
@@ -190,7 +200,7 @@ class _Api:
         return _future(self._service.train(tenant, "forward_backward", await self._body(request, PROTO)))
 
     async def client_config(self, request: Request, tenant: str) -> Response:
-        await self._body(request)
+        await self._message(request)
         limits = self._service.limits
         config = types.ClientConfigResponse(
             use_pyqwest_transport=False,
@@ -201,11 +211,11 @@ class _Api:
         return answer_json(config.model_dump())
 
     async def dynamic_config(self, request: Request, tenant: str) -> Response:
-        await self._body(request)
+        await self._message(request)
         return answer_json(types.ClientDynamicConfigResponse(sample_cancel_enabled=True).model_dump())
 
     async def create_session(self, request: Request, tenant: str) -> Response:
-        message = read(types.CreateSessionRequest, await self._body(request))
+        message = read(types.CreateSessionRequest, await self._message(request))
         key = request.headers.get("x-idempotency-key") or secrets.token_hex(16)
         session_id = self._service.create_session(tenant, message, key)
         return answer_json(
@@ -216,34 +226,34 @@ class _Api:
         )
 
     async def heartbeat(self, request: Request, tenant: str) -> Response:
-        message = read(types.SessionHeartbeatRequest, await self._body(request))
+        message = read(types.SessionHeartbeatRequest, await self._message(request))
         self._service.seen(tenant, message.session_id)
         return answer_json(types.SessionHeartbeatResponse().model_dump())
 
     async def finish(self, request: Request, tenant: str) -> Response:
-        await self._body(request)
+        await self._message(request)
         self._service.finish(tenant, request.path_params["id"], {"finished": True})
         return answer_json({})
 
     async def create_model(self, request: Request, tenant: str) -> Response:
-        body = await self._body(request)
+        body = await self._message(request)
         return _future(self._service.create_model(tenant, read(types.CreateModelRequest, body), body))
 
     async def unload(self, request: Request, tenant: str) -> Response:
-        body = await self._body(request)
+        body = await self._message(request)
         return _future(self._service.unload(tenant, read(types.UnloadModelRequest, body), body))
 
     async def load_weights(self, request: Request, tenant: str) -> Response:
-        body = await self._body(request)
+        body = await self._message(request)
         return _future(self._service.load_weights(tenant, read(types.LoadWeightsRequest, body), body))
 
     async def create_sampler(self, request: Request, tenant: str) -> Response:
-        message = read(types.CreateSamplingSessionRequest, await self._body(request))
+        message = read(types.CreateSamplingSessionRequest, await self._message(request))
         sampler_id = self._service.create_sampler(tenant, message)
         return answer_json(types.CreateSamplingSessionResponse(sampling_session_id=sampler_id).model_dump())
 
     async def join_sampler(self, request: Request, tenant: str) -> Response:
-        message = read(types.JoinSamplingSessionRequest, await self._body(request))
+        message = read(types.JoinSamplingSessionRequest, await self._message(request))
         self._lists.sampler_of(tenant, message.sampling_session_id)
         counter = self._service.store.count("clients of samplers")
         return answer_json(types.JoinSamplingSessionResponse(client_counter=counter).model_dump())
@@ -253,7 +263,7 @@ class _Api:
         return answer_json({"request_id": request_id, "sample_sequence_ids": sequence_ids})
 
     async def retrieve(self, request: Request, tenant: str) -> Response:
-        message = read(types.FutureRetrieveRequest, await self._body(request))
+        message = read(types.FutureRetrieveRequest, await self._message(request))
         found = await self._service.result(tenant, message.request_id, _POLL_SECONDS)
         if found is None:
             waiting = {"type": "try_again", "request_id": message.request_id, "queue_state": "active"}
@@ -262,7 +272,7 @@ class _Api:
         return Response(content, media_type=PROTO if kind == PROTO_RESULT else JSON)
 
     async def cancel(self, request: Request, tenant: str) -> Response:
-        message = read(types.FutureRetrieveRequest, await self._body(request))
+        message = read(types.FutureRetrieveRequest, await self._message(request))
         self._service.cancel(tenant, message.request_id)
         return answer_json({})
 
@@ -271,15 +281,15 @@ class _Api:
         return answer_json({"status": "accepted"})
 
     async def info(self, request: Request, tenant: str) -> Response:
-        message = read(types.GetInfoRequest, await self._body(request))
+        message = read(types.GetInfoRequest, await self._message(request))
         return answer_json(self._lists.info(tenant, message.model_id))
 
     async def weights_info(self, request: Request, tenant: str) -> Response:
-        body = await self._body(request)
+        body = await self._message(request)
         return answer_json(self._lists.weights_info(tenant, body))
 
     async def set_ttl(self, request: Request, tenant: str) -> Response:
-        body = await self._body(request)
+        body = await self._message(request)
         return self._lists.set_ttl(request, tenant, body)
 
 

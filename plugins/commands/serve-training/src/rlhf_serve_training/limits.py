@@ -16,7 +16,7 @@ class Limits:
     queued_bytes: int = 256 * MIB
     """Bytes of the bodies that wait."""
     disk_bytes: int = 20 * GIB
-    """Bytes of checkpoints and stored requests."""
+    """Bytes of checkpoints. A request is refused if checkpoints and stored requests use more than twice as much."""
     models: int = 64
     """Models that are not unloaded. Memory holds fewer (--max-adapters), and the others are restored from disk."""
     samples_per_request: int = 256
@@ -24,7 +24,7 @@ class Limits:
     rows_per_turn: int = 64
     """Sequences that are sampled in one turn."""
     data_per_request: int = 256
-    """Sequences of one chunk of `forward_backward`, as the SDK splits them."""
+    """Maximum number of sequences of one request, by which the SDK splits them into chunks."""
     chunk_bytes: int = 4_000_000
     """Bytes of one chunk of `forward_backward`, as the SDK splits them."""
     body_bytes: int = 32 * MIB

@@ -15,6 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from rlhf_core.errors import CheckpointError
 from rlhf_web import Refused
 
 from .adapters import read_spec
@@ -22,7 +23,6 @@ from .checkpoints import SEGMENTS
 from .requests import ModelFacts
 from .service import Service
 from .store import as_dict, encoded, ids_of
-from .wire import InvalidRequest
 
 _URL_SECONDS = 3600.0
 _KINDS = {segment: kind for kind, segment in SEGMENTS.items()}
@@ -69,8 +69,8 @@ class Lists:
         """Return a `WeightsInfoResponse`. Raises `Refused`."""
         try:
             path = json.loads(body)["tinker_path"]
-            spec, _ = read_spec(self._service.checkpoints.folder(tenant, str(path)))
-        except (ValueError, KeyError, TypeError):
+            spec, _ = read_spec(self._service.checkpoint_folder(tenant, str(path)))
+        except (ValueError, KeyError, TypeError, CheckpointError):
             raise Refused(404, "not_found", "the checkpoint does not exist") from None
         return {
             "base_model": self._service.base,
@@ -176,7 +176,8 @@ class Lists:
         try:
             ttl = json.loads(body).get("ttl_seconds")
             expires = None if ttl is None else time.time() + float(ttl)
-        except (ValueError, TypeError, AttributeError):
+            _time(expires or 0.0)
+        except (ValueError, TypeError, AttributeError, OverflowError, OSError):
             raise Refused(400, "invalid_request", "ttl_seconds is a number or null") from None
         query = "UPDATE checkpoints SET expires=? WHERE path=? AND tenant=?"
         if not self._service.store.change(query, expires, _path(request), tenant):
@@ -188,10 +189,7 @@ class Lists:
         path = _path(request)
         if request.path_params["kind"] != SEGMENTS["external"]:
             raise Refused(400, "invalid_request", "only exported adapters are downloaded: save_weights_external")
-        try:
-            folder = self._service.checkpoints.folder(tenant, path)
-        except InvalidRequest as error:
-            raise Refused(404, "not_found", str(error)) from None
+        folder = self._service.checkpoint_folder(tenant, path)
         expires = time.time() + _URL_SECONDS
         text = f"{int(expires)}|{folder.relative_to(self._service.output)}"
         token = f"{self._signature(text)}-{text.encode().hex()}"
@@ -206,7 +204,7 @@ class Lists:
             content = bytes.fromhex(text).decode()
         except ValueError:
             content = ""
-        is_valid = hmac.compare_digest(signature, self._signature(content))
+        is_valid = hmac.compare_digest(signature.encode(), self._signature(content).encode())
         expires, _, folder = content.partition("|")
         if not is_valid or float(expires) < time.time():
             raise Refused(403, "forbidden", "the address has expired or is wrong")

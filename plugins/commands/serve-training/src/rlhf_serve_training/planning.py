@@ -12,7 +12,7 @@ from rlhf_core.models import model_kind_for
 from rlhf_core.plugins import load
 
 from .limits import GIB, Limits
-from .worker import WorkerOptions, model_config
+from .worker import MAX_LOADED_SAMPLERS, WorkerOptions, model_config
 
 
 def plan_lines(options: WorkerOptions, num_processes: int, limits: Mapping[str, Any]) -> list[str]:
@@ -42,11 +42,13 @@ def plan_lines(options: WorkerOptions, num_processes: int, limits: Mapping[str, 
         "second copy of it for sampling": copies,
         f"slot of rank {options.max_rank} ({adapter:,} parameters)": per_adapter,
         f"{options.max_adapters} adapters": options.max_adapters * per_adapter,
+        f"{MAX_LOADED_SAMPLERS} saved adapters for sampling": MAX_LOADED_SAMPLERS * state.weights * adapter,
     }
     lines = [f"memory of one of {num_processes} processes, without activations and keys and values of sampling:"]
     lines += [f"  {name}: {size / GIB:.3f} GiB" for name, size in parts.items() if size]
     lines.append(f"  together: {sum(parts.values()) / GIB:.3f} GiB")
     lines.append("disk:")
     lines.append(f"  one training checkpoint of rank {options.max_rank}: {12 * adapter / GIB:.3f} GiB")
+    lines.append(f"  states of a tenant's models (limits.models): {bounds.models * 12 * adapter / GIB:.1f} GiB")
     lines.append(f"  limit of a tenant (limits.disk_bytes): {bounds.disk_bytes / GIB:.1f} GiB")
     return lines

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from rlhf_core.errors import RlhfError, UserInputError
+from rlhf_core.util.jsonl import write_json
 from rlhf_models import eos_token_ids
 from rlhf_strategies import launch, stop_requested
 from rlhf_web import environment_key, serve_until_stopped
@@ -101,7 +102,8 @@ def _own_folder(folder: Path, base: str) -> Iterator[None]:
             raise UserInputError(
                 f"it has adapters of {found!r}, not of {base!r}", where=str(folder), hint="choose another --output"
             )
-        about.write_text(json.dumps({"base": base}))
+        if not about.exists():
+            write_json(about, {"base": base})
         yield
     finally:
         os.close(handle)

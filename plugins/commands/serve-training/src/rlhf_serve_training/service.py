@@ -106,6 +106,9 @@ class Service:
         left = self.store.requests("status='queued'")
         for request in left:
             self._enqueue(request)
+        failed = "SELECT id FROM requests WHERE kind IN ('create_model', 'load_model') AND status='failed'"
+        for row in self.store.rows(f"SELECT id, tenant FROM models WHERE id IN ({failed})"):
+            self._drop_model(row["tenant"], row["id"])
         if left:
             logger.warning("%d requests of the server before this one are carried out now", len(left))
 
@@ -145,8 +148,11 @@ class Service:
             if row is not None and row["status"] == "done":
                 self._queue.begin(request.tenant, model_id, 1)
                 return
-            self.store.change("DELETE FROM models WHERE id=?", model_id)
-            self._fail_waiting(request.tenant, model_id, "the model could not be created")
+            self._drop_model(request.tenant, model_id)
+
+    def _drop_model(self, tenant: str, model_id: str) -> None:
+        self.store.change("DELETE FROM models WHERE id=?", model_id)
+        self._fail_waiting(tenant, model_id, "the model could not be created")
 
     def _fail_waiting(self, tenant: str, model_id: str, reason: str) -> None:
         """Close a model's lane. The requests that wait in it fail. Called with the lock."""
@@ -233,19 +239,16 @@ class Service:
 
     def seen(self, tenant: str, session_id: str) -> None:
         """Note a session's heartbeat. Raises `Refused` if it is unknown or finished."""
-        try:
-            self.session(tenant, session_id)
-        except Refused as refused:  # the SDK ends its heartbeat at 410
-            raise Refused(410, refused.code, str(refused)) if refused.code == "finished" else refused from None
+        self.session(tenant, session_id, 410)  # which ends the heartbeat of the SDK
         self.store.change("UPDATE sessions SET seen=? WHERE id=?", time.time(), session_id)
 
-    def session(self, tenant: str, session_id: str) -> Mapping[str, Any]:
-        """Return a session of a tenant. Raises `Refused` if it is unknown or finished."""
+    def session(self, tenant: str, session_id: str, status: int = 400) -> Mapping[str, Any]:
+        """Return a session of a tenant. Raises `Refused` if it is unknown, or with `status` if it is finished."""
         row = self.store.row("SELECT * FROM sessions WHERE id=? AND tenant=?", session_id, tenant)
         if row is None:
             raise Refused(404, "not_found", f"the session {session_id} does not exist")
         if row["finished"] is not None:
-            raise Refused(400, "finished", f"the session {session_id} is finished")
+            raise Refused(status, "finished", f"the session {session_id} is finished")
         return dict(row)
 
     def model(self, tenant: str, model_id: str) -> dict[str, Any]:
@@ -271,20 +274,18 @@ class Service:
             self.check_base(request.base_model)
         if request.model_seq_id is None:
             raise Refused(400, "invalid_request", "model_seq_id is needed with session_id")
-        try:
-            spec, _ = read_spec(self.checkpoints.folder(tenant, request.path))
-        except InvalidRequest as error:
-            raise Refused(404, "not_found", str(error)) from None
+        spec, _ = read_spec(self.checkpoint_folder(tenant, request.path))
         return self._create(tenant, request.session_id, request.model_seq_id, "load_model", asdict(spec), request, body)
 
     def _create(
         self, tenant: str, session_id: str, seq: int, kind: str, spec: Mapping[str, Any], request: Any, body: bytes
     ) -> str:
-        model_id = model_id_of(session_id, seq)
-        if self.store.row("SELECT 1 FROM models WHERE id=?", model_id) is None:
-            row = self.store.row("SELECT count(*) AS n FROM models WHERE tenant=? AND unloaded=0", tenant)
-            if row is not None and row["n"] >= self.limits.models:
-                raise Refused(400, "too_many_models", f"{row['n']} models exist, the limit: unload some of them")
+        model_id = model_id_of(session_id, seq)  # also the id of the request
+        if self.store.row("SELECT 1 FROM requests WHERE id=?", model_id) is not None:
+            return self._accept(tenant, session_id, seq, kind, body)
+        row = self.store.row("SELECT count(*) AS n FROM models WHERE tenant=? AND unloaded=0", tenant)
+        if row is not None and row["n"] >= self.limits.models:
+            raise Refused(400, "too_many_models", f"{row['n']} models exist, the limit: unload some of them")
         about = encoded({"spec": spec, "base": self.base, "user_metadata": request.user_metadata}).decode()
         now = time.time()
         with self._changed, self.store.transaction():  # in this order, as on the thread
@@ -293,6 +294,13 @@ class Service:
                 *(model_id, tenant, session_id, about, now, now),
             )
             return self._accept(tenant, session_id, seq, kind, body)
+
+    def checkpoint_folder(self, tenant: str, path: str) -> Path:
+        """Return the folder of a tenant's checkpoint. Raises `Refused` for those of others, and unknown ones."""
+        try:
+            return self.checkpoints.folder(tenant, path)
+        except InvalidRequest as error:
+            raise Refused(404, "not_found", str(error)) from None
 
     def check_base(self, name: str) -> None:
         """Raise `Refused` if a name is not one of the base model."""
@@ -331,10 +339,7 @@ class Service:
         """Return the id of a sampling session. Raises `Refused`."""
         self.session(tenant, request.session_id)
         if request.model_path is not None:
-            try:
-                self.checkpoints.folder(tenant, request.model_path)
-            except InvalidRequest as error:
-                raise Refused(404, "not_found", str(error)) from None
+            self.checkpoint_folder(tenant, request.model_path)
         elif request.base_model is None:
             raise Refused(400, "invalid_request", "base_model or model_path is needed")
         if request.base_model is not None:

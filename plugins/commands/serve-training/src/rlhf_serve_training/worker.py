@@ -31,9 +31,10 @@ from .losses import Loss, inputs_of, loss_of
 from .sampling import Sampler, SampleWork
 from .wire import Array, Row, Sampled
 
-_MAX_LOADED_SAMPLERS = 8
+MAX_LOADED_SAMPLERS = 8
 """Maximum number of saved adapters that stay in memory for sampling."""
 WHERE = "rlhf serve-training"
+_DTYPES = ("auto", "float32", "bfloat16")
 SWAPPING = ("single", "torch-ddp", "ddp", "fsdp")
 """Strategies whose parameters can be replaced between two steps."""
 
@@ -58,6 +59,12 @@ class WorkerOptions:
 
 def check_strategy(options: WorkerOptions, num_processes: int) -> None:
     """Raise `UserInputError` if the service cannot use the strategy, or not with as many adapters."""
+    if options.dtype not in _DTYPES:
+        raise UserInputError(
+            f"{options.dtype!r} is not a dtype of the model",
+            where="--set model.dtype",
+            hint=f"use {', '.join(_DTYPES)}",
+        )
     if options.strategy in ("gemini", "low-level-zero"):
         raise UserInputError(
             f"{options.strategy} can hold one adapter only, since its optimizer owns the parameters, and the service "
@@ -301,7 +308,7 @@ class Worker:
         if folder not in self._saved:
             self._saved[folder] = self.slot.load(Path(folder), with_optimizer=False)
         self._saved.move_to_end(folder)
-        while len(self._saved) > _MAX_LOADED_SAMPLERS:
+        while len(self._saved) > MAX_LOADED_SAMPLERS:
             self._saved.popitem(last=False)
         return self._saved[folder]
 
