@@ -46,7 +46,7 @@ class _Progress:
     seconds: float = 0.0
     num_bytes: int = 0
     step: StoredRequest | None = None
-    """The last change, if it was an `optim_step`: the model has no gradients, so its state can be written."""
+    """The last change, if it was an `optim_step`: then there are no gradients, so the state can be written."""
 
 
 class Executor:
@@ -177,7 +177,7 @@ class Executor:
         """Drop the adapter that was used the longest ago, if memory is full. It can be restored."""
         while len(self._resident) >= self._max_adapters:
             name, progress = next(iter(self._resident.items()))
-            if progress.step is not None:  # so that restoring it takes no time from other tenants
+            if progress.step is not None:  # restoring it would delay other tenants otherwise
                 self._try_write_state(progress.step)
             del self._resident[name]
             self._ranks.call("unload", name=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -97,6 +98,14 @@ def sample_order(request: types.SampleRequest, request_id: str, facts: ModelFact
         request.topk_prompt_logprobs,
         request.topk_sample_logprobs,
     )
+
+
+def num_samples(body: bytes) -> int:
+    """Return the number of sequences of a request for samples, 1 if it is not valid."""
+    try:
+        return max(1, int(json.loads(body).get("num_samples", 1)))
+    except (ValueError, TypeError, AttributeError):
+        return 1
 
 
 def new_spec(request: types.CreateModelRequest, max_rank: int) -> AdapterSpec:

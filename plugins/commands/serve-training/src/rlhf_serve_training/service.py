@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import shutil
 import threading
@@ -21,7 +20,7 @@ from .adapters import read_spec
 from .executor import Executor, model_id_of
 from .fair import SAMPLE, TRAIN, FairQueue
 from .limits import Limits
-from .requests import new_spec, read
+from .requests import new_spec, num_samples, read
 from .results import Results
 from .store import JSON_RESULT, Store, StoredRequest, as_dict, encoded, failure
 from .wire import InvalidRequest, parse_forward
@@ -172,12 +171,8 @@ class Service:
             shutil.rmtree(row["folder"], ignore_errors=True)
 
     def _num_samples(self, request: StoredRequest) -> int:
-        if request.kind != "asample":
-            return self.limits.rows_per_turn
-        try:
-            return max(1, int(json.loads(self.store.body(request.id) or b"{}").get("num_samples", 1)))
-        except (ValueError, TypeError, AttributeError):
-            return 1
+        is_sample = request.kind == "asample"
+        return num_samples(self.store.body(request.id) or b"{}") if is_sample else self.limits.rows_per_turn
 
     # Requests
 
