@@ -18,6 +18,7 @@ class RunningServer:
     def __init__(self, base, output, *options):
         self.log = open(f"{output}.log", "a+")  # noqa: SIM115 (closed by `running`)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment["PYTHONWARNINGS"] = "default::ResourceWarning"  # `running` looks for them
         environment |= {f"KEY_{name.upper()}": key for name, key in KEYS.items()}
         tenants = [each for name in KEYS for each in ("--tenant", f"{name}=KEY_{name.upper()}")]
         command = ["serve-training", "--base", base, "--output", str(output), "--port", "0", "--max-rank", "8"]
@@ -72,6 +73,8 @@ def running(base, output, *options):
         yield server
     finally:
         server.stop()
+    with open(f"{output}.log") as log:
+        assert "ResourceWarning" not in log.read()
 
 
 def rest(server, tenant="alice"):

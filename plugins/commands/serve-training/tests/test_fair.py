@@ -69,3 +69,28 @@ def test_closing_a_model_returns_what_waits():
     queue.add(request("a", "m", 5), "m", TRAIN)
     assert [each.seq for each in queue.end("a", "m")] == [5]
     assert queue.load("a") == (0, 0)
+
+
+def test_a_number_that_does_not_arrive_is_given_up():
+    queue = FairQueue(lambda each: 1, max_batch=8)
+    queue.begin("a", "m", 1)
+    for seq in (2, 3):
+        queue.add(request("a", "m", seq), "m", TRAIN)
+    assert queue.give_up(0.0, 10.0) == []
+    assert queue.give_up(9.0, 10.0) == []
+    assert [(each.seq, missing) for each, missing in queue.give_up(11.0, 10.0)] == [(2, 1), (3, 1)]
+    assert queue.load("a") == (0, 0)
+    assert queue.is_late("a", "m", 1)
+    assert not queue.is_late("a", "m", 4)
+    queue.add(request("a", "m", 4), "m", TRAIN)
+    assert drained(queue) == [["m:optim_step:4"]]
+
+
+def test_a_number_that_arrives_in_time_is_not_given_up():
+    queue = FairQueue(lambda each: 1, max_batch=8)
+    queue.begin("a", "m", 1)
+    queue.add(request("a", "m", 2), "m", TRAIN)
+    assert queue.give_up(0.0, 10.0) == []
+    queue.add(request("a", "m", 1), "m", TRAIN)
+    assert queue.give_up(11.0, 10.0) == []
+    assert len(drained(queue)) == 2

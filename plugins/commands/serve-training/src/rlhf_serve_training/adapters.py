@@ -69,11 +69,11 @@ class Slot:
     """The adapter of the prepared model, in which one adapter at a time computes.
 
     Example:
-        with slot.holding(adapter):
-            for batch in micro_batches:
-                strategy.backward(loss(trained.model, batch), trained.optimizer)
-            slot.take_gradients(adapter)
-        slot.step(adapter, learning_rate=1e-4, ...)
+        slot.hold(adapter)
+        for batch in micro_batches:
+            strategy.backward(loss(trained.model, batch), slot.optimizer)
+        slot.take_gradients(adapter)
+        norm = slot.step(adapter, {"learning_rate": 1e-4, ...})
     """
 
     def __init__(self, strategy: StrategyBase, trained: TrainedModel, rank: int) -> None:

@@ -192,7 +192,8 @@ class _Api:
         """Return the handler of a request in the order of a model's requests."""
 
         async def answer(request: Request, tenant: str) -> Response:
-            return _future(self._service.train(tenant, kind, await self._message(request)))
+            # A refusal would leave a gap in the order, so limits are checked when it is the request's turn.
+            return _future(self._service.train(tenant, kind, await self._body(request)))
 
         return answer
 

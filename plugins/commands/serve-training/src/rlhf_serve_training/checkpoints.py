@@ -12,6 +12,7 @@ from .ranks import Ranks
 from .store import Store, StoredRequest, encoded
 from .wire import InvalidRequest
 
+_METADATA_BYTES = 64 * 1024
 SEGMENTS = {"training": "weights", "sampler": "sampler_weights", "external": "external_weights"}
 """Kind of checkpoint -> the part of its path."""
 
@@ -40,6 +41,9 @@ class Checkpoints:
             message: the request's message, with `ttl_seconds` and `user_metadata` if it has them.
             overwrite: whether to replace a checkpoint with this name.
         """
+        about = getattr(message, "user_metadata", None)
+        if about is not None and len(encoded(about)) > _METADATA_BYTES:
+            raise InvalidRequest(f"user_metadata has at most {_METADATA_BYTES} bytes")
         path = f"tinker://{request.owner}/{SEGMENTS[kind]}/{name}"
         old = self._store.row("SELECT folder FROM checkpoints WHERE path=?", path)
         folder = self._output / "checkpoints" / folder_name(request.owner) / SEGMENTS[kind] / f"{name}-{request.seq}"
@@ -58,7 +62,6 @@ class Checkpoints:
                 f"the disk limit of {self._limits.disk_bytes / GIB:.1f} GiB is reached: delete checkpoints first"
             )
         ttl = getattr(message, "ttl_seconds", None)
-        about = getattr(message, "user_metadata", None)
         self._store.change(
             "INSERT OR REPLACE INTO checkpoints VALUES(?,?,?,?,?,?,?,?,?,?)",
             *(path, request.tenant, request.owner, kind, name, str(folder), size, time.time()),

@@ -273,7 +273,11 @@ class Executor:
 
     def _forward(self, request: StoredRequest, body: bytes) -> bytes:
         self._restore(request.owner)
-        order = forward_request(parse_forward(body))
+        message = parse_forward(body)
+        if len(message.data) > self._limits.data_per_request:
+            allowed = self._limits.data_per_request
+            raise InvalidRequest(f"the request has {len(message.data)} data, the limit is {allowed}: send several")
+        order = forward_request(message)
         loss_of(order.loss, order.config, order.rows)
         limit = self._facts.context_tokens
         for index, row in enumerate(order.rows):

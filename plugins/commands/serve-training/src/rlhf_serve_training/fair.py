@@ -19,6 +19,8 @@ class _Lane:
     next_seq: int = 0
     waiting: dict[int, StoredRequest] = field(default_factory=dict)
     samples: deque[StoredRequest] = field(default_factory=deque)
+    blocked_since: float | None = None
+    """Time since which requests wait for a missing number."""
 
     @property
     def is_ready(self) -> bool:
@@ -101,6 +103,32 @@ class FairQueue:
                         self._uncount(each)
                         return each
         return None
+
+    def is_late(self, tenant: str, lane: str, seq: int) -> bool:
+        """Whether a model's order has passed a number."""
+        found = self._lanes(tenant).get(lane)
+        return found is not None and found.kind == TRAIN and seq < found.next_seq
+
+    def give_up(self, now: float, seconds: float) -> list[tuple[StoredRequest, int]]:
+        """Remove requests that have waited for a missing number, and return them with that number.
+
+        Args:
+            now: the time.
+            seconds: maximum wait.
+        """
+        given_up = []
+        for lanes in self._tenants.values():
+            for lane in lanes.values():
+                if not (lane.next_seq and lane.waiting) or lane.is_ready:
+                    lane.blocked_since = None
+                elif lane.blocked_since is None:
+                    lane.blocked_since = now
+                elif now - lane.blocked_since > seconds:
+                    given_up += [(each, lane.next_seq) for each in lane.waiting.values()]
+                    lane.next_seq, lane.waiting, lane.blocked_since = max(lane.waiting) + 1, {}, None
+        for each, _ in given_up:
+            self._uncount(each)
+        return given_up
 
     def load(self, tenant: str) -> tuple[int, int]:
         """Return the number and the bytes of a tenant's waiting requests."""

@@ -31,6 +31,8 @@ class Limits:
     """Size of one request."""
     top_logprobs: int = 32
     """Maximum number of top tokens per position."""
+    order_seconds: float = 600.0
+    """Time for which a model's requests wait for one with a lower number. Then they fail, and the model continues."""
     state_seconds: float = 60.0
     """Work of a model after which its state is written. At most this much is computed again after a restart."""
     state_bytes: int = 64 * MIB

@@ -156,8 +156,11 @@ class Service:
     def _fail_waiting(self, tenant: str, model_id: str, reason: str) -> None:
         """Close a model's lane. The requests that wait in it fail. Called with the lock."""
         for each in self._queue.end(tenant, model_id):
-            self.store.finish(each.id, failure(reason, "user"), JSON_RESULT, failed=True)
-            self._results.notify([each.id])
+            self._fail(each, reason)
+
+    def _fail(self, request: StoredRequest, reason: str) -> None:
+        self.store.finish(request.id, failure(reason, "user"), JSON_RESULT, failed=True)
+        self._results.notify([request.id])
 
     def _drop_old(self) -> None:
         """Drop old results and expired checkpoints, and finish sessions without a client."""
@@ -165,6 +168,10 @@ class Service:
         query = "SELECT id, tenant FROM sessions WHERE finished IS NULL AND seen<?"
         for row in self.store.rows(query, now - self.limits.session_seconds):
             self.finish(row["tenant"], row["id"], {"abandoned": True})
+        with self._changed:
+            given_up = self._queue.give_up(time.monotonic(), self.limits.order_seconds)
+        for request, missing in given_up:
+            self._fail(request, f"the request {missing} of this model did not arrive in time")
         self.store.drop_results(now - self.limits.result_seconds)
         for row in self.store.rows("SELECT path, folder FROM checkpoints WHERE expires<?", now):
             self.store.change("DELETE FROM checkpoints WHERE path=?", row["path"])
@@ -186,7 +193,9 @@ class Service:
                 raise Refused(400, "conflict", f"the number {seq} was used for a request of the kind {known['kind']}")
             return request_id
         with self._changed:
-            if kind != "unload_model":  # which frees memory and disk
+            if kind != "unload_model":  # which has no place in the order, and frees memory and disk
+                if self._queue.is_late(tenant, owner, seq):
+                    raise Refused(400, "late", f"the request {seq} is too late: later ones of this model were finished")
                 self._check_room(tenant, owner, seq, len(body))
             request = StoredRequest(request_id, tenant, owner, seq, kind, "queued", len(body))
             if self.store.add_request(request, body):
@@ -309,9 +318,6 @@ class Service:
         """
         if kind == "forward_backward":
             message: Any = parse_forward(body)
-            if len(message.data) > self.limits.data_per_request:
-                limit = self.limits.data_per_request
-                raise Refused(400, "invalid_request", f"{len(message.data)} data in one request, the limit is {limit}")
             kind = "forward" if message.forward_only else kind
         else:
             message = read(_TRAINING_KINDS[kind], body)
@@ -374,8 +380,7 @@ class Service:
         with self._changed:
             removed = self._queue.remove(request_id)
         if removed is not None:
-            self.store.finish(request_id, failure("the request was canceled", "user"), JSON_RESULT, failed=True)
-            self._results.notify([request_id])
+            self._fail(removed, "the request was canceled")
 
     def finish(self, tenant: str, session_id: str, reason: Mapping[str, Any]) -> None:
         """Finish a session. The first reason counts. Raises `Refused`."""
