@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,14 @@ from .limits import Limits
 from .sampling import SampleWork
 from .wire import InvalidRequest
 
+TRAINING_KINDS: Mapping[str, type[Any]] = {
+    "optim_step": types.OptimStepRequest,
+    "save_weights": types.SaveWeightsRequest,
+    "save_weights_for_sampler": types.SaveWeightsForSamplerRequest,
+    "save_weights_external": types.SaveWeightsExternalRequest,
+    "load_weights": types.LoadWeightsRequest,
+}
+"""Requests in the order of a model's requests, except for those with data."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

@@ -20,7 +20,7 @@ from .adapters import read_spec
 from .executor import Executor, model_id_of
 from .fair import SAMPLE, TRAIN, FairQueue
 from .limits import Limits
-from .requests import new_spec, num_samples, read
+from .requests import TRAINING_KINDS, new_spec, num_samples, read
 from .results import Results
 from .store import JSON_RESULT, Store, StoredRequest, as_dict, encoded, failure
 from .wire import InvalidRequest, parse_forward
@@ -31,13 +31,6 @@ _IDLE_SECONDS = 20.0
 """Interval of the calls that keep idle ranks from timing out."""
 _CLEANING_SECONDS = 60.0
 _USED_SECONDS = 5.0
-_TRAINING_KINDS = {
-    "optim_step": types.OptimStepRequest,
-    "save_weights": types.SaveWeightsRequest,
-    "save_weights_for_sampler": types.SaveWeightsForSamplerRequest,
-    "save_weights_external": types.SaveWeightsExternalRequest,
-    "load_weights": types.LoadWeightsRequest,
-}
 
 
 class Service:
@@ -320,7 +313,7 @@ class Service:
             message: Any = parse_forward(body)
             kind = "forward" if message.forward_only else kind
         else:
-            message = read(_TRAINING_KINDS[kind], body)
+            message = read(TRAINING_KINDS[kind], body)
         model = self.model(tenant, message.model_id or "")
         if model["unloaded"]:
             raise Refused(400, "unloaded", f"the model {message.model_id} is unloaded")
