@@ -278,6 +278,12 @@ class Executor:
             allowed = self._limits.data_per_request
             raise InvalidRequest(f"the request has {len(message.data)} data, the limit is {allowed}: send several")
         order = forward_request(message)
+        num_tokens = sum(row.num_tokens for row in order.rows)
+        if num_tokens > self._limits.request_tokens:
+            allowed = self._limits.request_tokens
+            raise InvalidRequest(
+                f"the data have {num_tokens} tokens, the limit of a request is {allowed}: send several"
+            )
         loss_of(order.loss, order.config, order.rows)
         limit = self._facts.context_tokens
         for index, row in enumerate(order.rows):

@@ -21,6 +21,8 @@ class Limits:
     """Models that are not unloaded. Memory holds fewer (--max-adapters), and the others are restored from disk."""
     samples_per_request: int = 256
     """Maximum `num_samples`."""
+    request_tokens: int = 2**19
+    """Tokens of the data of one request, or of its samples together. Other tenants wait for them."""
     rows_per_turn: int = 64
     """Sequences that are sampled in one turn."""
     data_per_request: int = 256

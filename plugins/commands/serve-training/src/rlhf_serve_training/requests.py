@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ TRAINING_KINDS: Mapping[str, type[Any]] = {
     "load_weights": types.LoadWeightsRequest,
 }
 """Requests in the order of a model's requests, except for those with data."""
+_MAX_STOPS, _MAX_STOP_CHARACTERS = 64, 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -90,6 +92,11 @@ def sample_order(request: types.SampleRequest, request_id: str, facts: ModelFact
     if max_tokens is None or max_tokens < 1:
         raise InvalidRequest("max_tokens is at least 1")
     max_tokens = max_tokens if room is None else min(max_tokens, room)
+    if count * max_tokens > limits.request_tokens:
+        if params.max_tokens is not None or limits.request_tokens < count:
+            text = f"{count} samples of {max_tokens} tokens are more than {limits.request_tokens} tokens in one request"
+            raise InvalidRequest(f"{text}: send several requests, or set a lower max_tokens")
+        max_tokens = int(limits.request_tokens) // count
     sampling = _sampling(params, max_tokens, facts)
     # Requests without a seed differ by their ids, so that a request that is made again samples the same.
     own = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:6], "big")
@@ -154,7 +161,7 @@ def check_ids(smallest: int, largest: int, facts: ModelFacts) -> None:
 
 
 def _sampling(params: types.SamplingParams, max_tokens: int, facts: ModelFacts) -> SamplingParams:
-    if params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < -1:
+    if not (0 <= params.temperature < math.inf and 0 < params.top_p <= 1 and params.top_k >= -1):
         raise InvalidRequest("temperature is at least 0, top_p in (0, 1], and top_k at least 1, or -1 for no limit")
     greedy = params.temperature == 0
     return SamplingParams(
@@ -175,6 +182,8 @@ def _stop_texts(stop: Any, facts: ModelFacts) -> tuple[str, ...]:
         stop = [stop]
     if not stop:
         raise InvalidRequest("stop=[] would disable EOS, which is not offered: leave stop out")
+    if len(stop) > _MAX_STOPS:
+        raise InvalidRequest(f"there are {len(stop)} stop sequences, the limit is {_MAX_STOPS}")
     texts = []
     for each in stop:
         if isinstance(each, int):
@@ -182,7 +191,7 @@ def _stop_texts(stop: Any, facts: ModelFacts) -> tuple[str, ...]:
             if each in facts.eos_token_ids:
                 continue
             each = facts.tokenizer.decode([each], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if not each:
-            raise InvalidRequest("a stop text must not be empty")
+        if not 0 < len(each) <= _MAX_STOP_CHARACTERS:
+            raise InvalidRequest(f"a stop text has between 1 and {_MAX_STOP_CHARACTERS} characters")
         texts.append(each)
     return tuple(texts)

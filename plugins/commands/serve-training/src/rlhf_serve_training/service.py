@@ -186,7 +186,7 @@ class Service:
                 raise Refused(400, "conflict", f"the number {seq} was used for a request of the kind {known['kind']}")
             return request_id
         with self._changed:
-            if kind != "unload_model":  # which has no place in the order, and frees memory and disk
+            if kind != "unload_model":  # it is outside of the order, and frees memory and disk
                 if self._queue.is_late(tenant, owner, seq):
                     raise Refused(400, "late", f"the request {seq} is too late: later ones of this model were finished")
                 self._check_room(tenant, owner, seq, len(body))
