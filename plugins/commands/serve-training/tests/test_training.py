@@ -151,6 +151,7 @@ def test_samples(service, training, base):
     of_training = training.forward(training_data, "cross_entropy").result(60).loss_fn_outputs[0]["logprobs"].data
     assert of_prompt[0] is None
     assert of_prompt[1:] == pytest.approx(list(of_training), abs=1e-5)
+    assert trained.compute_logprobs(types.ModelInput.from_ints([5])).result(60) == [None]
     of_samples = trained.sample(PROMPT, 1, greedy).result(60).sequences[0].logprobs
     assert of_samples == pytest.approx(of_prompt[3:], abs=1e-5)
 

@@ -49,8 +49,8 @@ class SampleOrder:
 
     prompt_ids: tuple[int, ...]
     works: tuple[SampleWork, ...]
-    prompt_logprobs: int
-    """Number of last prompt tokens whose log-probs are requested."""
+    prompt_logprobs: int | None
+    """Number of last prompt tokens whose log-probs are computed. None if they are not requested."""
     top_prompt: int
     top_sample: int
 
@@ -109,7 +109,7 @@ def sample_order(request: types.SampleRequest, request_id: str, facts: ModelFact
     return SampleOrder(
         prompt_ids,
         tuple(works),
-        last if wants_prompt else 0,
+        last if wants_prompt else None,
         request.topk_prompt_logprobs,
         request.topk_sample_logprobs,
     )

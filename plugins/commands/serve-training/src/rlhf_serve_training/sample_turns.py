@@ -87,9 +87,11 @@ class SampleTurns:
         prompt, last = order.prompt_ids, order.prompt_logprobs
         logprobs: list[float] | None = None
         prompt_top: list[dict[int, float]] = []
-        if last or (order.top_prompt and len(prompt) > 1):
-            (found,) = self._ranks.call("score", folder=folder, rows=[prompt], num_top=order.top_prompt)
+        if last is not None:
             before = len(prompt) - last
+            found: tuple[list[float], list[dict[int, float]]] = ([], [])
+            if last:
+                (found,) = self._ranks.call("score", folder=folder, rows=[prompt], num_top=order.top_prompt)
             logprobs = [math.nan] * before + found[0][len(found[0]) - last :]
             if order.top_prompt:
                 prompt_top = [{}] * before + found[1][len(found[1]) - last :]
