@@ -64,7 +64,9 @@ async def running(folder, ranks, **limits):
 
 
 def session(service):
-    return service.create_session("a", types.CreateSessionRequest(tags=[], sdk_version="0.38"), "key")
+    return service.create_session(
+        "a", types.CreateSessionRequest(tags=[], user_metadata=None, sdk_version="0.38"), "key"
+    )
 
 
 def create(service, session_id, seq=0):
