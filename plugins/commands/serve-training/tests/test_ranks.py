@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from running_server import client, datum, running
+from running_server import LEFT_BY_THE_SDK, client, datum, running
 from tinker import types
 
 from rlhf_core.errors import UserInputError
@@ -10,8 +10,7 @@ from rlhf_serve_training.adapters import AdapterSpec
 from rlhf_serve_training.wire import Row
 from rlhf_serve_training.worker import Worker, WorkerOptions, check_strategy
 
-# The SDK of this process leaves its connections to the garbage collector. The server's log is checked for its own.
-pytestmark = pytest.mark.filterwarnings("ignore:(?s).*unclosed:pytest.PytestUnraisableExceptionWarning")
+pytestmark = LEFT_BY_THE_SDK
 TOKENS = [[5, 6, 7, 8, 9], [9, 4, 6], [7, 7, 8, 4]]
 WEIGHTS = [[0, 1, 1, 0.5], [1, -1], [0.5, 1, 1]]
 OPTIONS = {"learning_rate": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "grad_clip_norm": 0.5}

@@ -3,13 +3,12 @@
 import socket
 
 import pytest
-from running_server import client, datum, new_client, rest, running
+from running_server import LEFT_BY_THE_SDK, client, datum, new_client, rest, running
 from tinker import types
 
-# The SDK of this process leaves its connections to the garbage collector. The server's log is checked for its own.
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:(?s).*unclosed:pytest.PytestUnraisableExceptionWarning"),
+    LEFT_BY_THE_SDK,
 ]
 
 

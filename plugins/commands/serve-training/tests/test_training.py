@@ -6,11 +6,10 @@ import warnings
 import httpx
 import pytest
 import tinker
-from running_server import KEYS, client, datum, rest, running
+from running_server import KEYS, LEFT_BY_THE_SDK, client, datum, rest, running
 from tinker import types
 
-# The SDK of this process leaves its connections to the garbage collector. The server's log is checked for its own.
-pytestmark = pytest.mark.filterwarnings("ignore:(?s).*unclosed:pytest.PytestUnraisableExceptionWarning")
+pytestmark = LEFT_BY_THE_SDK
 ADAM = types.AdamParams(learning_rate=1e-2)
 TOKENS = [5, 6, 7, 8, 9, 10]
 CE = [datum(TOKENS, weights=[1.0] * 5), datum([5, 6, 7], weights=[0.0, 1.0])]
