@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from rlhf_core.errors import RlhfError, UserInputError
-from rlhf_core.util.jsonl import write_json
+from rlhf_core.util import write_json
 from rlhf_models import eos_token_ids
 from rlhf_strategies import launch, stop_requested
 from rlhf_web import environment_key, serve_until_stopped
