@@ -93,7 +93,7 @@ lint: setup  ## style, types, import contracts, declared dependencies and plain 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports
 	$(BIN)/python release/dependencies.py
 	$(BIN)/python tests/support/plain_words.py
 

@@ -64,6 +64,14 @@ def no_fsync() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def secrets_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process remembers each secret, and hides it everywhere: a made-up one may be a word of a later test."""
+    from rlhf_core.util import redact
+
+    monkeypatch.setattr(redact, "_known", dict(redact._known))
+
+
+@pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
     """A command sends its log to a stream that is closed after the test."""
     log = logging.getLogger("rlhf")

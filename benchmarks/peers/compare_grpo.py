@@ -20,7 +20,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from grpo_inputs import SUBJECTS, write_prompts
+from grpo_inputs import SUBJECTS, add_device_options, write_prompts
 from inputs import SIZES, write_chat_model
 from turns import compare, option_parser, sides
 
@@ -30,8 +30,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="answers per prompt")
     parser.add_argument("--new-tokens", type=int, default=24, help="maximum tokens per answer")
     parser.add_argument("--made", choices=list(SIZES), help="size of a model made in code, instead of --model")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    add_device_options(parser)
     options = parser.parse_args()
     if (options.model is None) == (options.made is None):
         parser.error("give either --model or --made")

@@ -5,6 +5,7 @@ The prompts request long answers, so that nearly all answers have the maximum le
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,12 @@ SUBJECTS = (
     "a letter that arrives forty years late, and what its reader does on the day after",
 )
 """Subjects of different lengths, in random order."""
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of both sides for where and in which precision they compute."""
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
 
 
 def write_prompts(folder: Path) -> None:

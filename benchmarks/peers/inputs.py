@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,8 +88,7 @@ def write_inputs(folder: Path, size: str, *, varied: bool, num_prompts: int) -> 
     tokenizer = build_tokenizer(shape.vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        policy = LlamaForCausalLM(_config(shape, shape.vocabulary))
-        _shape_endings(policy, varied)
+        policy = _policy(shape, varied)
         reward = LlamaForSequenceClassification(_config(REWARD, shape.vocabulary))
     for model, name in ((policy, "model"), (reward, "reward")):
         model.save_pretrained(folder / name)
@@ -102,12 +99,18 @@ def write_inputs(folder: Path, size: str, *, varied: bool, num_prompts: int) -> 
 
 def write_chat_model(folder: Path, size: str) -> None:
     """Write `folder`, a model whose answers have the maximum length, with a chat template."""
-    with tempfile.TemporaryDirectory() as made:
-        write_inputs(Path(made), size, varied=False, num_prompts=1)
-        shutil.move(Path(made) / "model", folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = build_tokenizer(SIZES[size].vocabulary)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        _policy(SIZES[size], varied=False).save_pretrained(folder)
+
+
+def _policy(shape: Size, varied: bool) -> LlamaForCausalLM:
+    policy = LlamaForCausalLM(_config(shape, shape.vocabulary))
+    _shape_endings(policy, varied)
+    return policy
 
 
 def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:

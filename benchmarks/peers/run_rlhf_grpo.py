@@ -42,8 +42,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, required=True)
     parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
     parser.add_argument("--micro-batch-tokens", type=int)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    grpo_inputs.add_device_options(parser)
     options = parser.parse_args()
     print(json.dumps(measure(run_file(options), options.iterations, options.device)))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_inputs import PROMPTS_FILE, SUBJECTS, share_of_vowels
+from grpo_inputs import PROMPTS_FILE, SUBJECTS, add_device_options, share_of_vowels
 from run_trl import measure
 
 
@@ -62,8 +62,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
     parser.add_argument("--micro-batch", type=int, required=True, help="answers per pass of the update")
     parser.add_argument("--gradient-checkpointing", action="store_true")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    add_device_options(parser)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     tokens: list[int] = []

@@ -186,7 +186,7 @@ def _core_sections(run: Mapping[str, Any], problems: Problems) -> RunConfig | No
 
 def _with_default_logger(data: Any) -> Any:
     """Turn TensorBoard on if it is installed, unless the section sets it."""
-    if DEFAULT_LOGGER in (data or {}) or not isinstance(data, dict | None):
+    if not isinstance(data, dict | None) or DEFAULT_LOGGER in (data or {}):
         return data
     try:
         is_installed = not not_installed(load("loggers", DEFAULT_LOGGER, check_requires=False).component.requires)

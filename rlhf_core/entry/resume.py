@@ -92,7 +92,7 @@ def check_owners(folder: RunFolder) -> None:
                 distribution = KNOWN.get(kind, {}).get(name, owner.partition(" ")[0])  # it may have moved since
                 same = owner.startswith(f"{distribution} ")
                 raise UserInputError(
-                    f"the run has the {SINGULAR[kind]} {name} of {owner}, which is not installed",
+                    f"the run has the {SINGULAR.get(kind, kind)} {name} of {owner}, which is not installed",
                     where=str(folder.path),
                     hint=f"pip install {owner.replace(' ', '==') if same else distribution}",
                 )

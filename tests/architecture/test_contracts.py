@@ -15,7 +15,7 @@ TENSOR_CODE = {f"models/{name}.py" for name in ("compiled", "forward", "forward_
 
 def test_import_contracts_hold(root: Path) -> None:
     checked = subprocess.run(
-        [str(Path(sys.executable).parent / "lint-imports"), "--no-logo", "--no-cache"],
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"],
         cwd=root,
         capture_output=True,
         text=True,

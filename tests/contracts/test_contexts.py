@@ -23,6 +23,7 @@ from rlhf_testing.runs import tiny_run
 SPIES = """
 import json, os
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 
 from rlhf_core import Component
@@ -40,6 +41,8 @@ def note(kind, context):
     seen = {}
     for field in fields(context):
         value = getattr(context, field.name)
+        if isinstance(value, partial):
+            value = value.func
         seen[field.name] = str(value) if field.name == "device" else type(value).__name__
     with open(os.environ["SPY_LOG"], "a") as log:
         log.write(json.dumps([kind, seen]) + "\\n")

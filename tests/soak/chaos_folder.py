@@ -20,8 +20,8 @@ _DIFFERS = ("time/", "memory/", "tokens_per_second/", "reward_calls/", "transpor
 """Keys of metrics that differ between equal runs."""
 _MAY_BE_THERE = ("control", "ray.json")
 """Made by the first command; left by a driver that was killed, until the next one."""
-_OF_A_SESSION = ("performance.json",)
-"""Written by one that trained, at its end: one that was killed, or had nothing left to train on, has none."""
+_OF_A_SESSION = ("performance.json", "model/README.md")
+"""Written at the end of a session that trained. One that was killed or terminated twice may leave none."""
 
 Line = dict[str, Any]
 

@@ -5,6 +5,7 @@ The process is killed from outside where an input does not come to an end.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -75,7 +76,8 @@ def try_command(arguments: Sequence[str], place: Path) -> str | None:
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(said):
         code = rlhf(list(arguments))
-    if "Traceback" in said.getvalue() or code not in (0, 2):
+    failed = code == 1 and "\nerror: environment " in said.getvalue()  # it cannot play a record: a run would fail
+    if "Traceback" in said.getvalue() or not (code in (0, 2) or failed):
         return f"rlhf {' '.join(arguments)}: exit code {code}: {said.getvalue()[-2500:]}"
     left = [str(path) for path in sorted(place.rglob("*")) if path not in before and not path.name.startswith("report")]
     left = [each for each in left if not each.endswith(".png")]
@@ -155,12 +157,12 @@ def _answers(place: Path, folder: Path, chance: random.Random) -> str | None:
     rule = chance.choice(sorted(_RULES))
     rollouts = [make_rollout(completion=answer(chance), answer=chance.choice((answer(chance), "12", "{}")))]
     try:
-        scores = read_scores(_rule(rule).call(rollouts, _RULE_SECONDS, lambda *_: []), 1)
+        scores = asyncio.run(_rule(rule).call(rollouts, _RULE_SECONDS, lambda *_: []))
     except (RewardFault, RlhfError) as refused:  # past its deadline, or an answer of the user's that is none
         if "ended by" in str(refused):
             return f"{rule}: {refused}: {rollouts[0].completion[:300]!r}"
         return None
-    if len(scores) != 1:
+    if [type(score) for score in scores] != [float]:
         return f"{rule} gave {scores!r} to {rollouts[0].completion[:300]!r}"
     return None
 
@@ -190,7 +192,7 @@ def _with_content(problem: str | None, path: Path) -> str | None:
 def _rule(name: str) -> IsolatedCalls:
     """In its own process, as in a training run: one that hangs there is ended."""
     spec = RewardSpec(name=name, recipe=partial(loaded, name), call_options=RewardCallOptions(isolate=True))
-    return IsolatedCalls(spec, None)
+    return IsolatedCalls(spec)
 
 
 def loaded(name: str) -> Callable[[Any], Any]:

@@ -86,7 +86,10 @@ class OtherTensor(Tensor):
             return _in_place_result(func, args, kwargs, out)
         if leaves:
             return out.clone() if any(out is each for each in tree_flatten(plain_args)[0]) else out
-        return tree_map(_wrapped, out)
+        # In inference mode, too, a view of a tensor made outside is none of inference.
+        outside = func.is_view and not args[0].is_inference()
+        with torch.inference_mode(torch.is_inference_mode_enabled() and not outside):
+            return tree_map(_wrapped, out)
 
 
 def _plain(value: Any) -> Any:

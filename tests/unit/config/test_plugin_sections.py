@@ -225,6 +225,7 @@ def test_a_run_folder_without_the_owner_names_what_to_install(tmp_path, capsys, 
         ("engines", "tern", "acme 1.2.3", "the engine tern of acme 1.2.3"),
         ("hooks", "watch", "acme 1.2.3", "the hook plugin watch of acme 1.2.3"),
         ("schedules", "restarts", "acme 1.2.3", "the schedule restarts of acme 1.2.3"),
+        ("kinds of a later core", "new", "acme 1.2.3", "the kinds of a later core new of acme 1.2.3"),
     ],
 )
 def test_a_missing_owner_of_any_plugin_names_what_to_install(tmp_path, kind, name, owner, says):

@@ -61,10 +61,12 @@ def _others_kept(model: nn.Module) -> Iterator[None]:
     so that it stays replaced for tensors on a GPU.
     """
     modules = {sys.modules[type(each).__module__] for each in model.modules()}
-    before = [(each, dict(vars(each))) for each in modules if each.__name__.startswith("transformers.models.")]
-    yield
-    for module, names in before:
-        for name, plain in names.items():
+    families = [module for module in modules if module.__name__.startswith("transformers.models.")]
+    before = [(module, name, plain) for module in families for name, plain in vars(module).items()]
+    try:
+        yield
+    finally:
+        for module, name, plain in before:
             fast = getattr(module, name)
             if fast is not plain:
                 setattr(module, name, plain if isinstance(plain, type) else _OnGpu.of(fast, plain))

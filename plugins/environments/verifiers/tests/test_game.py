@@ -95,13 +95,13 @@ def test_the_key_is_in_no_log(caplog, monkeypatch):
     from rlhf_env_verifiers import environment
 
     caplog.set_level(logging.DEBUG)
-    keys, variable = [], environment._variable
+    keys, variable = [], environment._key_variable
 
     def noting(key):
         keys.append(key)
         return variable(key)
 
-    monkeypatch.setattr(environment, "_variable", noting)
+    monkeypatch.setattr(environment, "_key_variable", noting)
     play("13", samples=2, on_failure="zero")
     assert len(keys) == 2 and "rollout start" in caplog.text
     assert not [key for key in keys if key in caplog.text]

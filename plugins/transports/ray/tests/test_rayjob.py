@@ -6,7 +6,6 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from click import Context
 from packaging.specifiers import SpecifierSet
 
 from rlhf_cli.commands.train import train
+from rlhf_cli.main import cli
 from rlhf_core.config.resolve import resolve
 from rlhf_ray.config import RayConfig
 
@@ -129,9 +129,10 @@ def test_what_its_pods_mount_exists(parts: dict[str, Any], job: Any) -> None:
     assert parts["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
-def test_all_nodes_have_one_image_and_the_ray_that_the_tests_run_with(job: Any) -> None:
+def test_all_nodes_have_one_image_and_the_pinned_ray(job: Any) -> None:
     assert len({container["image"] for pod in pods(job) for container in pod["containers"]}) == 1
-    assert job["rayClusterSpec"]["rayVersion"] == version("ray")
+    (pin,) = re.findall(r"^ray==(\S+)", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE)
+    assert job["rayClusterSpec"]["rayVersion"] == pin
     manifest = tomllib.loads((ROOT / "plugins" / "transports" / "ray" / "pyproject.toml").read_text())
     (bounds,) = [each for each in manifest["project"]["dependencies"] if each.startswith("ray>")]
     assert job["rayClusterSpec"]["rayVersion"] in SpecifierSet(bounds.removeprefix("ray"))
@@ -140,7 +141,7 @@ def test_all_nodes_have_one_image_and_the_ray_that_the_tests_run_with(job: Any) 
 def test_its_command_parses_and_its_paths_are_mounted(job: Any) -> None:
     program, command, *arguments = shlex.split(job["entrypoint"])
     assert (program, command) == ("rlhf", "train")
-    with Context(train) as context:
+    with Context(train, parent=Context(cli)) as context:
         train.parse_args(context, list(arguments))
     assert context.params["transport"] == "ray" and context.params["resume"] == "auto"
     (container,) = next(pods(job))["containers"]

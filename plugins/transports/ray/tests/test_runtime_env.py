@@ -176,7 +176,8 @@ def test_a_ray_without_it_is_not_started(replaced: object, monkeypatch: pytest.M
         pass
 
 
-def test_the_manifest_caps_ray_at_a_minor_version() -> None:
+def test_the_manifest_caps_ray_at_the_minor_version_of_the_pin() -> None:
+    import re
     import tomllib
 
     from packaging.specifiers import SpecifierSet
@@ -184,6 +185,7 @@ def test_the_manifest_caps_ray_at_a_minor_version() -> None:
     manifest: Mapping[str, Any] = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     (bounds,) = [each for each in manifest["project"]["dependencies"] if each.startswith("ray>")]
     allowed = SpecifierSet(bounds.removeprefix("ray"))
-    minor = ".".join(ray.__version__.split(".")[:2])
+    lock = (Path(__file__).parents[4] / "requirements" / "lock.txt").read_text()
+    (minor,) = re.findall(r"^ray==(\d+\.\d+)", lock, re.MULTILINE)
     assert ray.__version__ in allowed and f"{minor}.99" in allowed
     assert f"{minor.split('.')[0]}.{int(minor.split('.')[1]) + 1}.0" not in allowed
