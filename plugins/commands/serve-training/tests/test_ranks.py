@@ -7,8 +7,9 @@ from tinker import types
 
 from rlhf_core.errors import UserInputError
 from rlhf_serve_training.adapters import AdapterSpec
+from rlhf_serve_training.options import WorkerOptions, check_strategy
 from rlhf_serve_training.wire import Row
-from rlhf_serve_training.worker import Worker, WorkerOptions, check_strategy
+from rlhf_serve_training.worker import Worker
 
 pytestmark = LEFT_BY_THE_SDK
 TOKENS = [[5, 6, 7, 8, 9], [9, 4, 6], [7, 7, 8, 4]]

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 
 from rlhf_core import train
 from rlhf_serve_training.adapters import AdapterSpec
+from rlhf_serve_training.options import WorkerOptions
 from rlhf_serve_training.wire import Row
-from rlhf_serve_training.worker import Worker, WorkerOptions
+from rlhf_serve_training.worker import Worker
 
 ADAM = {"learning_rate": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": 1.0}
 

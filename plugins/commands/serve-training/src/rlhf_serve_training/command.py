@@ -80,10 +80,10 @@ def serve_training(
     from rlhf_core.util import set_up_host_memory
 
     set_up_host_memory()  # before torch is imported
+    from .options import WorkerOptions, check_strategy
     from .planning import plan_lines
     from .running import ServeOptions, run
     from .settings import parse_settings, parse_tenants
-    from .worker import WorkerOptions, check_strategy
 
     if transport != "local":
         raise UserInputError(

@@ -292,6 +292,7 @@ class Executor:
             targets = row.fields["target_tokens"]
             check_ids(int(row.token_ids.min()), int(row.token_ids.max()), self._facts)
             check_ids(int(targets.min()), int(targets.max()), self._facts)
+        begun = time.monotonic()
         rows, metrics = self._ranks.call(
             "forward",
             name=request.owner,
@@ -301,7 +302,7 @@ class Executor:
             backward=not order.forward_only,
         )
         if not (order.forward_only or self._is_again):
-            self._folders.forward(request.owner, metrics["loss:sum"])
+            self._folders.forward(request.owner, metrics["loss:sum"], time.monotonic() - begun)
         return forward_output(rows, metrics)
 
     def _optim_step(self, request: StoredRequest, body: bytes) -> Mapping[str, Any]:

@@ -12,7 +12,8 @@ from rlhf_core.models import model_kind_for
 from rlhf_core.plugins import load
 
 from .limits import GIB, Limits
-from .worker import MAX_LOADED_SAMPLERS, WorkerOptions, model_config
+from .options import WorkerOptions, model_config
+from .worker import MAX_LOADED_SAMPLERS
 
 
 def plan_lines(options: WorkerOptions, num_processes: int, limits: Mapping[str, Any]) -> list[str]:

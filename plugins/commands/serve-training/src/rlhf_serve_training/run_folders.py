@@ -31,7 +31,7 @@ class RunFolders:
             strategy: name of the strategy.
         """
         self._output, self._strategy = output / "runs", strategy
-        self._losses: dict[str, float] = {}
+        self._passes: dict[str, tuple[float, float]] = {}
 
     def begin(self, model_id: str, about: Mapping[str, Any], tenant: str) -> None:
         """Create the folder of a model.
@@ -60,9 +60,16 @@ class RunFolders:
             if folder.path.exists():
                 self._write_status(folder, "running")
 
-    def forward(self, model_id: str, loss: float) -> None:
-        """Add a loss to those of the model's next step."""
-        self._losses[model_id] = self._losses.get(model_id, 0.0) + loss
+    def forward(self, model_id: str, loss: float, seconds: float) -> None:
+        """Add passes to those of the model's next step.
+
+        Args:
+            model_id: the model.
+            loss: their loss.
+            seconds: their duration.
+        """
+        losses, durations = self._passes.get(model_id, (0.0, 0.0))
+        self._passes[model_id] = (losses + loss, durations + seconds)
 
     def step(self, model_id: str, step: int, grad_norm: float, seconds: float) -> None:
         """Write the line of a step.
@@ -74,13 +81,14 @@ class RunFolders:
             seconds: duration of the step.
         """
         folder = self._folder(model_id)
-        values = {"loss/policy": self._losses.pop(model_id, 0.0), "policy/grad_norm": grad_norm, "time/step_s": seconds}
+        loss, passes = self._passes.pop(model_id, (0.0, 0.0))
+        values = {"loss/policy": loss, "policy/grad_norm": grad_norm, "time/train_s": passes + seconds}
         with _optional(folder), folder.metrics.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
     def end(self, model_id: str) -> None:
         """Note that a model is unloaded."""
-        self._losses.pop(model_id, None)
+        self._passes.pop(model_id, None)
         folder = self._folder(model_id)
         with _optional(folder):
             if folder.path.exists():

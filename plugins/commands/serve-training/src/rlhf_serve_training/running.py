@@ -23,11 +23,12 @@ from rlhf_web import environment_key, serve_until_stopped
 from .app import Tenants, make_app, server_limits
 from .executor import Executor
 from .limits import Limits
+from .options import WHERE, WorkerOptions
 from .ranks import Ranks, follow
 from .requests import ModelFacts
 from .service import Service
 from .store import Store
-from .worker import WHERE, Worker, WorkerOptions
+from .worker import Worker
 
 _GRACE_SECONDS = 5.0
 _TURN_SECONDS = 600.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
+import torch
 from torch import nn
 
 from rlhf_core.components import EngineContext
@@ -17,11 +18,9 @@ from rlhf_core.protocols import InFlightEngine, RolloutEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_forward import ScoredRow, score_rows, vocabulary_size
 
+from .adapters import Adapter, Slot
+from .options import WorkerOptions, model_config
 from .wire import Sampled
-
-if TYPE_CHECKING:
-    from .adapters import Adapter
-    from .worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +38,28 @@ class SampleWork:
 class Sampler:
     """The engine of a rank."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, slot: Slot, options: WorkerOptions, tokenizer: Any, dtype: torch.dtype) -> None:
         """Build the engine. A strategy that shards parameters gets a second copy of the model.
 
         Args:
-            worker: the rank.
+            slot: the adapter of the prepared model.
+            options: options of all ranks.
+            tokenizer: the model's tokenizer.
+            dtype: dtype of the model's parameters.
         """
-        self._worker = worker
-        strategy, options = worker.strategy, worker.options
+        self._slot, self._strategy = slot, slot.strategy
+        strategy = slot.strategy
         self._is_shared = not strategy.shards_parameters
         if self._is_shared:
-            self.model: nn.Module = strategy.unwrap(worker.slot.trained.model)
+            self.model: nn.Module = strategy.unwrap(slot.trained.model)
         else:
-            kind = model_kind_for(worker.model_config, "causal-lm")
-            model = kind.load_policy(dtype=worker.dtype, seed=options.seed, tokenizer=worker.tokenizer)
+            kind = model_kind_for(model_config(options), "causal-lm")
+            model = kind.load_policy(dtype=dtype, seed=options.seed, tokenizer=tokenizer)
             self.model = LocalPlace.like(strategy).prepare_inference(model)
         selected = load("engines", options.engine)
         context = EngineContext(
             self.model,
-            worker.tokenizer,
+            tokenizer,
             strategy.device,
             options.seed,
             model_path=options.base,
@@ -70,9 +72,9 @@ class Sampler:
         self._version = 0
         self.context_tokens = self._engine.context_tokens
 
-    def sample(self, adapter: Adapter | None, folder: str | None, works: Sequence[SampleWork]) -> list[Sampled]:
+    def sample(self, adapter: Adapter | None, works: Sequence[SampleWork]) -> list[Sampled]:
         """Return one sample per work, in their order. Ranks share the work. Collective."""
-        strategy = self._worker.strategy
+        strategy = self._strategy
         mine = range(len(works))[strategy.rank :: strategy.world_size]
         with self._weights(adapter):
             done = dict(zip(mine, self._complete([works[i] for i in mine]), strict=True))
@@ -105,10 +107,10 @@ class Sampler:
             yield from self._engine.generate(requests, sampling)
 
     def score(
-        self, adapter: Adapter | None, folder: str | None, rows: Sequence[Sequence[int]], num_top: int
+        self, adapter: Adapter | None, rows: Sequence[Sequence[int]], num_top: int
     ) -> list[tuple[list[float], list[dict[int, float]]]]:
         """Return for each row the log-probs of its tokens after the first, and the most likely tokens. Collective."""
-        strategy = self._worker.strategy
+        strategy = self._strategy
         mine = range(len(rows))[strategy.rank :: strategy.world_size]
         with self._weights(adapter), strategy.autocast():
             scored = score_rows(self.model, [ScoredRow(tuple(rows[i]), 1) for i in mine], num_top)
@@ -125,11 +127,10 @@ class Sampler:
     @contextmanager
     def _weights(self, adapter: Adapter | None) -> Iterator[None]:
         """Context in which the model has the adapter's weights."""
-        slot = self._worker.slot
         if self._is_shared:
-            slot.hold(adapter)
+            self._slot.hold(adapter)
         else:
-            slot.copy_to(adapter, self.model)
+            self._slot.copy_to(adapter, self.model)
         self._version += 1
         self._engine.weights_updated(self._version)
         was_training = self.model.training

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from rlhf_core.batching import default_micro_batch_tokens, plan_micro_batches
 from rlhf_core.components import StrategyContext
-from rlhf_core.config import ModelConfig
 from rlhf_core.errors import DivergenceError, UserInputError
 from rlhf_core.models import model_kind_for
 from rlhf_core.place import resolve_device
@@ -26,81 +24,14 @@ from rlhf_core.plugins import load
 from rlhf_forward import label_log_probs, passes_through, token_logits
 from rlhf_strategies import StrategyBase
 
-from .adapters import ALPHA, Adapter, AdapterSpec, Slot
+from .adapters import Adapter, AdapterSpec, Slot
 from .losses import Loss, inputs_of, loss_of
+from .options import WHERE, WorkerOptions, model_config
 from .sampling import Sampler, SampleWork
 from .wire import Array, Row, Sampled
 
 MAX_LOADED_SAMPLERS = 8
 """Maximum number of saved adapters that stay in memory for sampling."""
-WHERE = "rlhf serve-training"
-_DTYPES = ("auto", "float32", "bfloat16")
-SWAPPING = ("single", "torch-ddp", "ddp", "fsdp")
-"""Strategies whose parameters can be replaced between two steps."""
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """Options of every rank, as JSON values."""
-
-    base: str
-    strategy: str = "single"
-    strategy_options: Mapping[str, Any] = field(default_factory=dict)
-    engine: str = "hf"
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "auto"
-    dtype: str = "auto"
-    max_rank: int = 32
-    seed: int = 0
-    micro_batch_tokens: int | None = None
-    gradient_checkpointing: bool = False
-    max_adapters: int = 16
-
-
-def check_strategy(options: WorkerOptions, num_processes: int) -> None:
-    """Raise `UserInputError` if the service cannot use the strategy, or not with as many adapters."""
-    if options.dtype not in _DTYPES:
-        raise UserInputError(
-            f"{options.dtype!r} is not a dtype of the model",
-            where="--set model.dtype",
-            hint=f"use {', '.join(_DTYPES)}",
-        )
-    if options.strategy in ("gemini", "low-level-zero"):
-        raise UserInputError(
-            f"{options.strategy} can hold one adapter only, since its optimizer owns the parameters, and the service "
-            "keeps several",
-            where="--strategy",
-            hint=f"use one of {', '.join(SWAPPING)}",
-        )
-    if options.strategy not in SWAPPING:
-        raise UserInputError(
-            f"the strategy {options.strategy!r} is not supported by the service",
-            where="--strategy",
-            hint=f"use one of {', '.join(SWAPPING)}",
-        )
-    if options.strategy == "single" and num_processes > 1:
-        raise UserInputError(
-            f"`single` trains in one process, not in {num_processes}",
-            where="--num-processes",
-            hint="add --strategy torch-ddp (or fsdp)",
-        )
-    if options.strategy_options.get("tensor_parallel", 1) > 1:
-        raise UserInputError("tensor_parallel is not supported by the service", where="--set strategy.tensor_parallel")
-
-
-def model_config(options: WorkerOptions) -> ModelConfig:
-    """Return the section `model` of a run with the slot's adapter.
-
-    Args:
-        options: options of the ranks.
-    """
-    return ModelConfig.model_validate(
-        {
-            "path": options.base,
-            "lora": {"r": options.max_rank, "alpha": ALPHA},
-            "gradient_checkpointing": options.gradient_checkpointing,
-        }
-    )
 
 
 class Worker:
@@ -120,8 +51,7 @@ class Worker:
         if self.strategy.precision == "fp16":
             raise UserInputError("fp16 is not supported by the service", where="--set strategy.precision")
         self.strategy.setup()
-        self.model_config = model_config(options)
-        kind = model_kind_for(self.model_config, "causal-lm")
+        kind = model_kind_for(model_config(options), "causal-lm")
         self.tokenizer = kind.load_tokenizer()
         self.dtype = self.strategy.parameter_dtype if options.dtype == "auto" else getattr(torch, options.dtype)
         with self.strategy.model_init_context():
@@ -135,7 +65,7 @@ class Worker:
         self._micro_batch = options.micro_batch_tokens or default_micro_batch_tokens(self.strategy.device.type, size)
         self.adapters: dict[str, Adapter] = {}
         self._saved: OrderedDict[str, Adapter] = OrderedDict()
-        self._sampler = Sampler(self)
+        self._sampler = Sampler(self.slot, options, self.tokenizer, self.dtype)
 
     @property
     def context_tokens(self) -> int | None:
@@ -294,13 +224,13 @@ class Worker:
             folder: a saved adapter, or None.
             works: the samples to make, in any order. Each pair of key and index occurs once.
         """
-        return self._sampler.sample(self._loaded(folder), folder, works)
+        return self._sampler.sample(self._loaded(folder), works)
 
     def score(
         self, folder: str | None, rows: Sequence[Sequence[int]], num_top: int
     ) -> list[tuple[list[float], list[dict[int, float]]]]:
         """Return log-probs of the tokens of rows after their first, and the most likely tokens at each. Collective."""
-        return self._sampler.score(self._loaded(folder), folder, rows, num_top)
+        return self._sampler.score(self._loaded(folder), rows, num_top)
 
     def _loaded(self, folder: str | None) -> Adapter | None:
         if folder is None:
