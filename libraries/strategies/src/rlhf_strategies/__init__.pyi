@@ -33,3 +33,6 @@ from .stored_weights import blank_tensor as blank_tensor
 from .stored_weights import stored_parameters as stored_parameters
 from .stored_weights import weights_left_in_files as weights_left_in_files
 from .torch_ddp import TorchDdpStrategy as TorchDdpStrategy
+from .whole_state import put_state as put_state
+from .whole_state import whole_optimizer_state as whole_optimizer_state
+from .whole_state import whole_weights as whole_weights

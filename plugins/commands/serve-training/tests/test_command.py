@@ -65,7 +65,7 @@ def test_refusals(base, tmp_path, monkeypatch):
     arguments = ["--base", base, "--output", str(tmp_path / "o")]
     for more, message in (
         (["--transport", "ray"], "the transport 'ray' is not supported"),
-        (["--strategy", "gemini"], "gemini can hold one adapter only"),
+        (["--strategy", "gemini", "--max-adapters", "2"], "gemini holds one adapter, not 2"),
         (["--set", "model.dtype=bf16"], "'bf16' is not a dtype"),
         ([], "a key must not be written to a log"),
     ):

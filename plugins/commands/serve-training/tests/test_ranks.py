@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+import tinker
 from running_server import LEFT_BY_THE_SDK, client, datum, running
 from tinker import types
 
 from rlhf_core.errors import UserInputError
 from rlhf_serve_training.adapters import AdapterSpec
-from rlhf_serve_training.options import WorkerOptions, check_strategy
+from rlhf_serve_training.options import OWNING, WorkerOptions, check_strategy
 from rlhf_serve_training.wire import Row
 from rlhf_serve_training.worker import Worker
 
@@ -36,9 +37,15 @@ def alone(base):
     return losses, [each["logprobs"].tolist() for each in outputs]
 
 
+EXACT, BF16 = {"abs": 1e-5}, {"rel": 2e-2, "abs": 2e-2}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["torch-ddp", "ddp", "fsdp"])
-def test_two_processes_compute_the_same(base, tmp_path, alone, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "near"),
+    [("torch-ddp", EXACT), ("ddp", EXACT), ("fsdp", EXACT), ("low-level-zero", EXACT), ("gemini", BF16)],
+)
+def test_two_processes_compute_the_same(base, tmp_path, alone, strategy, near):
     options = ("--num-processes", "2", "--strategy", strategy)
     with running(base, tmp_path / "output", *options) as server, client(server) as service:
         training = service.create_lora_training_client(base_model=base, rank=4, seed=1).result(60)
@@ -49,22 +56,27 @@ def test_two_processes_compute_the_same(base, tmp_path, alone, strategy):
             step = training.optim_step(types.AdamParams(**OPTIONS))
             losses += [forward.result(60).metrics["loss:sum"], step.result(60).metrics["grad_norm:max"]]
         path = training.save_state("c").result(60).path
-        other = service.create_training_client_from_state_with_optimizer(path).result(60)
+        other = training
+        if strategy in OWNING:
+            with pytest.raises(tinker.BadRequestError, match="holds one adapter, and it is in use"):
+                service.create_training_client_from_state_with_optimizer(path).result(60)
+        else:
+            other = service.create_training_client_from_state_with_optimizer(path).result(60)
         outputs = [each.forward(data, "cross_entropy").result(60).loss_fn_outputs for each in (training, other)]
         sampler = training.save_weights_and_get_sampling_client().result(60)
         prompts = [types.ModelInput.from_ints(tokens) for tokens in TOKENS]
         logprobs = [sampler.compute_logprobs(prompt).result(60)[1:] for prompt in prompts]
-    assert losses == pytest.approx(alone[0], abs=1e-5)
+    assert losses == pytest.approx(alone[0], **near)
     for found in (*([each["logprobs"].data for each in output] for output in outputs), logprobs):
         for one, expected in zip(found, alone[1], strict=True):
-            assert list(one) == pytest.approx(expected, abs=1e-5)
+            assert list(one) == pytest.approx(expected, **near)
 
 
 @pytest.mark.parametrize(
     ("options", "num_processes", "message"),
     [
-        ({"strategy": "gemini"}, 2, "gemini can hold one adapter only"),
-        ({"strategy": "low-level-zero"}, 2, "low-level-zero can hold one adapter only"),
+        ({"strategy": "gemini"}, 2, "gemini holds one adapter, not 16"),
+        ({"strategy": "low-level-zero"}, 2, "low-level-zero holds one adapter, not 16"),
         ({"strategy": "mine"}, 1, "'mine' is not supported"),
         ({"strategy": "single"}, 2, "`single` trains in one process, not in 2"),
         ({"strategy": "fsdp", "strategy_options": {"tensor_parallel": 2}}, 2, "tensor_parallel is not supported"),

@@ -23,7 +23,7 @@ class FakeRanks:
     """Ranks that record calls. `errors`: method -> what it raises."""
 
     def __init__(self):
-        options = SimpleNamespace(strategy="single", max_rank=8)
+        options = SimpleNamespace(strategy="single", max_rank=8, is_owning=False)
         self.worker = SimpleNamespace(options=options)
         self.calls, self.errors = [], {}
 
@@ -52,6 +52,7 @@ async def running(folder, ranks, **limits):
         base="base",
         names=frozenset({"base"}),
         max_rank=8,
+        only_one=ranks.worker.options.is_owning,
         ping=lambda: None,
     )
     service.start()

@@ -31,7 +31,7 @@ from rlhf_strategies import StrategyBase, local_part, whole_tensor
 ALPHA = 32.0
 """Scale of every adapter: its output is multiplied by ALPHA / rank. The default of `model.lora.alpha`."""
 ADAPTER_FILE, ADAPTER_CONFIG, OPTIMIZER_FILE = "adapter_model.safetensors", "adapter_config.json", "adam.safetensors"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 _DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
@@ -59,7 +59,9 @@ class Adapter:
     spec: AdapterSpec
     weights: dict[str, Tensor]
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Sums of the gradients since the last step. Empty without any."""
+    """Sums of the gradients since the last step. Empty without any, or if the strategy keeps them."""
+    has_gradients: bool = False
+    """Whether there are gradients since the last step."""
     moments: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Adam's state by parameter. Empty before the first step."""
     steps: int = 0
@@ -148,6 +150,15 @@ class Slot:
             else:
                 adapter.gradients[name] = gradient.clone()
         self.strategy.drop_gradients(self.trained)
+        adapter.has_gradients = True
+
+    def drop(self, adapter: Adapter) -> None:
+        """Discard the gradients that the slot has after an error. Those of the adapter stay.
+
+        Args:
+            adapter: the adapter in the slot.
+        """
+        self.strategy.drop_gradients(self.trained)
 
     def step(self, adapter: Adapter, options: Mapping[str, float]) -> float:
         """Make one step of Adam with an adapter's gradients, and return their norm before clipping. Collective.
@@ -160,16 +171,11 @@ class Slot:
             DivergenceError: the norm is not finite. The gradients are dropped, and nothing else changes.
         """
         self.hold(adapter)
-        optimizer, prepared = self.optimizer, self.strategy.prepared_of(self.optimizer)
-        for group in optimizer.param_groups:
-            group["lr"] = options["learning_rate"]
-            group["betas"] = (options["beta1"], options["beta2"])
-            group["eps"], group["weight_decay"] = options["eps"], options["weight_decay"]
-        prepared.max_grad_norm = options["grad_clip_norm"] or None
+        self._set_options(options)
         with self._moments_of(adapter), torch.no_grad():
             for name, gradient in adapter.gradients.items():
                 self.parameters[name].grad = _like(self.parameters[name], gradient)
-            adapter.gradients = {}
+            adapter.gradients, adapter.has_gradients = {}, False
             self._held = None  # until the step is complete
             norm = self.strategy.step(self.trained)
         self._held = adapter
@@ -177,6 +183,13 @@ class Slot:
             adapter.weights[name].copy_(_own(parameter.detach()))
         adapter.steps += 1
         return norm
+
+    def _set_options(self, options: Mapping[str, float]) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = options["learning_rate"]
+            group["betas"] = (options["beta1"], options["beta2"])
+            group["eps"], group["weight_decay"] = options["eps"], options["weight_decay"]
+        self.strategy.prepared_of(self.optimizer).max_grad_norm = options["grad_clip_norm"] or None
 
     @contextmanager
     def _moments_of(self, adapter: Adapter) -> Iterator[None]:
@@ -235,9 +248,17 @@ class Slot:
         """Full tensors of an adapter's rank on the CPU, from the ranks' parts. Collective."""
         full = {}
         for name, part in parts.items():
-            value = whole_tensor(_like(self.parameters[name], part)).detach().cpu()
-            full[name] = value[:rank] if name.endswith(_DOWN) else value[:, :rank]
+            full[name] = cut(name, whole_tensor(_like(self.parameters[name], part)).detach().cpu(), rank)
         return full
+
+    def _contents(self, adapter: Adapter, with_optimizer: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Full tensors of an adapter, and its moments by key and name if they are asked for. Collective."""
+        rank = adapter.spec.rank
+        moments: dict[str, Tensor] = {}
+        for key in MOMENTS if with_optimizer else ():
+            parts = {name: _own(values[key]) for name, values in adapter.moments.items()}
+            moments.update((f"{key}:{name}", value) for name, value in self._full(parts, rank).items())
+        return self._full(adapter.weights, rank), moments
 
     def save(self, adapter: Adapter, folder: Path, *, with_optimizer: bool, base: str) -> None:
         """Write an adapter as a folder that PEFT can load, with the state of the optimizer. Collective.
@@ -248,14 +269,7 @@ class Slot:
             with_optimizer: whether to write Adam's moments.
             base: name of the base model.
         """
-        rank = adapter.spec.rank
-        weights = self._full(adapter.weights, rank)
-        moments: dict[str, Tensor] = {}
-        if with_optimizer:
-            for key in _MOMENTS:
-                parts = {name: values[key] for name, values in adapter.moments.items()}
-                full = self._full({name: _own(part) for name, part in parts.items()}, rank)
-                moments.update((f"{key}:{name}", value) for name, value in full.items())
+        rank, (weights, moments) = adapter.spec.rank, self._contents(adapter, with_optimizer)
         layers = sorted({name.removesuffix(_DOWN).rpartition(".")[2] for name in weights if name.endswith(_DOWN)})
         config = {
             "peft_type": "LORA",
@@ -299,7 +313,7 @@ class Slot:
         if not with_optimizer:
             return adapter
         stored = _read(folder / OPTIMIZER_FILE)
-        for key in _MOMENTS:
+        for key in MOMENTS:
             of_key = {name.partition(":")[2]: value for name, value in stored.items() if name.startswith(f"{key}:")}
             if of_key:
                 for name, part in self._own_parts(of_key).items():
@@ -314,6 +328,11 @@ class Slot:
             shape = (rank, parameter.shape[1]) if name.endswith(_DOWN) else (parameter.shape[0], rank)
             if name not in full or tuple(full[name].shape) != shape:
                 raise CheckpointError(f"it is an adapter of another base model ({name} differs)", where=str(folder))
+
+
+def cut(name: str, value: Tensor, rank: int) -> Tensor:
+    """Return the part of a parameter of the slot that an adapter of this rank uses."""
+    return value[:rank] if name.endswith(_DOWN) else value[:, :rank]
 
 
 def read_spec(folder: Path) -> tuple[AdapterSpec, int]:

@@ -22,7 +22,9 @@ _KEY = "RLHF_SERVE_TRAINING_KEY"
 @click.option(
     "--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks on this machine."
 )
-@click.option("--strategy", default="single", show_default=True, help="single, torch-ddp, ddp or fsdp.")
+@click.option(
+    "--strategy", default="single", show_default=True, help="single, torch-ddp, ddp, fsdp, gemini or low-level-zero."
+)
 @click.option("--engine", default="hf", show_default=True, help="Engine that samples.")
 @click.option("--transport", default="local", show_default=True, help="Only local for now.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
@@ -37,7 +39,9 @@ _KEY = "RLHF_SERVE_TRAINING_KEY"
 @click.option(
     "--max-rank", type=click.IntRange(min=1), default=32, show_default=True, help="Largest rank of an adapter."
 )
-@click.option("--max-adapters", type=click.IntRange(min=1), default=16, show_default=True, help="Adapters in memory.")
+@click.option(
+    "--max-adapters", type=click.IntRange(min=1), help="Adapters in memory: 16, or 1 with gemini and low-level-zero."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of sampling.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option(
@@ -59,7 +63,7 @@ def serve_training(
     port: int,
     tenants: tuple[str, ...],
     max_rank: int,
-    max_adapters: int,
+    max_adapters: int | None,
     seed: int,
     device: str,
     changes: tuple[str, ...],
@@ -80,7 +84,7 @@ def serve_training(
     from rlhf_core.util import set_up_host_memory
 
     set_up_host_memory()  # before torch is imported
-    from .options import WorkerOptions, check_strategy
+    from .options import OWNING, WorkerOptions, check_strategy
     from .planning import plan_lines
     from .running import ServeOptions, run
     from .settings import parse_settings, parse_tenants
@@ -100,7 +104,7 @@ def serve_training(
         "engine_options": settings.engine,
         "device": device,
         "max_rank": max_rank,
-        "max_adapters": max_adapters,
+        "max_adapters": max_adapters or (1 if strategy in OWNING else 16),
         "seed": seed,
         **settings.model,
     }

@@ -292,15 +292,16 @@ class Executor:
             targets = row.fields["target_tokens"]
             check_ids(int(row.token_ids.min()), int(row.token_ids.max()), self._facts)
             check_ids(int(targets.min()), int(targets.max()), self._facts)
-        begun = time.monotonic()
-        rows, metrics = self._ranks.call(
-            "forward",
-            name=request.owner,
-            rows=order.rows,
-            loss=order.loss,
-            config=dict(order.config),
-            backward=not order.forward_only,
-        )
+        begun, options = time.monotonic(), {"loss": order.loss, "config": dict(order.config)}
+        backward = not order.forward_only
+        try:
+            rows, metrics = self._ranks.call(
+                "forward", name=request.owner, rows=order.rows, backward=backward, **options
+            )
+        except Exception:
+            if self._ranks.worker.options.is_owning:
+                self._resident.pop(request.owner, None)  # earlier gradients are lost, too
+            raise
         if not (order.forward_only or self._is_again):
             self._folders.forward(request.owner, metrics["loss:sum"], time.monotonic() - begun)
         return forward_output(rows, metrics)

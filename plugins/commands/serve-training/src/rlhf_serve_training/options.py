@@ -15,6 +15,8 @@ WHERE = "rlhf serve-training"
 _DTYPES = ("auto", "float32", "bfloat16")
 SWAPPING = ("single", "torch-ddp", "ddp", "fsdp")
 """Strategies whose parameters can be replaced between two steps."""
+OWNING = ("gemini", "low-level-zero")
+"""Strategies whose optimizer owns the parameters, so that there is one adapter."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class WorkerOptions:
     gradient_checkpointing: bool = False
     max_adapters: int = 16
 
+    @property
+    def is_owning(self) -> bool:
+        """Whether the strategy holds one adapter only."""
+        return self.strategy in OWNING
+
 
 def check_strategy(options: WorkerOptions, num_processes: int) -> None:
     """Raise `UserInputError` if the service cannot use the strategy, or not with as many adapters."""
@@ -43,18 +50,17 @@ def check_strategy(options: WorkerOptions, num_processes: int) -> None:
             where="--set model.dtype",
             hint=f"use {', '.join(_DTYPES)}",
         )
-    if options.strategy in ("gemini", "low-level-zero"):
+    if options.strategy in OWNING and options.max_adapters > 1:
         raise UserInputError(
-            f"{options.strategy} can hold one adapter only, since its optimizer owns the parameters, and the service "
-            "keeps several",
-            where="--strategy",
-            hint=f"use one of {', '.join(SWAPPING)}",
+            f"{options.strategy} holds one adapter, not {options.max_adapters}: its optimizer owns the parameters",
+            where="--max-adapters",
+            hint=f"leave it out, or use one of {', '.join(SWAPPING)}",
         )
-    if options.strategy not in SWAPPING:
+    if options.strategy not in (*SWAPPING, *OWNING):
         raise UserInputError(
             f"the strategy {options.strategy!r} is not supported by the service",
             where="--strategy",
-            hint=f"use one of {', '.join(SWAPPING)}",
+            hint=f"use one of {', '.join((*SWAPPING, *OWNING))}",
         )
     if options.strategy == "single" and num_processes > 1:
         raise UserInputError(

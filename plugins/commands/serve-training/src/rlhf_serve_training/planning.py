@@ -35,14 +35,14 @@ def plan_lines(options: WorkerOptions, num_processes: int, limits: Mapping[str, 
     )
     dtype = torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
     state, bounds = strategy.state_bytes(num_processes, dtype), Limits(**limits)
-    copies = dtype.itemsize * base if strategy.shards_parameters else 0
+    copies = state.reference * base if options.is_owning else dtype.itemsize * base if strategy.shards_parameters else 0
     # The slot, its gradients and moments, and the weights, gradients and moments of each adapter outside of it.
     per_adapter = (state.weights + state.gradients + state.optimizer) * adapter
     parts = {
         f"base model ({base:,} parameters)": state.reference * base,
         "second copy of it for sampling": copies,
         f"slot of rank {options.max_rank} ({adapter:,} parameters)": per_adapter,
-        f"{options.max_adapters} adapters": options.max_adapters * per_adapter,
+        f"{options.max_adapters} adapters": 0 if options.is_owning else options.max_adapters * per_adapter,
         f"{MAX_LOADED_SAMPLERS} saved adapters for sampling": MAX_LOADED_SAMPLERS * state.weights * adapter,
     }
     lines = [f"memory of one of {num_processes} processes, without activations and keys and values of sampling:"]

@@ -148,6 +148,7 @@ def _serve(worker: Worker, options: ServeOptions) -> None:
         base=base,
         names=names,
         max_rank=worker.options.max_rank,
+        only_one=worker.options.is_owning,
         ping=lambda: ranks.call("ping"),
     )
     tenants = Tenants(check_keys(options.tenants))

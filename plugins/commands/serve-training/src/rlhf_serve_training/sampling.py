@@ -39,7 +39,7 @@ class Sampler:
     """The engine of a rank."""
 
     def __init__(self, slot: Slot, options: WorkerOptions, tokenizer: Any, dtype: torch.dtype) -> None:
-        """Build the engine. A strategy that shards parameters gets a second copy of the model.
+        """Build the engine. A strategy that shards or owns parameters gets a second copy of the model.
 
         Args:
             slot: the adapter of the prepared model.
@@ -49,13 +49,14 @@ class Sampler:
         """
         self._slot, self._strategy = slot, slot.strategy
         strategy = slot.strategy
-        self._is_shared = not strategy.shards_parameters
+        self._is_shared = not (strategy.shards_parameters or options.is_owning)
         if self._is_shared:
             self.model: nn.Module = strategy.unwrap(slot.trained.model)
         else:
             kind = model_kind_for(model_config(options), "causal-lm")
             model = kind.load_policy(dtype=dtype, seed=options.seed, tokenizer=tokenizer)
-            self.model = LocalPlace.like(strategy).prepare_inference(model)
+            place = strategy if options.is_owning else LocalPlace.like(strategy)  # the former casts it
+            self.model = place.prepare_inference(model)
         selected = load("engines", options.engine)
         context = EngineContext(
             self.model,

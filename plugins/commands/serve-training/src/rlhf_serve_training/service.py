@@ -46,6 +46,7 @@ class Service:
         base: str,
         names: frozenset[str],
         max_rank: int,
+        only_one: bool,
         ping: Callable[[], None],
     ) -> None:
         """Create the service and queue the requests that a killed server left.
@@ -58,11 +59,12 @@ class Service:
             base: name of the base model.
             names: names of the base model that clients may use.
             max_rank: largest rank of an adapter.
+            only_one: whether the strategy holds one adapter, of all tenants.
             ping: called while idle.
         """
         self.store, self.executor, self.limits = store, executor, limits
         self.base, self.names, self.max_rank = base, names, max_rank
-        self.output = output
+        self.output, self._only_one = output, only_one
         self.checkpoints = executor.checkpoints
         self._ping = ping
         self._changed = threading.Condition()
@@ -283,6 +285,8 @@ class Service:
         row = self.store.row("SELECT count(*) AS n FROM models WHERE tenant=? AND unloaded=0", tenant)
         if row is not None and row["n"] >= self.limits.models:
             raise Refused(400, "too_many_models", f"{row['n']} models exist, the limit: unload some of them")
+        if self._only_one and self.store.row("SELECT 1 FROM models WHERE unloaded=0") is not None:
+            raise Refused(400, "one_adapter", "the strategy of this server holds one adapter, and it is in use")
         about = encoded({"spec": spec, "base": self.base, "user_metadata": request.user_metadata}).decode()
         now = time.time()
         with self._changed, self.store.transaction():  # in this order, as on the thread

@@ -27,6 +27,7 @@ from rlhf_strategies import StrategyBase
 from .adapters import Adapter, AdapterSpec, Slot
 from .losses import Loss, inputs_of, loss_of
 from .options import WHERE, WorkerOptions, model_config
+from .owned_slot import OwnedSlot
 from .sampling import Sampler, SampleWork
 from .wire import Array, Row, Sampled
 
@@ -60,7 +61,8 @@ class Worker:
         model.train()
         trained = [each for each in model.parameters() if each.requires_grad]
         optimizer = self.strategy.make_optimizer(trained, lr=1e-4)
-        self.slot = Slot(self.strategy, self.strategy.prepare(model, optimizer), options.max_rank)
+        slot = OwnedSlot if options.is_owning else Slot
+        self.slot = slot(self.strategy, self.strategy.prepare(model, optimizer), options.max_rank)
         size = sum(each.numel() for each in self.strategy.unwrap(self.slot.trained.model).parameters())
         self._micro_batch = options.micro_batch_tokens or default_micro_batch_tokens(self.strategy.device.type, size)
         self.adapters: dict[str, Adapter] = {}
@@ -117,12 +119,12 @@ class Worker:
         try:
             total, outputs = self._passes_of(rows, function, plans, num_steps, backward)
         except BaseException:
-            strategy.drop_gradients(self.slot.trained)
+            self.slot.drop(adapter)
             raise
         totals = strategy.all_gather_objects((total, outputs))
         loss_sum = float(sum(each for each, _ in totals))
         if not np.isfinite(loss_sum):
-            strategy.drop_gradients(self.slot.trained)
+            self.slot.drop(adapter)
             raise DivergenceError("the loss is not finite", where=WHERE, hint="lower the learning rate")
         if backward:
             self.slot.take_gradients(adapter)
@@ -197,7 +199,7 @@ class Worker:
             DivergenceError: the gradients are not finite.
         """
         adapter = self.adapters[name]
-        if not adapter.gradients:
+        if not adapter.has_gradients:
             raise UserInputError(
                 "there are no gradients for a step", where="optim_step", hint="call forward_backward first"
             )
