@@ -56,7 +56,7 @@ def put_state(
         strategy: the strategy that prepared the model.
         trained: the model.
         weights: full weights by the names of the parameters, equal on all ranks. Others stay.
-        optimizer_state: full state by the names of the parameters, equal on all ranks. Others have no state.
+        optimizer_state: full state by the names of the parameters, equal on all ranks. The state of others is dropped.
     """
     prepared = strategy.prepared_of(trained.optimizer)
     strategy.drop_gradients(trained)

@@ -252,7 +252,7 @@ class Slot:
         return full
 
     def _contents(self, adapter: Adapter, with_optimizer: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Full tensors of an adapter, and its moments by key and name if they are asked for. Collective."""
+        """Full tensors of an adapter, and with `with_optimizer` its moments by key and name. Collective."""
         rank = adapter.spec.rank
         moments: dict[str, Tensor] = {}
         for key in MOMENTS if with_optimizer else ():
