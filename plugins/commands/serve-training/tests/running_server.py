@@ -22,6 +22,7 @@ class RunningServer:
     """One process, or a launcher with its ranks."""
 
     def __init__(self, base, output, *options):
+        self.output = output
         self.log = open(f"{output}.log", "a+")  # noqa: SIM115 (closed by `running`)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         environment["PYTHONWARNINGS"] = "default::ResourceWarning"  # `running` looks for them

@@ -1,5 +1,6 @@
 """The official SDK against a server with a tiny model."""
 
+import json
 import time
 import warnings
 
@@ -8,6 +9,8 @@ import pytest
 import tinker
 from running_server import KEYS, LEFT_BY_THE_SDK, client, datum, rest, running
 from tinker import types
+
+from rlhf_dashboard.runs import Runs
 
 pytestmark = LEFT_BY_THE_SDK
 ADAM = types.AdamParams(learning_rate=1e-2)
@@ -46,6 +49,20 @@ def test_learns(server, training):
         losses.append(forward.result(60).metrics["loss:sum"])
         assert step.result(60).metrics["grad_norm:max"] > 0
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_the_dashboard_lists_it(server, training):
+    forward, step = training.forward_backward(CE, "cross_entropy"), training.optim_step(ADAM)
+    loss = forward.result(60).metrics["loss:sum"]
+    norm = step.result(60).metrics["grad_norm:max"]
+    runs = Runs(server.output)
+    (row,) = [each for each in runs.rows() if each["name"].endswith(training.model_id.replace(":", "-"))]
+    assert (row["status"], row["algorithm"]) == ("running", "tinker (alice)")
+    lines = runs.find(row["id"]).metrics.read_text().splitlines()
+    (line,) = map(json.loads, lines)
+    assert line["loss/policy"] == pytest.approx(loss, rel=1e-6)
+    assert line["policy/grad_norm"] == pytest.approx(norm, rel=1e-6)
+    assert (line["step"], line["time/train_s"] > 0) == (1, True)
 
 
 @pytest.mark.parametrize(
