@@ -3,14 +3,12 @@
 import asyncio
 import gc
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from rlhf_testing.models import save_tiny_model
 
-_CLOSE_SECONDS = 10.0
 sys.path.append(str(Path(__file__).parent))
 
 
@@ -20,19 +18,19 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _collected():
-    """Close or collect the connections that the SDK leaves while the module's filter of warnings applies."""
+def _closed():
+    """Close the connections that the SDK leaves to the garbage collector, on its own thread."""
     yield
     holders = sys.modules.get("tinker.lib.internal_client_holder")
-    if holders is None:
+    loop = None if holders is None else holders._internal_client_holder_thread_singleton.loop_if_started()
+    if loop is None:
         return
-    sessionless_holder_cache = holders.sessionless_holder_cache
-    for holder in sessionless_holder_cache._holders.values():
-        asyncio.run_coroutine_threadsafe(holder.aclose(), holder.get_loop()).result(30)
-    sessionless_holder_cache._holders.clear()
-    deadline = time.monotonic() + _CLOSE_SECONDS
-    while time.monotonic() < deadline:
-        gc.collect()
-        if not any(issubclass(type(each), asyncio.Transport) for each in gc.get_objects()):
-            return
-        time.sleep(0.1)  # a holder's connections are closed on its own thread
+    gc.collect()
+
+    async def close():
+        for each in gc.get_objects():
+            if issubclass(type(each), asyncio.Transport) and each._loop is loop:
+                each.abort()
+        await asyncio.sleep(0.1)  # until they are closed
+
+    asyncio.run_coroutine_threadsafe(close(), loop).result(30)

@@ -1,14 +1,23 @@
-"""A server in its own process, as a user starts it, and clients of it."""
+"""A server in its own process, as a user starts it, or in this process, which is faster, and clients of it."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
+
+from rlhf_serve_training.app import server_limits
+from rlhf_serve_training.options import WorkerOptions
+from rlhf_serve_training.running import ServeOptions, assemble
+from rlhf_serve_training.worker import Worker
+from rlhf_web import WebServer
 
 KEYS = {"alice": "tml-" + "a" * 32, "bob": "tml-" + "b" * 32}
 _START_SECONDS = 120.0
@@ -82,6 +91,38 @@ def running(base, output, *options):
         server.stop()
     with open(f"{output}.log") as log:
         assert "ResourceWarning" not in log.read()
+
+
+@contextmanager
+def running_here(base, output):
+    """A server on a thread of this process."""
+    output.mkdir()
+    tenants = {name: f"KEY_{name.upper()}" for name in KEYS}
+    worker = Worker(WorkerOptions(base, max_rank=8, device="cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, key in KEYS.items():
+            patch.setenv(tenants[name], key)
+        parts = assemble(worker, ServeOptions(worker={}, output=str(output), tenants=tenants))
+    loop, server = asyncio.new_event_loop(), WebServer(parts.app, server_limits(parts.service))
+
+    async def start():
+        await server.listen("127.0.0.1", 0, where="test")
+        parts.service.start()
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+        yield SimpleNamespace(address=server.address, output=output)
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(0.5), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()
+        assert parts.service.stop(30)
+        assert parts.service.failed is None
+        parts.store.close()
+        parts.ranks.stop()
 
 
 def rest(server, tenant="alice"):

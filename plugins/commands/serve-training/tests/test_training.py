@@ -7,7 +7,7 @@ import warnings
 import httpx
 import pytest
 import tinker
-from running_server import KEYS, LEFT_BY_THE_SDK, client, datum, rest, running
+from running_server import KEYS, LEFT_BY_THE_SDK, client, datum, rest, running_here
 from tinker import types
 
 from rlhf_dashboard.runs import Runs
@@ -23,7 +23,7 @@ PROMPT = types.ModelInput.from_ints([5, 6, 7])
 
 @pytest.fixture(scope="module")
 def server(base, tmp_path_factory):
-    with running(base, tmp_path_factory.mktemp("service") / "output") as server:
+    with running_here(base, tmp_path_factory.mktemp("service") / "output") as server:
         yield server
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from starlette.types import ASGIApp
 
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.util import write_json
@@ -124,7 +125,23 @@ def run_rank(request: Mapping[str, Any]) -> None:
         follow(worker)
 
 
-def _serve(worker: Worker, options: ServeOptions) -> None:
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The parts of the service on rank 0."""
+
+    store: Store
+    ranks: Ranks
+    service: Service
+    app: ASGIApp
+
+
+def assemble(worker: Worker, options: ServeOptions) -> Assembled:
+    """Return the parts of the service, which takes no turns before `service.start`.
+
+    Args:
+        worker: rank 0's worker.
+        options: options of the service.
+    """
     output, ranks = Path(options.output).resolve(), Ranks(worker)
     store, limits = Store(output), Limits(**options.limits)
     facts = ModelFacts(
@@ -152,14 +169,19 @@ def _serve(worker: Worker, options: ServeOptions) -> None:
         ping=lambda: ranks.call("ping"),
     )
     tenants = Tenants(check_keys(options.tenants))
-    app = make_app(service, facts, tenants, host=options.host, tokenizer=tokenizer)
+    return Assembled(store, ranks, service, make_app(service, facts, tenants, host=options.host, tokenizer=tokenizer))
+
+
+def _serve(worker: Worker, options: ServeOptions) -> None:
+    parts = assemble(worker, options)
+    service = parts.service
 
     def ready(address: str) -> None:
         service.start()
-        click.echo(f"serving {base} for training at {address}")
+        click.echo(f"serving {worker.options.base} for training at {address}")
 
     serve_until_stopped(
-        app,
+        parts.app,
         server_limits(service),
         host=options.host,
         port=options.port,
@@ -169,8 +191,8 @@ def _serve(worker: Worker, options: ServeOptions) -> None:
         stops=lambda: stop_requested() or service.failed is not None,
     )
     ended = service.stop(_TURN_SECONDS)
-    store.close()
+    parts.store.close()
     if service.failed is not None:
         raise RlhfError("the service cannot continue, see the log", where=WHERE) from service.failed
     if ended:
-        ranks.stop()
+        parts.ranks.stop()
