@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rlhf_core.models.kinds import model_kind_of
@@ -104,12 +105,32 @@ def token_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is
     return logits
 
 
+def next_log_probs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor) -> Tensor:
+    """Compute the log-probs of the tokens after some positions, by the applied passes and in their layout.
+
+    Args:
+        model: A causal LM, possibly wrapped.
+        input_ids: [B, S] int64, padded on the right.
+        attention_mask: [B, S] bool, True = a real token.
+        is_read: [B, S] bool, True = compute the log-prob of the next token. False in the last column.
+
+    Returns:
+        [B, S] float32 nats, 0 where `is_read` is False.
+
+    Example:
+        targets = torch.nn.functional.pad(loss_mask[:, 1:], (0, 1))
+        loss = -next_log_probs(model, ids, attention_mask, targets).sum()
+    """
+    log_probs = label_log_probs(model, input_ids, attention_mask, is_read, input_ids.roll(-1, 1)[is_read])
+    return torch.zeros_like(is_read, dtype=log_probs.dtype).index_put((is_read,), log_probs)
+
+
 def label_log_probs(
     model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor, labels: Tensor
 ) -> Tensor:
-    """Compute the log-probability of a label at some positions, in the layout of the applied passes.
+    """Compute the log-prob of a label at some positions, by the applied passes and in their layout.
 
-    Unlike in `policy_forward`, the label of a position does not need to be the next token of its row.
+    Unlike in `next_log_probs`, the label of a position does not need to be the next token of its row.
 
     Args:
         model: A causal LM, possibly wrapped.
@@ -123,11 +144,12 @@ def label_log_probs(
     """
     inner = innermost(model)
     rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read))
+    wanted = ActionLabels(labels, 1.0, with_entropy=False, entropy_grad=False)
 
     def run() -> Tensor:
         return call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths)
 
-    log_probs, _ = current_passes().log_probs(inner, rows, run, ActionLabels(labels, 1.0, False, False))
+    log_probs, _ = current_passes().log_probs(inner, rows, run, wanted)
     return log_probs
 
 
