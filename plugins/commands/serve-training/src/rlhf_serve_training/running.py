@@ -136,7 +136,7 @@ class Assembled:
 
 
 def assemble(worker: Worker, options: ServeOptions) -> Assembled:
-    """Return the parts of the service, which takes no turns before `service.start`.
+    """Return the parts of the service. It carries out requests after `service.start`.
 
     Args:
         worker: rank 0's worker.
