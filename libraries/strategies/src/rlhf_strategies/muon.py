@@ -18,7 +18,7 @@ from rlhf_core.components import OptimizerContext
 from .more_optimizers import MuonConfig
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic iteration, which moves all singular values close to 1."""
+"""Coefficients of the quintic iteration, which moves all singular values close to 1."""
 
 
 class Muon(Optimizer):
