@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from rlhf_core.rollout import Played, Player, PlayerContext, Row
 from rlhf_core.rollout.answers import answers
 from rlhf_core.rollout.player import SingleTurnPlayer
 from rlhf_core.types import GenerationRequest, Prompt
+
+logger = logging.getLogger("rlhf")
 
 
 class PromptPlayer(Player):
@@ -29,6 +32,7 @@ class PromptPlayer(Player):
                 hint="remove one of the two sections",
             )
         self._context, self._keys = context, keys
+        self._was_checked = False
 
     def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
         """Yield the answer to each sample.
@@ -37,6 +41,7 @@ class PromptPlayer(Player):
             samples: Pairs of a prompt and a sample id.
         """
         context = self._context
+        self._warn_of_missing(samples)
         requests = [
             (
                 GenerationRequest(
@@ -53,6 +58,17 @@ class PromptPlayer(Player):
             row = Row(text=prompt.text, prompt_ids=prompt.prompt_ids, messages=prompt.messages)
             row.sample(completion, str(context.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)))
             yield Played(prompt, completion.sample_id, (row,))
+
+    def _warn_of_missing(self, samples: Sequence[tuple[Prompt, int]]) -> None:
+        """Warn once if none of the first prompts has a key."""
+        if self._was_checked or not samples:
+            return
+        self._was_checked = True
+        for name, key in self._keys.items():
+            if all(key not in prompt.metadata for prompt, _ in samples):
+                logger.warning(
+                    "prompts.sampling.%s: none of the first %d prompts has the key %s", name, len(samples), key
+                )
 
 
 def options_of(metadata: Mapping[str, Any], keys: Mapping[str, str], position: int) -> dict[str, float]:

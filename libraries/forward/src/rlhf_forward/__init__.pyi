@@ -33,6 +33,7 @@ from .sampling_options import REPETITION as REPETITION
 from .sampling_options import SHAPING_COLUMNS as SHAPING_COLUMNS
 from .sampling_options import BannedWords as BannedWords
 from .sampling_options import ShapedEngineConfig as ShapedEngineConfig
+from .sampling_options import request_shaping as request_shaping
 from .sampling_options import sampled_columns as sampled_columns
 from .sampling_options import shaping_of as shaping_of
 from .sampling_options import temperature_of as temperature_of

@@ -5,7 +5,7 @@ This module loads without torch, since options are read before anything is built
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite, nextafter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rlhf_core.config.resolved import ResolvedRun
-    from rlhf_core.types import SamplingParams
+    from rlhf_core.types import GenerationRequest, SamplingParams
 
 MIN_P = "min_p"
 REPETITION = "repetition_penalty"
@@ -93,11 +93,36 @@ class ShapedEngineConfig(EngineConfig):
                     name, problem, "remove it, or use repetition_penalty, which looks at the whole conversation"
                 )
 
+    def min_p_problem(self) -> str | None:
+        """Return the reason why requests may not set `min_p`, or None."""
+        return None
+
     def sampling(self) -> SamplingParams:
         """Return the sampling parameters of the run's rollouts, with these options as request options."""
         sampling = super().sampling()
         own = {name: value for name, off in _OFF.items() if (value := getattr(self, name)) != off}
         return replace(sampling, options={**own, **sampling.options})
+
+
+def request_shaping(request: GenerationRequest, *, where: str) -> tuple[float, float, float]:
+    """Return `shaping_of` a request.
+
+    Args:
+        request: The request.
+        where: Location for errors.
+
+    Returns:
+        min_p, repetition penalty and presence penalty.
+
+    Raises:
+        DataError: An option is not a number in its range, or a turn of an episode has a presence penalty, since the
+            trainer knows only whole rows.
+    """
+    found = shaping_of(request.options, where=where)
+    if found[2] != 0.0 and (request.goes_on or request.offset or request.branch):
+        problem = "a turn of an episode has a presence_penalty, which looks at one answer"
+        raise DataError(problem, where=where, hint="use repetition_penalty, which looks at the whole conversation")
+    return found
 
 
 def shaping_of(options: Mapping[str, Any], *, where: str) -> tuple[float, float, float]:
@@ -168,7 +193,7 @@ def sampled_columns(
     if (repetition, presence) != (1.0, 0.0):
         columns |= {REPETITION: [repetition] * len(token_ids), PRESENCE: [presence] * len(token_ids)}
     if banned is not None:
-        columns[BANNED] = [banned.after(token_ids[:place]) for place in range(len(token_ids))]
+        columns[BANNED] = [banned.after(token_ids, place) for place in range(len(token_ids))]
     return columns
 
 
@@ -182,12 +207,15 @@ _RANGES = {
 class BannedWords:
     """Token sequences of words that may not be sampled, with and without a space before them, as in vLLM."""
 
-    def __init__(self, words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, words: Sequence[str], tokenizer: PreTrainedTokenizerBase, eos_token_ids: Collection[int] = ()
+    ) -> None:
         """Encode the words.
 
         Args:
             words: The words.
             tokenizer: The policy's tokenizer.
+            eos_token_ids: Ids that end an answer.
 
         Raises:
             ConfigError: A word cannot be encoded, or is the end of an answer.
@@ -196,23 +224,25 @@ class BannedWords:
         """Each banned sequence of ids."""
         for word in words:
             plain = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
-            if not plain or tokenizer.unk_token_id in plain or plain == (tokenizer.eos_token_id,):
-                problem = "is the end of an answer" if plain == (tokenizer.eos_token_id,) else "cannot be encoded"
+            is_end = len(plain) == 1 and plain[0] in {tokenizer.eos_token_id, *eos_token_ids}
+            if not plain or tokenizer.unk_token_id in plain or is_end:
+                problem = "is the end of an answer" if is_end else "cannot be encoded"
                 raise ConfigError(f"{word!r} {problem}", where="engine.banned_words", hint="remove it")
             self.sequences.append(plain)
             spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
             if len(spaced) == len(plain) and spaced[0] != plain[0] and tokenizer.unk_token_id not in spaced:
                 self.sequences.append(spaced)
 
-    def after(self, token_ids: Sequence[int]) -> list[int]:
+    def after(self, token_ids: Sequence[int], place: int) -> list[int]:
         """Return the ids that may not follow an answer's tokens: one for each sequence, or -1 if it may continue.
 
         Args:
-            token_ids: The tokens that the answer contains so far.
+            token_ids: Tokens of the answer.
+            place: Number of them that precede the next token.
         """
         banned = []
         for sequence in self.sequences:
             prefix = sequence[:-1]
-            is_at_end = not prefix or tuple(token_ids[-len(prefix) :]) == prefix
+            is_at_end = len(prefix) <= place and tuple(token_ids[place - len(prefix) : place]) == prefix
             banned.append(sequence[-1] if is_at_end else -1)
         return banned

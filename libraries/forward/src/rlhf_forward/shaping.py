@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def penalized(
-    logits: Tensor, *, seen: Tensor, generated: Tensor, repetition: Tensor | float, presence: Tensor | float
+    logits: Tensor, *, seen: Tensor, generated: Tensor | None, repetition: Tensor | float, presence: Tensor | float
 ) -> Tensor:
     """Apply the repetition penalty (Keskar 2019, CTRL), then the presence penalty, before the temperature.
 
@@ -22,7 +22,7 @@ def penalized(
         logits: [N, V] of any float dtype.
         seen: [N, V] bool: tokens of the prompt and the answer so far. Positive logits are divided by `repetition`, and
             others are multiplied.
-        generated: [N, V] bool: tokens of the answer so far, from whose logits `presence` is subtracted.
+        generated: [N, V] bool: tokens of the answer so far, from whose logits `presence` is subtracted. None: it is 0.
         repetition: > 0, one number or [N, 1]. 1 is off.
         presence: One number or [N, 1]. 0 is off.
 
@@ -37,7 +37,8 @@ def penalized(
     """
     logits = logits.float()
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    return torch.where(seen, repeated, logits) - presence * generated
+    penalized_logits = torch.where(seen, repeated, logits)
+    return penalized_logits if generated is None else penalized_logits - presence * generated
 
 
 def without_banned(logits: Tensor, banned_ids: Tensor) -> Tensor:
@@ -79,29 +80,38 @@ def shaped_actions(logits: Tensor, experience: Experience) -> Tensor:
     Returns:
         [N, V] float32, and `logits` itself if nothing shaped them.
     """
-    columns, mask = experience.columns, experience.action_mask
+    columns, mask, size = experience.columns, experience.action_mask, logits.shape[-1]
     if REPETITION in columns or PRESENCE in columns:
-        off = torch.zeros(mask.shape, device=mask.device)
-        repetition = columns.get(REPETITION, off)[mask].unsqueeze(-1)
-        start = experience.prompt_length
-        everything = _first_place(experience.sequences, experience.attention_mask, logits.shape[-1])
-        answer = _first_place(experience.sequences[:, start:], mask, logits.shape[-1])
-        row, place = mask.nonzero(as_tuple=True)
+        off, start = torch.zeros(mask.shape, device=mask.device), experience.prompt_length
+        repetition, presence = (columns.get(name, off)[mask].unsqueeze(-1) for name in (REPETITION, PRESENCE))
+        generated = None
+        if bool(presence.any()):
+            # All tokens of the response, also those that a correction has dropped from the action mask.
+            attention = experience.attention_mask[:, start:]
+            generated = _before_actions(experience.sequences[:, start:], attention, mask, 0, size)
         logits = penalized(
             logits,
-            seen=everything[row] < (place + start).unsqueeze(-1),
-            generated=answer[row] < place.unsqueeze(-1),
+            seen=_before_actions(experience.sequences, experience.attention_mask, mask, start, size),
+            generated=generated,
             repetition=torch.where(repetition > 0, repetition, 1.0),
-            presence=columns.get(PRESENCE, off)[mask].unsqueeze(-1),
+            presence=presence,
         )
     if BANNED in columns:
         logits = without_banned(logits, columns[BANNED][mask])
     return logits
 
 
-def _first_place(ids: Tensor, mask: Tensor, size: int) -> Tensor:
-    """[B, V] int64: first position of each id among the True positions of a row, or the row's width."""
+def _before_actions(ids: Tensor, is_real: Tensor, action_mask: Tensor, start: int, size: int) -> Tensor:
+    """[N, V] bool: whether a row has the token before each of its actions. `start`: column of the first response token.
+
+    One row at a time, so that only the result has V columns for each action.
+    """
     width = ids.shape[1]
-    places = torch.arange(width, device=ids.device).expand_as(ids)
-    first = torch.full((ids.shape[0], size), width, device=ids.device)
-    return first.scatter_reduce(1, torch.where(mask, ids, 0), torch.where(mask, places, width), "amin")
+    places = torch.arange(width, dtype=torch.int32, device=ids.device)
+    found = []
+    for row in range(ids.shape[0]):
+        real = torch.where(is_real[row], places, width)
+        first = torch.full((size,), width, dtype=torch.int32, device=ids.device)
+        first = first.scatter_reduce(0, torch.where(is_real[row], ids[row], 0), real, "amin")
+        found.append(first < (action_mask[row].nonzero() + start))
+    return torch.cat(found)

@@ -5,6 +5,7 @@ from .declarations import marks as marks
 from .declarations import needs as needs
 from .declarations import needs_greedy_answer as needs_greedy_answer
 from .declarations import needs_of as needs_of
+from .declarations import rewards_from_zero as rewards_from_zero
 from .declarations import uses_pass as uses_pass
 from .estimate import check_groups as check_groups
 from .estimate import estimated as estimated

@@ -116,6 +116,19 @@ def marks(choose: Callable[..., Tensor]) -> Callable[[FunctionT], FunctionT]:
     return declare
 
 
+def rewards_from_zero(function: FunctionT) -> FunctionT:
+    """Declare that an advantage estimator (`rlhf.advantages`) needs rewards of at least 0, without penalties in them.
+
+    Args:
+        function: The estimator.
+
+    Returns:
+        The estimator itself.
+    """
+    function.rewards_from_zero = True  # type: ignore[attr-defined]
+    return function
+
+
 def uses_pass(make: type[GroupPass]) -> Callable[[FunctionT], FunctionT]:
     """Declare a pass over finished samples, whose columns an advantage estimator (`rlhf.advantages`) reads.
 

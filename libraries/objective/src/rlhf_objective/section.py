@@ -116,6 +116,8 @@ class PolicyObjectiveSection(FunctionSection):
 
     @model_validator(mode="after")
     def _weighted_kl(self) -> PolicyObjectiveSection:
+        if self.kl_ratio and self.kl_coef == 0:
+            raise ValueError("kl_ratio weights the KL, which kl_coef: 0 turns off: remove it")
         if self.kl_ratio and self.kl_in == "reward":
             raise ValueError("kl_ratio weights the KL in the loss: set kl_in to loss")
         if self.kl_ratio and split_choice(self.kl_estimator, "kl_estimator")[0] not in ("k1", "k3"):
@@ -141,6 +143,11 @@ class PolicyObjectiveSection(FunctionSection):
             found: Option -> the function that it chooses.
         """
         estimator = found.get("advantage")
+        if estimator is not None and getattr(estimator.function, "rewards_from_zero", False):
+            penalty = "kl_in: reward" if self.kl_in == "reward" and self.kl_coef > 0 else None
+            if penalty := penalty or ("overlong_buffer_tokens" if self.overlong_buffer_tokens is not None else None):
+                message = f"{estimator.name} needs rewards of at least 0, but {penalty} subtracts from them"
+                yield Problem("advantage", message, "set kl_in to loss (or kl_coef to 0), without a length penalty")
         if estimator is None or not credits_turns(estimator.function) or OWN_REWARD not in run.reward_weights:
             return
         scaling = run.run.reward_scaling

@@ -60,6 +60,17 @@ def test_max_likelihood_by_hand() -> None:
     assert estimate("max-likelihood", episode) == pytest.approx([3.0, -1.0, -1.0, -1.0, *[0.0] * 6])
 
 
+def test_rewards_around_zero_do_not_explode() -> None:
+    assert estimate("max-likelihood", scalars([0.5, -0.4999, 0.0], [0, 0, 0], [1] * 3)) == [0.0] * 3
+
+
+def test_two_branches_of_one_answer_do_not_compare_with_each_other() -> None:
+    more = {"sample_ids": torch.tensor([0, 0, 1]), "scores": torch.tensor([2.0, 2.0, 0.0])}
+    mask = [[True, True], [True, True], [True, False]]
+    rows = rows_of([[0.0, 2.0], [0.0, 2.0], [0.0, 0.0]], mask, [0, 0, 0], torch.ones(3, 2), **more)
+    assert [row[1] for row in estimate("optimal-token", rows)] == [2.0, 2.0, 0.0], "the tail has baseline 0"
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", ["length-weighted", "max-likelihood"])
 def test_baselines_agree_with_a_slow_reference(name: str, seed: int) -> None:
@@ -207,9 +218,22 @@ def test_the_weighted_kl_has_the_gradient_of_the_kl(estimator: Any) -> None:
     ("options", "message"),
     [
         ({"kl_in": "reward"}, "kl_ratio weights the KL in the loss"),
+        ({"kl_coef": 0}, "kl_ratio weights the KL, which kl_coef: 0 turns off"),
         ({"kl_estimator": "k2"}, "kl_ratio gives k1 and k3 the gradient of the KL"),
     ],
 )
 def test_a_weighted_kl_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train(tiny_run({"algorithm": {"name": "grpo", "kl_ratio": True, **options}}), dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "rloo"}, r"advantage: max-likelihood needs rewards of at least 0, but kl_in: reward subtracts"),
+        ({"name": "grpo", "overlong_buffer_tokens": 2}, r"but overlong_buffer_tokens subtracts"),
+    ],
+)
+def test_penalties_in_a_reward_that_must_not_be_negative_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(tiny_run({"algorithm": {"advantage": "max-likelihood", **options}}), dry_run=True)

@@ -82,6 +82,9 @@ def test_the_trainer_rebuilds_the_distribution(top_k, model, engine, requests, c
     batch = as_experience([(each.prompt_ids, done[each.sample_id]) for each in asked])
     output = policy_forward(module, batch, RUN.temperature, with_entropy=True)
     torch.testing.assert_close(output.log_probs, batch.action_log_probs, rtol=0, atol=2e-5)
+    fewer = batch.action_mask & (torch.arange(batch.action_mask.shape[1]) != 1)  # as after a correction
+    partly = policy_forward(module, replace(batch, action_mask=fewer), RUN.temperature).log_probs
+    torch.testing.assert_close(partly[fewer], batch.action_log_probs[fewer], rtol=0, atol=2e-5)
     output.log_probs.sum().backward()
     assert all(torch.isfinite(each.grad).all() for each in module.parameters() if each.grad is not None)
     assert torch.isfinite(output.entropy).all()
@@ -123,9 +126,16 @@ def test_an_option_out_of_range_is_refused(options, model, engine, requests):
         engine(model("llama")).generate([request], RUN)
 
 
+def test_a_turn_with_a_presence_penalty_is_refused(model, engine, requests):
+    (request,) = with_options(requests(1), presence_penalty=0.5)
+    for change in ({"goes_on": True}, {"offset": 3}, {"branch": 1}):
+        with pytest.raises(DataError, match="a turn of an episode has a presence_penalty"):
+            engine(model("llama")).generate([replace(request, **change)], RUN)
+
+
 def test_words_become_the_sequences_of_both_spellings():
     words = BannedWords(["12"], tiny_tokenizer())
-    assert words.after(words.sequences[0][:-1])[0] == words.sequences[0][-1]
+    assert words.after(words.sequences[0], len(words.sequences[0]) - 1)[0] == words.sequences[0][-1]
     with pytest.raises(ConfigError, match="engine.banned_words: .* the end of an answer"):
         BannedWords([tiny_tokenizer().eos_token], tiny_tokenizer())
 

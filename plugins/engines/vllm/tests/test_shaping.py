@@ -66,6 +66,11 @@ def test_what_vllm_cannot_report_is_refused(module, engine):
         engine(module).generate([replace(request, options={"min_p": 0.1})], replace(RUN, top_k=0))
     with pytest.raises(DataError, match="the option temperature is 0"):
         engine(module).generate([replace(request, options={"temperature": 0})], RUN)
+    for temperature in (1e-3, 2.5):
+        with pytest.raises(ConfigError, match=r"outside 0\.01 to 2"):
+            engine(module).generate([replace(request, options={"temperature": temperature})], RUN)
+        with pytest.raises(ValidationError, match=r"outside 0\.01 to 2"):
+            VllmEngineConfig(temperature=temperature)
     with pytest.raises(ValidationError, match="min_p needs top_k"):
         VllmEngineConfig(min_p=0.1)
     assert VllmEngineConfig(min_p=0.1, top_k=50).sampling().options == {"min_p": 0.1}

@@ -30,19 +30,21 @@ def length_weighted(episode: EpisodeView) -> Tensor:
     return torch.where(has_spread, episode.totals.double() - baseline, 0.0).float()
 
 
+@objective.rewards_from_zero
 @objective.needs("scalars", compares_answers=True)
 def max_likelihood(episode: EpisodeView) -> Tensor:
     """(Reward - mean of its group) / mean of its group, on every token (MaxRL, Tajwar 2026, algorithm 1).
 
     For rewards of 0 and 1: with N answers it follows the gradient of log(probability of a right answer), expanded to
-    order N. A group whose mean is not positive has advantage 0.
+    order N. A group with a negative reward, or without a positive one, has advantage 0.
     """
     import torch
 
     assert episode.totals is not None
     shares = _shares(episode.row_sample_ids, episode.group_ids)
     mean = _group_mean(episode.totals, episode.group_ids, shares)
-    is_defined = _has_spread(episode.totals, episode.group_ids) & (mean > 0)
+    lowest = _extreme(episode.totals, episode.group_ids, "amin")
+    is_defined = _has_spread(episode.totals, episode.group_ids) & (lowest >= 0)
     divisor = torch.where(is_defined, mean, 1.0)
     return torch.where(is_defined, (episode.totals.double() - mean) / divisor, 0.0).float()
 
@@ -67,8 +69,10 @@ def optimal_token(rows: AdvantageInput, *, tail_baseline: bool = False) -> Tenso
     slots = (torch.unique(rows.group_ids, return_inverse=True)[1].unsqueeze(-1) * (mask.shape[-1] + 1) + place)[mask]
     baseline = _group_mean(to_go, slots, energy[mask])
     if not tail_baseline:
-        _, slot, count = torch.unique(slots, return_inverse=True, return_counts=True)
-        baseline = torch.where(count[slot] > 1, baseline, 0.0)
+        samples = torch.arange(len(mask)) if rows.sample_ids is None else rows.sample_ids
+        pairs = torch.unique(torch.stack([slots, samples.unsqueeze(-1).expand_as(place)[mask]]), dim=1)
+        known, count = torch.unique(pairs[0], return_counts=True)  # number of answers at each place
+        baseline = torch.where(count[torch.searchsorted(known, slots)] > 1, baseline, 0.0)
     advantages = torch.zeros(mask.shape, dtype=torch.float64)
     advantages[mask] = to_go - baseline
     return torch.where(_has_spread(rows.totals, rows.group_ids).unsqueeze(-1), advantages, 0.0).float()
@@ -96,10 +100,13 @@ def _group_mean(values: Tensor, group_ids: Tensor, weights: Tensor) -> Tensor:
 
 def _has_spread(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """[B] bool: whether two samples of the row's group have different rewards."""
+    return _extreme(rewards, group_ids, "amax") > _extreme(rewards, group_ids, "amin")
+
+
+def _extreme(rewards: Tensor, group_ids: Tensor, which: str) -> Tensor:
+    """[B]: the largest (amax) or smallest (amin) reward of the row's group."""
     import torch
 
     ids, group = torch.unique(group_ids, return_inverse=True)
     empty = torch.zeros(ids.numel(), dtype=rewards.dtype)
-    highest = empty.scatter_reduce(0, group, rewards, "amax", include_self=False)
-    lowest = empty.scatter_reduce(0, group, rewards, "amin", include_self=False)
-    return (highest > lowest)[group]
+    return empty.scatter_reduce(0, group, rewards, which, include_self=False)[group]

@@ -41,13 +41,13 @@ class HfEngine:
         self._config = config
         self._tokenizer = context.tokenizer
         self._seed = context.seed
-        words = config.banned_words
-        self._banned = BannedWords(words, context.tokenizer) if words else None
         self._module = context.model
         self._forward = ModelForward(context.model)
         self.context_tokens = self._forward.context_tokens
         """Maximum sequence length, from the model's positions."""
         self.eos_token_ids = eos_token_ids(self._forward.base, context.tokenizer)
+        words = config.banned_words
+        self._banned = BannedWords(words, context.tokenizer, self.eos_token_ids) if words else None
         self._path: Path | None = None
         self._packed: PackedLinears | None = None
         self._dtype = _mixed_dtype(config, context, self._forward.dtype)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf_forward import BannedWords, penalized, shaping_of, without_banned
+from rlhf_core.types import GenerationRequest
+from rlhf_forward import BannedWords, penalized, request_shaping, without_banned
 
 
 @dataclass(slots=True, eq=False)
@@ -31,17 +31,16 @@ class RowShaping:
     @classmethod
     def of(
         cls,
-        options: Mapping[str, Any],
+        request: GenerationRequest,
         banned: BannedWords | None,
-        prompt_ids: Sequence[int],
         token_ids: Sequence[int],
         *,
         where: str,
     ) -> RowShaping | None:
         """Return the shaping of a request, or None if all is off. Raises `DataError` for an invalid option."""
-        min_p, repetition, presence = shaping_of(options, where=where)
+        min_p, repetition, presence = request_shaping(request, where=where)
         is_off = (min_p, repetition, presence, banned) == (0.0, 1.0, 0.0, None)
-        return None if is_off else cls(min_p, repetition, presence, banned, prompt_ids, token_ids)
+        return None if is_off else cls(min_p, repetition, presence, banned, request.prompt_ids, token_ids)
 
     @property
     def penalizes(self) -> bool:
@@ -74,6 +73,6 @@ def shaped_rows(logits: Tensor, shapings: Sequence[RowShaping]) -> Tensor:
             presence=torch.tensor([[each.presence] for each in shapings], device=logits.device),
         )
     if shapings[0].banned is not None:
-        banned = [each.banned.after(each.token_ids) for each in shapings if each.banned]
+        banned = [each.banned.after(each.token_ids, len(each.token_ids)) for each in shapings if each.banned]
         logits = without_banned(logits, torch.tensor(banned, device=logits.device))
     return logits

@@ -115,7 +115,7 @@ def make_rows(
         if not sampling.greedy:
             where = f"engine hf, sample {request.sample_id}"
             row.temperature = temperature_of(request.options, where=where)
-            row.shaping = RowShaping.of(request.options, banned, request.prompt_ids, row.token_ids, where=where)
+            row.shaping = RowShaping.of(request, banned, row.token_ids, where=where)
         rows.append(row)
     return rows
 

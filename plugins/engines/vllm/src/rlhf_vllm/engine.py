@@ -12,11 +12,11 @@ from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_forward import BannedWords, sampled_columns, shaping_of, temperature_of
+from rlhf_forward import BannedWords, request_shaping, sampled_columns, temperature_of
 from rlhf_models import GenerationJob, check_same_weights, checked_completion, eos_token_ids, is_lora
 from rlhf_strategies import plain_shards
 
-from .config import VllmEngineConfig, min_p_problem
+from .config import VllmEngineConfig, min_p_problem, temperature_problem
 from .process import VllmProcess
 from .start import WHERE, Settings, describe_error
 
@@ -28,7 +28,6 @@ class VllmEngine:
         """Raises `PluginError` if vLLM is broken, `ConfigError` if it cannot run this model."""
         self._config = config
         self._module = context.model
-        self._banned = BannedWords(config.banned_words, context.tokenizer) if config.banned_words else None
         self._open: dict[tuple[int, int], GenerationJob] = {}
         self._seed = context.seed
         self.policy_version = 0
@@ -37,6 +36,8 @@ class VllmEngine:
         model: Any = context.model
         base = model.get_base_model() if is_lora(model) else model
         self.eos_token_ids = eos_token_ids(base, context.tokenizer)
+        words = config.banned_words
+        self._banned = BannedWords(words, context.tokenizer, self.eos_token_ids) if words else None
         with tempfile.TemporaryDirectory(prefix="rlhf-vllm-") as folder:
             base.config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
@@ -77,9 +78,12 @@ class VllmEngine:
             request, sampling, context_tokens=self._backend.max_model_tokens, seed=self._seed, name="vllm"
         )
         where = f"{WHERE}, sample {job.sample_id}"
-        temperature_of(job.options, where=where)
-        if problem := min_p_problem(sampling.top_k, shaping_of(job.options, where=where)[0]):
-            raise ConfigError(problem, where=where)
+        if not sampling.greedy:
+            own = temperature_of(request.options, where=where)
+            min_p, _, _ = request_shaping(request, where=where)
+            problem = temperature_problem(sampling.temperature if own is None else own)
+            if problem := problem or min_p_problem(sampling.top_k, min_p):
+                raise ConfigError(problem, where=where)
         return job
 
     def _single_version_completions(self, jobs: Sequence[GenerationJob]) -> Iterator[Completion]:
