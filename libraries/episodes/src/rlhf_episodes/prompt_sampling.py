@@ -52,10 +52,6 @@ class PromptSamplingConfig(Section):
             problem = f"the engine {run.engine.name} does not accept this request option"
             yield Problem(name, problem, f"it accepts {', '.join(accepted) or 'none'}")
 
-        others = [name for name, _, _ in run.player_sections if name != "prompts.sampling"]
-        if others and run.section("environment") is None:
-            problem = f"makes the requests itself, so it cannot be combined with the section {others[0]}"
-            yield Problem("", problem, "remove one of the two sections")
         ask = getattr(run.engine.config, "min_p_problem", None)
         if "min_p" in self.keys and ask is not None and (problem := ask()) is not None:
             yield Problem("min_p", problem, "remove the key")

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, LlamaConfig
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError, UserInputError
 from rlhf_objective import adaptive_lambda, gae
 from rlhf_ppo import Critic
-from rlhf_ppo.critic_start import load_critic
-from rlhf_testing.models import tiny_model
+from rlhf_ppo.critic_start import CriticStart
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
+
+
+def load_critic(path: str, *, policy: Any) -> Critic:
+    return CriticStart(path, tiny_tokenizer()).load(policy)
 
 
 def reward_model(folder: Path, *, num_labels: int = 1, vocab_size: int | None = None) -> Any:
@@ -25,6 +30,7 @@ def reward_model(folder: Path, *, num_labels: int = 1, vocab_size: int | None = 
     torch.manual_seed(4)
     model = AutoModelForSequenceClassification.from_config(config)
     model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
     return model.eval()
 
 
@@ -40,6 +46,7 @@ def test_the_head_of_a_reward_model_becomes_the_value_head(tmp_path: Path) -> No
 def test_a_causal_lm_and_an_earlier_critic(tmp_path: Path) -> None:
     policy = tiny_model()
     policy.save_pretrained(tmp_path / "lm")
+    tiny_tokenizer().save_pretrained(tmp_path / "lm")
     ids = torch.tensor([[4, 5, 6]])
     assert not load_critic(str(tmp_path / "lm"), policy=policy)(ids, torch.ones_like(ids)).any()
     earlier = Critic.from_pretrained(policy)
@@ -51,11 +58,28 @@ def test_a_causal_lm_and_an_earlier_critic(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"num_labels": 3}, "has 3 labels, not one score"), ({"vocab_size": 8}, "knows 8 tokens, but the policy has")],
+    [({"num_labels": 3}, "cannot load"), ({"vocab_size": 8}, "the tokenizer has 16 tokens, the model 8")],
 )
 def test_a_model_that_is_no_critic_is_refused(options: dict[str, int], message: str, tmp_path: Path) -> None:
     reward_model(tmp_path, **options)
     with pytest.raises(UserInputError, match=rf"algorithm\.critic\.path: {message}"):
+        load_critic(str(tmp_path), policy=tiny_model())
+
+
+def test_a_critic_with_other_tokens_is_refused_before_the_run(tmp_path: Path) -> None:
+    reward_model(tmp_path)
+    tiny_tokenizer("zyxw").save_pretrained(tmp_path)
+    with pytest.raises(UserInputError, match=r"algorithm\.critic\.path: .* has a different tokenizer than the policy"):
+        train(run_of({"critic": {"path": str(tmp_path)}}), dry_run=True)
+    with pytest.raises(UserInputError, match=r"algorithm\.critic\.path: "):
+        train(run_of({"critic": {"path": str(tmp_path / "missing")}}), dry_run=True)
+
+
+def test_a_reward_model_without_its_head_is_refused(tmp_path: Path) -> None:
+    reward_model(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    save_file({name: each for name, each in load_file(file).items() if "score" not in name}, file, {"format": "pt"})
+    with pytest.raises(UserInputError, match=r"algorithm\.critic\.path: the files of .* lack score"):
         load_critic(str(tmp_path), policy=tiny_model())
 
 

@@ -26,7 +26,7 @@ from rlhf_objective import (
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
-from .critic_start import load_critic
+from .critic_start import CriticStart
 from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pretraining_loss
 
 
@@ -35,9 +35,13 @@ def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
     pretraining = None
     if config.ptx_path is not None and config.ptx_coef > 0:
         pretraining = PretrainingFile(config.ptx_path, context.tokenizer, config.ptx_max_tokens)
-    sampling = context.sampling
+    sampling, path = context.sampling, config.critic.path
     algorithm = PPO(
-        config, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens, pretraining=pretraining
+        config,
+        temperature=sampling.temperature,
+        max_new_tokens=sampling.max_new_tokens,
+        pretraining=pretraining,
+        critic_start=None if path is None else CriticStart(path, context.tokenizer),
     )
     check_groups("ppo", algorithm.estimator, context.samples_per_prompt)
     return algorithm
@@ -56,6 +60,7 @@ class PPO(PolicyObjective):
         max_new_tokens: int | None = None,
         pretraining: PretrainingData | None = None,
         pin_memory: bool = False,
+        critic_start: CriticStart | None = None,
     ) -> None:
         """Create the algorithm.
 
@@ -65,6 +70,7 @@ class PPO(PolicyObjective):
             max_new_tokens: Maximum response length in tokens. Needed by aggregations that divide by it.
             pretraining: Text of the ptx loss.
             pin_memory: Collate into page-locked memory, so that copies to the GPU overlap with computation.
+            critic_start: Start of the critic. None copies the policy.
         """
         super().__init__(config, temperature=temperature, max_new_tokens=max_new_tokens)
         self._pretraining = pretraining
@@ -72,6 +78,7 @@ class PPO(PolicyObjective):
         self._controller = _controller(config)
         self._last_kl: tuple[float, int] | None = None
         self._num_warmed_up = 0
+        self._critic_start = critic_start
 
     def use_pretraining(self, data: PretrainingData) -> None:
         """Set the text source of the ptx loss, if it is only known after construction."""
@@ -90,8 +97,7 @@ class PPO(PolicyObjective):
         return terms
 
     def build_critic(self, policy: nn.Module) -> nn.Module:
-        path = self.config.critic.path
-        return Critic.from_pretrained(policy) if path is None else load_critic(path, policy=policy)
+        return Critic.from_pretrained(policy) if self._critic_start is None else self._critic_start.load(policy)
 
     @property
     def is_warming_up(self) -> bool:
