@@ -1,6 +1,7 @@
 from .aggregation import Aggregation as Aggregation
 from .aggregation import aggregate_count as aggregate_count
 from .aggregation import aggregate_sum as aggregate_sum
+from .banned_words import BannedWords as BannedWords
 from .forward import policy_forward as policy_forward
 from .forward import value_forward as value_forward
 from .logits import causal_lm_logits as causal_lm_logits
@@ -31,7 +32,6 @@ from .sampling_options import BANNED as BANNED
 from .sampling_options import PRESENCE as PRESENCE
 from .sampling_options import REPETITION as REPETITION
 from .sampling_options import SHAPING_COLUMNS as SHAPING_COLUMNS
-from .sampling_options import BannedWords as BannedWords
 from .sampling_options import ShapedEngineConfig as ShapedEngineConfig
 from .sampling_options import request_shaping as request_shaping
 from .sampling_options import sampled_columns as sampled_columns

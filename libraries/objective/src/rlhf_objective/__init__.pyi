@@ -10,9 +10,9 @@ from .declarations import uses_pass as uses_pass
 from .estimate import check_groups as check_groups
 from .estimate import estimated as estimated
 from .flat_groups import FlatGroups as FlatGroups
+from .functional.adaptive_lambda import adaptive_lambda as adaptive_lambda
 from .functional.advantages import AdvantageInput as AdvantageInput
 from .functional.advantages import Advantages as Advantages
-from .functional.advantages import adaptive_lambda as adaptive_lambda
 from .functional.advantages import explained_variance as explained_variance
 from .functional.advantages import gae as gae
 from .functional.advantages import rewards_to_go as rewards_to_go
