@@ -181,9 +181,6 @@ def sampled_columns(
 
     Returns:
         Column -> a value per token.
-
-    Raises:
-        DataError: An option is not a number in its range.
     """
     _, repetition, presence = shaping_of(options, where=where)
     temperature = temperature_of(options, where=where)
