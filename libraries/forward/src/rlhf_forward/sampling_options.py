@@ -1,7 +1,4 @@
-"""Options of engines that change the sampled distribution beyond temperature, top-k and top-p.
-
-This module loads without torch, since options are read before anything is built.
-"""
+"""Options of engines that change the sampled distribution beyond temperature, top-k and top-p. Loads without torch."""
 
 from __future__ import annotations
 
