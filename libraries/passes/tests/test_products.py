@@ -75,7 +75,7 @@ def test_the_file_keeps_the_newest_results(cache: Path, monkeypatch: pytest.Monk
     """Each container has a new host name."""
     measured(2.0, 1.0, monkeypatch)
     for number in range(products._MAX_RESULTS + 3):
-        monkeypatch.setattr(products.platform, "node", lambda number=number: f"host-{number}")
+        monkeypatch.setattr("platform.node", lambda number=number: f"host-{number}")
         monkeypatch.setattr(products, "_CHOICE", products._Choice())
         assert uses_onednn()
     names = list(json.loads(cache.read_text()))

@@ -21,9 +21,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class NarrowCopies:
-    """Copies of weights in bfloat16, cast at first use and again after the weight has changed.
+    """Copies of weights in bfloat16, for passes between which weights do not change.
 
-    A change that torch does not count (through `.data`) is noticed after `expire` only.
+    torch does not count all changes: neither a step of fused AdamW nor one through `.data`. A change that it counts
+    makes another copy.
     """
 
     def __init__(self) -> None:
@@ -33,17 +34,13 @@ class NarrowCopies:
         self._version = 0
         self._narrow: Tensor | None = None
 
-    def expire(self) -> None:
-        """Drop all copies, so that each weight is cast again at its next use."""
-        self._copies.clear()
-        self._inputs = self._narrow = None
-
     def of(self, weight: Tensor) -> Tensor:
         """Return the copy of a float32 weight."""
         source = weight.detach()
         if weight.is_inference():
             return source.bfloat16()
         state = weight._version, weight.data_ptr(), weight.stride()
+        copy: Tensor | None
         copy, copied = self._copies.get(weight, (None, None))
         if copy is None or copied != state:
             copy = source.bfloat16()
