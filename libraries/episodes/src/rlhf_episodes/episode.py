@@ -15,6 +15,7 @@ from rlhf_core.types import Completion, GenerationRequest, Message, SamplingPara
 from .chat import ChatFormat, chat_format
 from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task, Tool
 from .endpoint import Endpoints
+from .progress import Progress
 from .row import EpisodeRow
 from .section import EnvironmentConfig
 
@@ -63,8 +64,17 @@ class Rules:
 class Episode:
     """Rows, limits and counts of one episode."""
 
-    def __init__(self, rules: Rules, task: Task, sample_turn: SampleTurn, clock: Clock, endpoints: Endpoints) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        task: Task,
+        sample_turn: SampleTurn,
+        clock: Clock,
+        endpoints: Endpoints,
+        progress: Progress | None = None,
+    ) -> None:
         self.rules = rules
+        self.progress = progress or Progress()
         self.chat = rules.chat
         self.task = task
         self._sample_turn = sample_turn
@@ -170,6 +180,7 @@ class Episode:
             raise
         finally:
             self._num_reserved -= limit
+        self.progress.took_turn(number, completion.token_ids, completion.policy_version)
         text = self.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         calls = self._read_calls(completion, row)

@@ -21,6 +21,7 @@ from .attempt import MakeEnvironment
 from .contract import make_task
 from .episode import Rules
 from .isolation.host import IsolatedEnvironments
+from .journal.turn_journal import TurnJournal, run_digest
 from .leases import lease_key
 from .part_rewards import PartRewards
 from .play import EnvironmentPlayer
@@ -44,7 +45,11 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
         A player. Close it to end the processes of isolated environments.
     """
     model = context.run.run.model
-    return build_environment_player(
+    journal = None
+    if context.purpose != "evaluation" and context.run.sections["environment"].typed(EnvironmentConfig).journal:
+        num_kept = context.run.run.checkpoint.every_episodes or 0
+        journal = TurnJournal(context.journal, context.engine, run_digest(context.run), num_kept)
+    player = build_environment_player(
         context.run.sections["environment"],
         context.engine,
         context.tokenizer,
@@ -54,6 +59,8 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
         times=context.times,
         rewards=lambda: RewardContext(str(resolve_device(model.device)), context.seed, model.path),
     )
+    player.journal = journal
+    return player
 
 
 def build_environment_player(

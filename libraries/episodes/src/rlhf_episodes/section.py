@@ -84,6 +84,12 @@ class EnvironmentConfig(Section):
         None, description="With isolate: resident memory limit. null is half of the machine's (or container's) memory."
     )
 
+    journal: bool = Field(
+        True,
+        description="Record finished turns and episodes in the run folder, so that a resume continues from them "
+        "instead of sampling them again. Those that no resume needs are deleted.",
+    )
+
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if not run.rolls_out:
             yield Problem("", f"{run.algorithm.name} learns from a dataset and does not play episodes")

@@ -1,6 +1,7 @@
 """Adapts the supported forms of environments to the form that core drives.
 
-- `reset(task)` and `step(reply) -> (observation, reward, done)`
+- `reset(task)` and `step(reply) -> (observation, reward, done)`. With `state()` and `restore(task, state)`, an episode
+  that was interrupted continues from the last recorded state.
 - A class whose public methods are tools, with docstrings and type hints, or whose `tools` maps names to functions.
   `reset(**row)` and `get_reward()` are optional.
 - `async run(task, policy)`, the form that core drives.
@@ -11,6 +12,7 @@ Methods may be plain functions, which run on threads, or coroutines.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,7 @@ from rlhf_core.types import Message, ToolCall
 from .attempt import Caller
 from .contract import Environment, EpisodeTruncated, Messages, Outcome, Policy, Status, Task, Tool
 from .environment_shape import tool_methods
+from .progress import RESET, Step
 from .tool_functions import ToolFunction
 
 UseTool = Callable[[ToolCall], Awaitable[str]]
@@ -44,7 +47,7 @@ def adapt(environment: Any, call: Caller) -> Environment:
 
 @dataclass(frozen=True, slots=True)
 class StepEnvironment:
-    """Drives an environment with `reset` and `step`, and optionally `close` and `metrics`."""
+    """Drives an environment with `reset` and `step`, and optionally `close`, `metrics`, `state` and `restore`."""
 
     environment: Any
     call: Caller
@@ -60,16 +63,37 @@ class StepEnvironment:
         return Outcome(turn_rewards=rewards, status=status, metrics=metrics if isinstance(metrics, Mapping) else {})
 
     async def _play(self, task: Task, policy: Policy, rewards: dict[int, float]) -> Status:
-        observation = _check_observation(await self.call("reset", self.environment.reset, task), "reset")
+        steps = iter(self.call.progress.steps)
+        if (last := next(steps, None)) is not None:
+            state = self.call.progress.steps[-1].state
+            await self.call("restore", self.environment.restore, task, state)
+            observation = last.observation
+        else:
+            observation = _check_observation(await self.call("reset", self.environment.reset, task), "reset")
+            await self._record(RESET, observation)
         while True:
             try:
                 reply = await policy.turn(observation)
             except EpisodeTruncated:
                 return "truncated"
-            result = await self.call("step", self.environment.step, reply)
-            observation, rewards[reply.turn], status = _check_step(result)
+            if (known := next(steps, None)) is not None:
+                observation, rewards[reply.turn], status = known.observation, known.reward, known.status
+            else:
+                result = await self.call("step", self.environment.step, reply)
+                observation, rewards[reply.turn], status = _check_step(result)
+                await self._record(reply.turn, observation, rewards[reply.turn], status)
             if status is not None or policy.remaining_turns < 1:
                 return status or "truncated"
+
+    async def _record(
+        self, turn: int, observation: Messages, reward: float = 0.0, status: Status | None = None
+    ) -> None:
+        """Record a step with the environment's state, if it has `state` and `restore`."""
+        record, state_of = self.call.progress.record, getattr(self.environment, "state", None)
+        if record is None or not (callable(state_of) and callable(getattr(self.environment, "restore", None))):
+            return
+        state = _check_state(await self.call("state", state_of))
+        record(Step(turn=turn, observation=observation, reward=reward, status=status, state=state))
 
 
 class ToolEnvironment:
@@ -175,6 +199,15 @@ def _check_step(result: Any) -> tuple[Messages, float, Status | None]:
     observation, reward, done = result
     status: Status | None = "truncated" if isinstance(done, str) and done == "truncated" else "done" if done else None
     return _check_observation(observation, "step"), _number(reward, "the reward of step"), status
+
+
+def _check_state(value: Any) -> Any:
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"state returned {value!r:.100}, which is not JSON values: {error}") from None
+    _check_length(text, "state")
+    return json.loads(text)
 
 
 def _number(value: Any, name: str) -> float:

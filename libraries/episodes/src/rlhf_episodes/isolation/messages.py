@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from rlhf_core import errors
 from rlhf_core.errors import RlhfError
 
-from ..contract import Endpoint, EpisodeTruncated, Outcome, Reply, Task
+from ..contract import Endpoint, EpisodeTruncated, Outcome, Reply, Status, Task
 from ..episode import State
+from ..progress import Step
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Limit on one message from the child. An observation may have a million characters, and a turn several of them."""
@@ -130,7 +131,31 @@ class EpisodeFailed(_OfEpisode):
     error: ErrorMessage | None = None
 
 
-EpisodeMessage = CallStarted | TurnRequest | EndpointRequest | TurnCanceled | ForkRequest | EpisodeEnded | EpisodeFailed
+class StepRecorded(_OfEpisode):
+    """A step of an environment that has `state` and `restore` (`Step`)."""
+
+    type: Literal["step"] = "step"
+    turn: int
+    observation: str | list[dict[str, Any]] | None
+    reward: float
+    status: Status | None
+    state: Any
+
+    def step(self) -> Step:
+        """Return the step."""
+        return Step(**{name: getattr(self, name) for name in ("turn", "observation", "reward", "status", "state")})
+
+
+EpisodeMessage = (
+    StepRecorded
+    | CallStarted
+    | TurnRequest
+    | EndpointRequest
+    | TurnCanceled
+    | ForkRequest
+    | EpisodeEnded
+    | EpisodeFailed
+)
 FromChild = Ready | EpisodeMessage
 _FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="type")])
 
@@ -152,6 +177,10 @@ class StartEpisode:
     episode: int
     task: Task
     state: State
+    steps: tuple[Step, ...] = ()
+    """Steps to continue after (`Progress.steps`)."""
+    is_recorded: bool = False
+    """Whether further steps are recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,234 @@
+"""Records the policy's turns, environments' states and finished episodes of a run, and finds those to continue from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from rlhf_core.columns import Column
+from rlhf_core.config.resolved import ResolvedRun
+from rlhf_core.errors import PluginError
+from rlhf_core.protocols import RolloutEngine
+from rlhf_core.rollout.answers import with_kinds
+from rlhf_core.rollout.journal import Journal
+from rlhf_core.rollout.row import Played
+from rlhf_core.types import Completion, GenerationRequest, Prompt, SamplingParams
+
+from ..progress import RESET, EpisodeLost, Progress, Step
+from .known import Known, KnownSample
+from .records import Record, completion_of, completion_record, reply_key, request_key, row_of, row_record
+
+logger = logging.getLogger(__name__)
+
+_DOES_NOT_MATTER = ("logging", "checkpoint", "eval")
+"""Sections of a run file that may change between attempts without a change of what is sampled."""
+
+
+def run_digest(run: ResolvedRun) -> str:
+    """Return a digest of the options that determine what is sampled.
+
+    Args:
+        run: The run.
+    """
+    options = {name: value for name, value in run.to_mapping().items() if name not in _DOES_NOT_MATTER}
+    text = json.dumps(options, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+class TurnJournal:
+    """The journal of one player. Turns are only used under the weights that sampled them.
+
+    Example:
+        journal.begin()  # at the start of a call of `play`
+        if (completion := journal.turn(request, sampling)) is None:
+            completion = sample(request)
+            journal.add_turn(request, sampling, completion)
+    """
+
+    def __init__(self, journal: Journal, engine: RolloutEngine, run: str, num_kept: int) -> None:
+        """Read what earlier attempts have recorded.
+
+        Args:
+            journal: Lines in the run folder.
+            engine: Samples the turns.
+            run: Result of `run_digest`.
+            num_kept: Number of versions before the current one that a resume may start from.
+        """
+        self._journal = journal
+        self._engine = engine
+        self._run = run
+        self._num_kept = num_kept
+        self._lock = threading.Lock()
+        """The engine's turns and the environments' steps are recorded on different threads."""
+        self._known = Known()
+        if journal.folder is not None:
+            self._known.load(sorted(journal.folder.glob("*.jsonl")), run)
+        self._rollbacks = 0
+        self._version = -1
+        self._has_begun = False
+        self._is_new_file = self._is_writable = True
+        self._open: dict[int, list[tuple[Completion, str]]] = {}
+        """Sample id -> its completions so far, with the keys of their requests."""
+
+    def begin(self) -> None:
+        """Start a call of `play` with the engine's weights. Older lines that no resume needs are deleted."""
+        version = self._engine.policy_version
+        with self._lock:
+            self._has_begun = True
+            self._open.clear()
+            if version == self._version:
+                return
+            self._version = version
+            self._known.forget_before(version)
+            self._journal.close()
+            self._is_new_file = True
+            for path in [path for path, newest in self._known.newest.items() if newest < version - self._num_kept]:
+                path.unlink(missing_ok=True)  # all processes of a run delete the files of earlier attempts
+                del self._known.newest[path]
+
+    def turn(self, request: GenerationRequest, sampling: SamplingParams) -> Completion | None:
+        """Return the recorded answer to a request, or None."""
+        key = request_key(request, sampling)
+        sample = self._sample(request.sample_id)
+        if sample is None or (record := sample.turns.get(key)) is None:
+            return None
+        try:
+            completion = self._completion(record, request)
+        except (KeyError, TypeError, ValueError, PluginError) as error:
+            logger.warning("a recorded turn of sample %d is damaged and sampled again: %s", request.sample_id, error)
+            return None
+        self._open.setdefault(request.sample_id, []).append((completion, key))
+        return completion
+
+    def add_turn(self, request: GenerationRequest, sampling: SamplingParams, completion: Completion) -> None:
+        """Record a turn, unless several versions sampled it."""
+        if completion.policy_versions or completion.policy_version != self._version:
+            return
+        key = request_key(request, sampling)
+        try:
+            self._append({"sample": request.sample_id, "turn": key, "completion": completion_record(completion)})
+        except (TypeError, ValueError) as error:
+            logger.debug("a turn of sample %d is not recorded: %s", request.sample_id, error)
+            return
+        self._open.setdefault(request.sample_id, []).append((completion, key))
+
+    def _completion(self, record: Record, request: GenerationRequest) -> Completion:
+        return with_kinds(completion_of(record, request, self._version), self._engine)
+
+    def progress(self, sample_id: int) -> Progress:
+        """Return the progress of a new attempt at an episode. The first attempt continues from the recorded steps."""
+        sample = self._sample(sample_id)
+        steps: list[Record] = []
+        if sample is not None and sample.is_continuous:
+            steps, sample.steps = sample.steps, []
+        replies = [step["reply"] for step in steps]
+        record = partial(self._add_step, sample_id, self._version)
+        return _Recorded([_step(each) for each in steps], replies, record, self._version)
+
+    def _add_step(self, sample_id: int, version: int, step: Step, reply: str) -> None:
+        if version != self._version:
+            return
+        try:
+            self._append({"sample": sample_id, "step": {**asdict(step), "reply": reply}})
+        except (TypeError, ValueError) as error:  # then later steps are not continued from, either
+            logger.debug("a step of sample %d is not recorded: %s", sample_id, error)
+
+    def episode(self, prompt: Prompt, sample_id: int, kinds: Mapping[str, Column]) -> Played | None:
+        """Return the recorded episode of a sample, or None if it has to be played.
+
+        Args:
+            prompt: Prompt of the episode.
+            sample_id: Id of the sample.
+            kinds: Declarations of the columns of its rows.
+        """
+        sample = self._sample(sample_id)
+        if sample is None or sample.episode is None:
+            return None
+        record, turns = sample.episode, sample.turns
+        try:
+            found = {
+                key: self._completion(turns[key], GenerationRequest(sample_id=sample_id, prompt_ids=()))
+                for key in {turn["key"] for row in record["rows"] for turn in row["turns"] if "key" in turn}
+            }
+            rows = tuple(row_of(row, found.__getitem__, kinds) for row in record["rows"])
+            rewards = {int(turn): float(reward) for turn, reward in record["turn_rewards"].items()}
+            return Played(prompt, sample_id, rows, record["reward"], rewards)
+        except Exception as error:  # a damaged record may fail anywhere
+            logger.warning("the recorded episode of sample %d cannot be used and is played again: %s", sample_id, error)
+            return None
+
+    def add_episode(self, played: Played) -> None:
+        """Record a finished episode, if all of its turns are recorded under one version."""
+        completions = self._open.pop(played.sample_id, [])
+
+        def key_of(completion: Completion) -> str:
+            return next(key for each, key in completions if each is completion)
+
+        try:
+            rows = [row_record(row, key_of) for row in played.rows]
+            rewards = {"reward": played.reward, "turn_rewards": dict(played.turn_rewards)}
+            self._append({"sample": played.sample_id, "episode": {"rows": rows, **rewards}})
+        except (StopIteration, TypeError, ValueError, AttributeError) as error:
+            logger.debug("the episode of sample %d is not recorded: %s", played.sample_id, error)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of rollbacks, after which the weights of a version differ."""
+        return {"rollbacks": self._rollbacks}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state_dict` after a resume, or count a rollback."""
+        with self._lock:
+            self._rollbacks = max(self._rollbacks, state["rollbacks"]) + 1 if self._has_begun else state["rollbacks"]
+            self._version = -1  # the next call starts a new file
+
+    def _sample(self, sample_id: int) -> KnownSample | None:
+        with self._lock:
+            return self._known.samples.get((self._rollbacks, self._version), {}).get(sample_id)
+
+    def _append(self, line: Record) -> None:
+        with self._lock:
+            if not self._is_writable:
+                return
+            try:
+                if self._is_new_file:
+                    self._is_new_file = False
+                    self._journal.append({"run": self._run})
+                    if self._journal.path is not None and self._journal.folder is not None:
+                        self._known.newest[self._journal.path] = self._version
+                self._journal.append({"at": [self._rollbacks, self._version], **line})
+            except OSError as error:
+                self._is_writable = False
+                logger.warning("turns are no longer recorded, so a resume samples them again: %s", error)
+
+
+class _Recorded(Progress):
+    """Progress that is recorded with the turn before each step."""
+
+    def __init__(self, steps: list[Step], replies: list[str], record: Any, version: int) -> None:
+        self._record, self._replies, self._version = record, replies, version
+        self._last: tuple[int, str] | None = None
+        super().__init__(steps, self._record_step)
+
+    def took_turn(self, turn: int, token_ids: tuple[int, ...], policy_version: int) -> None:
+        """See `Progress`."""
+        key = reply_key(token_ids)
+        if turn + 1 < len(self._replies) and key != self._replies[turn + 1]:
+            raise EpisodeLost
+        self._last = turn, key
+        if policy_version != self._version:
+            self.record = None
+
+    def _record_step(self, step: Step) -> None:
+        turn, reply = self._last or (RESET, "")
+        if step.turn == turn:
+            self._record(step, reply)
+
+
+def _step(record: Record) -> Step:
+    return Step(**{name: value for name, value in record.items() if name != "reply"})
