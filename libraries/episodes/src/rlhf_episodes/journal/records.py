@@ -56,7 +56,7 @@ def reply_key(token_ids: tuple[int, ...]) -> str:
 
 
 def completion_record(completion: Completion) -> Record:
-    """Return a completion as JSON values, without its sample, branch and version.
+    """Return a completion as JSON values, without its sample and version.
 
     Raises `TypeError` for a column that is neither JSON values nor a tensor or array.
     """
@@ -65,6 +65,7 @@ def completion_record(completion: Completion) -> Record:
         "ids": packed(completion.token_ids, _IDS),
         "logprobs": packed(completion.logprobs, _FLOATS),
         "finish": completion.finish_reason,
+        "branch": completion.branch,
     }
     if support is not None:
         record["support"] = [packed(ids, _IDS) for ids in support]
@@ -73,12 +74,12 @@ def completion_record(completion: Completion) -> Record:
     return record
 
 
-def completion_of(record: Record, request: GenerationRequest, version: int) -> Completion:
-    """Return the completion of a record as the answer to a request. Raises `KeyError`, `TypeError` or `ValueError`."""
+def completion_of(record: Record, sample_id: int, version: int) -> Completion:
+    """Return the completion of a record. Raises `KeyError`, `TypeError` or `ValueError` if it is damaged."""
     support = record.get("support")
     return Completion(
-        sample_id=request.sample_id,
-        branch=request.branch,
+        sample_id=sample_id,
+        branch=record["branch"],
         token_ids=unpacked(record["ids"], _IDS),
         logprobs=unpacked(record["logprobs"], _FLOATS),
         finish_reason=record["finish"],

@@ -99,7 +99,7 @@ class TurnJournal:
         if sample is None or (record := sample.turns.get(key)) is None:
             return None
         try:
-            completion = self._completion(record, request)
+            completion = self._completion(record, request.sample_id)
         except (KeyError, TypeError, ValueError, PluginError) as error:
             logger.warning("a recorded turn of sample %d is damaged and sampled again: %s", request.sample_id, error)
             return None
@@ -118,8 +118,8 @@ class TurnJournal:
             return
         self._open.setdefault(request.sample_id, []).append((completion, key))
 
-    def _completion(self, record: Record, request: GenerationRequest) -> Completion:
-        return with_kinds(completion_of(record, request, self._version), self._engine)
+    def _completion(self, record: Record, sample_id: int) -> Completion:
+        return with_kinds(completion_of(record, sample_id, self._version), self._engine)
 
     def progress(self, sample_id: int) -> Progress:
         """Return the progress of a new attempt at an episode. The first attempt continues from the recorded steps."""
@@ -153,7 +153,7 @@ class TurnJournal:
         record, turns = sample.episode, sample.turns
         try:
             found = {
-                key: self._completion(turns[key], GenerationRequest(sample_id=sample_id, prompt_ids=()))
+                key: self._completion(turns[key], sample_id)
                 for key in {turn["key"] for row in record["rows"] for turn in row["turns"] if "key" in turn}
             }
             rows = tuple(row_of(row, found.__getitem__, kinds) for row in record["rows"])

@@ -1,0 +1,431 @@
+"""Half-finished episodes survive: at whatever point a run ends, the next attempt samples no finished turn again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from playing import player
+
+from rlhf_core.config.problems import Problems
+from rlhf_core.rollout.journal import Journal
+from rlhf_core.types import Completion, SamplingParams
+from rlhf_episodes.contract import Outcome
+from rlhf_episodes.journal.turn_journal import TurnJournal
+from rlhf_episodes.play import EnvironmentPlayer
+from rlhf_episodes.player import build_environment_player
+from rlhf_episodes.selected import resolve_environment
+from rlhf_testing.engine import FakeEngine
+from rlhf_testing.episodes import episode_tokenizer, plain
+from rlhf_testing.samples import make_prompt
+
+
+class Killed(BaseException):
+    """Ends a run without giving it a chance to write."""
+
+
+class Engine(FakeEngine):
+    """Ends the run after `limit` turns, and notes those it sampled."""
+
+    def __init__(self, limit: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.limit, self.sampled = limit, []
+
+    def generate(self, requests: Any, sampling: Any) -> Iterator[Completion]:
+        for request, completion in zip(reversed(requests), super().generate(requests, sampling), strict=True):
+            if self.limit == len(self.sampled):
+                raise Killed
+            self.sampled.append((request.sample_id, request.branch, request.offset, completion.token_ids))
+            yield completion
+
+
+class Counts:
+    """Ends after four turns. Its observations depend on all replies."""
+
+    calls: list[str]
+
+    def reset(self, task: Any) -> str:
+        self.calls.append("reset")
+        self.total = task.sample_id
+        self.metrics = {"total": float(self.total)}
+        self.turns = 0
+        return f"{self.total}:"
+
+    def step(self, reply: Any) -> tuple[str, float, bool]:
+        self.calls.append("step")
+        self.total += sum(reply.token_ids)
+        self.turns += 1
+        self.metrics = {"total": float(self.total)}
+        return f"{self.total},", self.total / 7, self.turns == 4
+
+
+class Keeps(Counts):
+    """The same game with a state."""
+
+    def state(self) -> dict[str, int]:
+        return {"total": self.total, "turns": self.turns}
+
+    def restore(self, task: Any, state: dict[str, int]) -> None:
+        self.calls.append("restore")
+        self.total, self.turns = state["total"], state["turns"]
+        self.metrics = {"total": float(self.total)}
+
+
+class Forks:
+    """Plays two turns in each of two branches."""
+
+    calls: list[str]
+
+    async def run(self, task: Any, policy: Any) -> Outcome:
+        self.calls.append("run")
+        first = await policy.turn(f"{task.sample_id}:")
+        other = policy.fork()
+        second = await other.turn(f"{sum(first.token_ids)}a")
+        third = await policy.turn(f"{sum(second.token_ids)}b")
+        return Outcome(reward=0.1 * sum(third.token_ids), turn_rewards={1: 0.3}, metrics={"third": 1.0})
+
+
+def made(kind: type) -> tuple[Callable[[], Any], list[str]]:
+    """Environments of a kind, and the calls of all of them."""
+    calls: list[str] = []
+    return type(kind.__name__, (kind,), {"calls": calls}), calls
+
+
+def journal(folder: Path, engine: Any, run: str = "run", num_kept: int = 1) -> tuple[Journal, TurnJournal]:
+    lines = Journal(folder)
+    return lines, TurnJournal(lines, engine, run, num_kept)
+
+
+def attempt(kind: Any, folder: Path | None, engine: Engine, *, samples: int = 3, **options: Any) -> Any:
+    """The episodes of an attempt of the run, by sample id. None if it was killed."""
+    found = player(kind, engine=engine, max_new_tokens=3, **options)
+    lines = None
+    if folder is not None:
+        lines, found.journal = journal(folder, engine)
+    prompt = make_prompt(0)
+    try:
+        with closing(found):
+            played = list(found.play([(prompt, number) for number in range(samples)]))
+    except Killed:
+        return None
+    finally:
+        if lines is not None:
+            lines.close()
+    return [plain(asdict(each)) for each in sorted(played, key=lambda each: each.sample_id)]
+
+
+def same(found: Any) -> Any:
+    """What a trainer sees: tokens reused by the engine are not part of it, nor is the class of a row."""
+    for each in found:
+        for row in each["rows"]:
+            for name in ("tools", "conversation"):
+                row.pop(name, None)
+            row["sampled"] = {
+                place: (number, {name: value for name, value in completion.items() if name != "num_reused"})
+                for place, (number, completion) in row["sampled"].items()
+            }
+    return found
+
+
+UNDISTURBED = {kind: same(attempt(made(kind)[0], None, Engine())) for kind in (Counts, Keeps, Forks)}
+
+
+@pytest.mark.parametrize("kind", [Counts, Keeps, Forks])
+@pytest.mark.parametrize("limits", [[0], [1], [2], [4], [5, 0, 2], [1, 1, 1, 1, 1], [7, 1]])
+def test_no_finished_turn_is_sampled_again(kind: type, limits: list[int], tmp_path: Path) -> None:
+    make, _ = made(kind)
+    sampled = []
+    for limit in limits:
+        engine = Engine(limit)
+        assert attempt(make, tmp_path, engine) is None
+        sampled += engine.sampled
+    engine = Engine()
+    assert same(attempt(make, tmp_path, engine)) == UNDISTURBED[kind]
+    sampled += engine.sampled
+    whole = Engine()
+    attempt(make, None, whole)
+    assert sorted(sampled) == sorted(whole.sampled)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from([Counts, Keeps, Forks]), limit=st.integers(0, 12), cut=st.integers(0, 4000))
+def test_a_file_may_end_anywhere(kind: type, limit: int, cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    make, _ = made(kind)
+    attempt(make, folder, Engine(limit))
+    for path in folder.glob("*.jsonl"):
+        path.write_bytes(path.read_bytes()[: -cut or None])
+    assert same(attempt(make, folder, Engine())) == UNDISTURBED[kind]
+
+
+def test_a_state_is_restored_instead_of_earlier_steps(tmp_path: Path) -> None:
+    make, calls = made(Keeps)
+    attempt(make, tmp_path, Engine(8))
+    assert (calls.count("reset"), calls.count("step")) == (3, 6)
+    calls.clear()
+    attempt(make, tmp_path, Engine())
+    assert (calls.count("reset"), calls.count("restore"), calls.count("step")) == (0, 3, 6)
+
+
+def test_without_a_state_recorded_turns_are_played_again(tmp_path: Path) -> None:
+    make, calls = made(Counts)
+    attempt(make, tmp_path, Engine(8))
+    calls.clear()
+    engine = Engine()
+    attempt(make, tmp_path, engine)
+    assert (calls.count("reset"), calls.count("step"), len(engine.sampled)) == (3, 12, 4)
+
+
+@pytest.mark.parametrize("kind", [Counts, Keeps, Forks])
+def test_finished_episodes_are_not_played_again(kind: type, tmp_path: Path) -> None:
+    make, calls = made(kind)
+    first = same(attempt(make, tmp_path, Engine()))
+    calls.clear()
+    engine = Engine()
+    assert same(attempt(make, tmp_path, engine)) == first
+    assert not calls and not engine.sampled
+
+
+def test_turns_of_other_weights_are_not_used(tmp_path: Path) -> None:
+    make, _ = made(Keeps)
+    attempt(make, tmp_path, Engine(8))
+    engine = Engine()
+    engine.policy_version = 1
+    found = attempt(make, tmp_path, engine)
+    assert len(engine.sampled) == 12
+    assert {row["sampled"][0][1]["policy_version"] for each in found for row in each["rows"]} == {1}
+
+
+def test_turns_of_another_run_file_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make, _ = made(Keeps)
+    attempt(make, tmp_path, Engine(8))
+    engine = Engine()
+    with caplog.at_level(logging.INFO):
+        found = journal(tmp_path, engine, run="other")[1]
+    found.begin()
+    assert found.progress(0).steps == () and "recorded with other options" in caplog.text
+
+
+def test_after_a_rollback_nothing_recorded_before_is_used(tmp_path: Path) -> None:
+    make, _ = made(Counts)
+    engine = Engine()
+    found = player(make, engine=engine, max_new_tokens=3)
+    lines, found.journal = journal(tmp_path, engine)
+    prompt = make_prompt(0)
+    before = found.state_dict()
+    assert before == {"journal": {"rollbacks": 0}}
+    list(found.play([(prompt, 0)]))
+    found.load_state_dict(before)  # the run was rolled back
+    assert found.state_dict() == {"journal": {"rollbacks": 1}}
+    lines.close()
+
+    def sampled_by_an_attempt(state: dict[str, Any]) -> int:
+        again = Engine()
+        resumed = player(make, engine=again, max_new_tokens=3)
+        lines, resumed.journal = journal(tmp_path / "copy", again)
+        resumed.load_state_dict(state)
+        list(resumed.play([(prompt, 0)]))
+        lines.close()
+        return len(again.sampled)
+
+    (tmp_path / "copy").mkdir()
+    for path in tmp_path.glob("*.jsonl"):
+        (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
+    assert sampled_by_an_attempt({"journal": {"rollbacks": 1}}) == 4
+    assert sampled_by_an_attempt({"journal": {"rollbacks": 0}}) == 0
+
+
+def test_old_files_are_deleted(tmp_path: Path) -> None:
+    make, _ = made(Keeps)
+    engine = Engine()
+    found = player(make, engine=engine, max_new_tokens=3)
+    lines, found.journal = journal(tmp_path, engine, num_kept=2)
+    for version in range(6):
+        engine.policy_version = version
+        list(found.play([(make_prompt(version), version)]))
+        list(found.play([(make_prompt(version), 10 + version)]))  # the same file
+        versions = []
+        for path in sorted(tmp_path.glob("*.jsonl")):
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+            (one,) = {record["at"][1] for record in records[1:]}
+            versions.append(one)
+        assert versions == list(range(max(0, version - 2), version + 1))
+    lines.close()
+    again = Engine()
+    again.policy_version = 9
+    later = player(make, engine=again, max_new_tokens=3)
+    lines, later.journal = journal(tmp_path, again, num_kept=2)
+    list(later.play([(make_prompt(9), 9)]))
+    lines.close()
+    assert len(list(tmp_path.glob("*.jsonl"))) == 1
+
+
+class Changes(Keeps):
+    """Has other observations in the second attempt."""
+
+    changed = False
+
+    def reset(self, task: Any) -> str:
+        return super().reset(task) + ("!" if self.changed else "")
+
+
+def test_an_environment_that_changed_starts_again(tmp_path: Path) -> None:
+    make, calls = made(Changes)
+    attempt(make, tmp_path, Engine(8), samples=3)
+    for path in tmp_path.glob("*.jsonl"):  # the recorded replies are those to other observations
+        text = path.read_text()
+        assert '"observation": "0:"' in text
+        path.write_text(text.replace('"observation": "0:"', '"observation": "0!:"'))
+    calls.clear()
+    engine = Engine()
+    assert same(attempt(make, tmp_path, engine)) == UNDISTURBED[Keeps]
+    assert calls.count("reset") == 1 and calls.count("restore") == 3
+
+
+class CannotRestore(Keeps):
+    def restore(self, task: Any, state: Any) -> None:
+        raise OSError("the game is gone")
+
+
+def test_an_episode_that_cannot_be_restored_starts_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make, _ = made(CannotRestore)
+    attempt(make, tmp_path, Engine(8))
+    engine = Engine()
+    assert same(attempt(make, tmp_path, engine, on_failure="fail", retries=0)) == UNDISTURBED[Keeps]
+    assert len(engine.sampled) == 4, "recorded turns are used even if the state is not"
+    assert "restore raised OSError: the game is gone" in caplog.text and "now starts again" in caplog.text
+
+
+class WrongState(Counts):
+    def state(self) -> Any:
+        return {1, 2}
+
+    def restore(self, task: Any, state: Any) -> None: ...
+
+
+def test_a_state_that_is_not_json_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make, _ = made(WrongState)
+    attempt(make, tmp_path, Engine(), samples=1, on_failure="zero")
+    assert "state returned {1, 2}, which is not JSON values" in caplog.text
+
+
+def test_damaged_lines_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make, _ = made(Keeps)
+    attempt(make, tmp_path, Engine(8))
+    (path,) = tmp_path.glob("*.jsonl")
+    lines = path.read_text().splitlines()
+    for number, text in ((4, '{"at": 3}'), (6, '{"at": [0, 0], "sample": 1, "turn": "x", "completion": 5}')):
+        damaged = [*lines[:number], text, *lines[number:]]
+        path.write_text("\n".join(damaged) + "\n")
+        engine = Engine()
+        assert same(attempt(make, tmp_path / "none", engine)) == UNDISTURBED[Keeps]
+        assert same(attempt(make, tmp_path, Engine())) == UNDISTURBED[Keeps]
+        for other in set(tmp_path.glob("*.jsonl")) - {path}:
+            other.unlink()
+    assert "so its turns are sampled again" in caplog.text
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make, _ = made(Keeps)
+    engine = Engine()
+    found = player(make, engine=engine, max_new_tokens=3)
+    lines, found.journal = journal(tmp_path / "journal", engine)
+    (tmp_path / "journal").write_text("not a folder")
+    assert len(list(found.play([(make_prompt(0), number) for number in range(3)]))) == 3
+    assert caplog.text.count("turns are no longer recorded") == 1
+    lines.close()
+
+
+# Isolated and built-in environments
+
+
+FILE = """
+class Adds:
+    def __init__(self):
+        self.total = 0
+
+    def reset(self, task):
+        self.total = task.sample_id
+        return f"{self.total}:"
+
+    def step(self, reply):
+        self.total += len(reply.text)
+        return f"{self.total},", float(self.total), self.total > 9
+
+    def state(self):
+        return self.total
+
+    def restore(self, task, state):
+        self.total = state
+"""
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_process_of_its_own(isolate: bool, tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(FILE)
+    section = {"name": f"{tmp_path}/game.py:Adds", "max_turns": 4, "isolate": isolate}
+    open_player = partial(built, section)
+    whole = Engine()
+    undisturbed = played(open_player(whole), samples=3)
+    limit = len(whole.sampled) // 2
+    engines = [Engine(limit), Engine()]
+    for engine in engines:
+        found = open_player(engine)
+        lines, found.journal = journal(tmp_path / "journal", engine)
+        with suppress(Killed):
+            assert same(played(found, samples=3)) == same(undisturbed)
+        lines.close()
+    assert sorted(engines[0].sampled + engines[1].sampled) == sorted(whole.sampled)
+    steps = [line for path in (tmp_path / "journal").iterdir() for line in path.read_text().splitlines()]
+    assert sum('"step"' in line for line in steps) >= 3 + len(whole.sampled) - limit
+
+
+def built(section: dict[str, Any], engine: Any) -> EnvironmentPlayer:
+    problems = Problems()
+    environment = resolve_environment(section, problems)
+    problems.raise_if_any("environment")
+    assert environment is not None
+    tokenizer = episode_tokenizer(chat=section["name"] == "conversation")
+    return build_environment_player(environment, engine, tokenizer, sampling=SamplingParams(max_new_tokens=4), seed=3)
+
+
+def played(found: EnvironmentPlayer, *, samples: int, prompt: Any = None) -> Any:
+    with closing(found):
+        episodes = list(found.play([(prompt or make_prompt(0), number) for number in range(samples)]))
+    return [plain(asdict(each)) for each in sorted(episodes, key=lambda each: each.sample_id)]
+
+
+@pytest.mark.parametrize("support", [0, 3])
+def test_a_completion_survives_json(support: int, tmp_path: Path) -> None:
+    class Hot(Engine):
+        def generate(self, requests: Any, sampling: Any) -> Iterator[Completion]:
+            for each in super().generate(requests, sampling):
+                heat = [0.1 * (number + 1) for number in range(len(each.token_ids))]
+                yield replace(each, columns={"temperature": heat}, logprobs=tuple(-0.1 / 3 for _ in heat))
+
+    found = []
+    for _ in range(2):
+        make, _ = made(Forks)
+        engine = Hot()
+        opened = player(make, engine=engine, max_new_tokens=3)
+        lines, opened.journal = journal(tmp_path, engine)
+        rules = opened.environments[0].rules
+        object.__setattr__(rules, "sampling", replace(rules.sampling, top_k=support))
+        found.append(same(played(opened, samples=2)))
+        lines.close()
+    assert found[0] == found[1] and not engine.sampled
+    (row, *_) = found[1][0]["rows"]
+    (_, completion) = row["sampled"][0]
+    assert completion["columns"]["temperature"] == pytest.approx(
+        [0.1 * (k + 1) for k in range(len(completion["token_ids"]))]
+    )
+    assert (completion["support_ids"] is None) == (support == 0)
