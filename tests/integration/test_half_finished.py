@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Forked, ended
 from run_files import metrics, samples
+from running import Forked, ended
 
 from rlhf_core import train
 from rlhf_core.errors import EpisodeError
@@ -57,7 +59,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def close_to(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
+        assert set(ours) >= set(theirs)  # Ray has further metrics
+        assert {name: ours[name] for name in theirs} == pytest.approx(theirs, rel=1e-5, abs=1e-5)
 
 
 def ids(folder: Path) -> list[Any]:
@@ -87,8 +90,18 @@ def test_a_failed_run_continues(
     check(tmp_path / "run", undisturbed)
 
 
-def killed(run: dict[str, Any], folder: Path) -> None:
-    train(run, output=folder)
+def play(run: dict[str, Any], folder: Path, ends: Path | None, options: dict[str, Any]) -> None:
+    """Train in this process. `ends`: a file that names it, so that another process can kill it."""
+    if ends is not None:
+        ends.write_text(str(os.getpid()))
+    train(run, output=folder, **options)
+
+
+def forked(run: dict[str, Any], folder: Path, ends: Path | None = None, **options: Any) -> int | None:
+    process = Forked(play, run, folder, ends, options)
+    with ended(process):
+        print(*process.finish())
+        return process.returncode
 
 
 @pytest.mark.slow
@@ -96,10 +109,25 @@ def killed(run: dict[str, Any], folder: Path) -> None:
 def test_a_killed_run_continues(after: int, undisturbed: Path, tmp_path: Path) -> None:
     (tmp_path / "ends").touch()
     run = run_of("Remembers", ends_at=str(tmp_path / "ends"), after=after)
-    process = Forked(killed, run, tmp_path / "run")
-    with ended(process):
-        process.finish()
+    assert forked(run, tmp_path / "run") == -signal.SIGKILL
     assert not (tmp_path / "ends").exists()
     complete = find_complete_checkpoint(tmp_path / "run")
     train(run, output=tmp_path / "run", resume="auto", restart=complete is None)
+    check(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["maker", "run"])
+def test_killed_makers_and_runs_on_ray_continue(killed: str, undisturbed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("rlhf_ray", reason="the transport ray is not installed")
+    (tmp_path / "ends").touch()
+    run = run_of("Remembers", ends_at=str(tmp_path / "ends"), after=NUM_STEPS * 2 + 41)
+    run |= {"transport": {"name": "ray", "max_staleness": 0}}
+    returned = forked(run, tmp_path / "run", tmp_path / "ends" if killed == "run" else None)
+    assert not (tmp_path / "ends").exists()
+    if killed == "run":
+        assert returned == -signal.SIGKILL
+        assert forked(run, tmp_path / "run", resume="auto") == 0
+    else:
+        assert returned == 0 and "is restarted" in (tmp_path / "run" / "run.log").read_text()
     check(tmp_path / "run", undisturbed)
