@@ -37,17 +37,31 @@ def unpacked(text: str, kind: Literal["i", "d"]) -> tuple[Any, ...]:
     return tuple(numbers)
 
 
-def request_key(request: GenerationRequest, sampling: SamplingParams) -> str:
-    """Return a digest of what determines an answer besides the weights and the noise of its sample.
+class RequestKeys:
+    """Digests of what determines an answer, besides the weights and the noise of its sample."""
 
-    Args:
-        request: The request.
-        sampling: Sampling parameters of the call to the engine.
-    """
-    rest = [request.branch, request.offset, request.max_new_tokens, request.options, asdict(sampling)]
-    digest = hashlib.blake2b(array(_IDS, request.prompt_ids).tobytes(), digest_size=12)
-    digest.update(json.dumps(rest, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+    def __init__(self, sampling: SamplingParams) -> None:
+        """Prepare the keys of a call to the engine.
+
+        Args:
+            sampling: Sampling parameters of the call.
+        """
+        self._sampling = hashlib.blake2b(_json(asdict(sampling)), digest_size=12)
+
+    def of(self, request: GenerationRequest) -> str:
+        """Return the key of a request.
+
+        Args:
+            request: The request.
+        """
+        digest = self._sampling.copy()
+        digest.update(array(_IDS, request.prompt_ids).tobytes())
+        digest.update(_json([request.branch, request.offset, request.max_new_tokens, request.options]))
+        return digest.hexdigest()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
 
 
 def reply_key(token_ids: tuple[int, ...]) -> str:

@@ -12,6 +12,7 @@ from rlhf_core.rollout.row import Played
 from rlhf_core.types import Completion, GenerationRequest, PhaseTimes, SamplingParams
 
 from ..contract import Task
+from .records import RequestKeys
 from .turn_journal import TurnJournal
 
 ContextT = TypeVar("ContextT")
@@ -36,15 +37,16 @@ def recorded_answers(
     if journal is None:
         yield from answers(engine, pairs, sampling, times)
         return
-    new = []
+    keys, new = RequestKeys(sampling), []
     for request, context in pairs:
-        recorded = journal.turn(request, sampling)
+        key = keys.of(request)
+        recorded = journal.turn(request.sample_id, key)
         if recorded is None:
-            new.append((request, (request, context)))
+            new.append((request, (key, context)))
         else:
             yield context, recorded
-    for (request, context), completion in answers(engine, new, sampling, times) if new else ():
-        journal.add_turn(request, sampling, completion)
+    for (key, context), completion in answers(engine, new, sampling, times) if new else ():
+        journal.add_turn(key, completion)
         yield context, completion
 
 

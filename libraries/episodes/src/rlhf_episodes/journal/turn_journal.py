@@ -18,11 +18,11 @@ from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.answers import with_kinds
 from rlhf_core.rollout.journal import Journal
 from rlhf_core.rollout.row import Played
-from rlhf_core.types import Completion, GenerationRequest, Prompt, SamplingParams
+from rlhf_core.types import Completion, Prompt
 
 from ..progress import RESET, EpisodeLost, Progress, Step
 from .known import Known, KnownSample
-from .records import Record, completion_of, completion_record, reply_key, request_key, row_of, row_record
+from .records import Record, completion_of, completion_record, reply_key, row_of, row_record
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +46,10 @@ class TurnJournal:
 
     Example:
         journal.begin()  # at the start of a call of `play`
-        if (completion := journal.turn(request, sampling)) is None:
+        key = RequestKeys(sampling).of(request)
+        if (completion := journal.turn(request.sample_id, key)) is None:
             completion = sample(request)
-            journal.add_turn(request, sampling, completion)
+            journal.add_turn(key, completion)
     """
 
     def __init__(self, journal: Journal, engine: RolloutEngine, run: str, num_kept: int) -> None:
@@ -92,31 +93,40 @@ class TurnJournal:
                 path.unlink(missing_ok=True)  # all processes of a run delete the files of earlier attempts
                 del self._known.newest[path]
 
-    def turn(self, request: GenerationRequest, sampling: SamplingParams) -> Completion | None:
-        """Return the recorded answer to a request, or None."""
-        key = request_key(request, sampling)
-        sample = self._sample(request.sample_id)
+    def turn(self, sample_id: int, key: str) -> Completion | None:
+        """Return the recorded answer to a request, or None.
+
+        Args:
+            sample_id: Id of the sample.
+            key: Key of the request (`RequestKeys`).
+        """
+        sample = self._sample(sample_id)
         if sample is None or (record := sample.turns.get(key)) is None:
             return None
         try:
-            completion = self._completion(record, request.sample_id)
+            completion = self._completion(record, sample_id)
         except (KeyError, TypeError, ValueError, PluginError) as error:
-            logger.warning("a recorded turn of sample %d is damaged and sampled again: %s", request.sample_id, error)
+            logger.warning("a recorded turn of sample %d is damaged and sampled again: %s", sample_id, error)
             return None
-        self._open.setdefault(request.sample_id, []).append((completion, key))
+        self._open.setdefault(sample_id, []).append((completion, key))
         return completion
 
-    def add_turn(self, request: GenerationRequest, sampling: SamplingParams, completion: Completion) -> None:
-        """Record a turn, unless several versions sampled it."""
+    def add_turn(self, key: str, completion: Completion) -> None:
+        """Record a turn, unless several versions sampled it.
+
+        Args:
+            key: Key of the request.
+            completion: The engine's answer.
+        """
         if completion.policy_versions or completion.policy_version != self._version:
             return
-        key = request_key(request, sampling)
+        sample_id = completion.sample_id
         try:
-            self._append({"sample": request.sample_id, "turn": key, "completion": completion_record(completion)})
+            self._append({"sample": sample_id, "turn": key, "completion": completion_record(completion)})
         except (TypeError, ValueError) as error:
-            logger.debug("a turn of sample %d is not recorded: %s", request.sample_id, error)
+            logger.debug("a turn of sample %d is not recorded: %s", sample_id, error)
             return
-        self._open.setdefault(request.sample_id, []).append((completion, key))
+        self._open.setdefault(sample_id, []).append((completion, key))
 
     def _completion(self, record: Record, sample_id: int) -> Completion:
         return with_kinds(completion_of(record, sample_id, self._version), self._engine)
