@@ -19,13 +19,13 @@ from rlhf_core.types import PhaseTimes, Prompt, SamplingParams
 
 from .attempt import MakeEnvironment
 from .contract import make_task
-from .episode import Rules
 from .isolation.host import IsolatedEnvironments
 from .journal.turn_journal import TurnJournal, run_digest
 from .leases import lease_key
 from .part_rewards import PartRewards
 from .play import EnvironmentPlayer
 from .playable import Playable
+from .rules import Rules
 from .section import EnvironmentConfig
 from .selected import resolve_environment
 from .shapes import new_environment

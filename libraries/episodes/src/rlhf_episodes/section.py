@@ -53,8 +53,9 @@ class EnvironmentConfig(Section):
     max_turns: Count = Field(8, description="Maximum number of policy turns in an episode.")
     max_tokens: Count | None = Field(
         None,
-        description="Maximum number of response tokens of an episode over all branches, observations included. null "
-        "limits each branch by the model's context only.",
+        description="Maximum number of response tokens of an episode over all branches, observations included. If the "
+        "environment has `compact`, the limit of each branch: before a whole turn no longer fits, the conversation is "
+        "shortened and continues in a new branch. null limits each branch by the model's context only.",
     )
     weight: float = Field(1.0, description="Factor of the environment's reward in the combined score.")
     history: Literal["append", "branch"] = Field(

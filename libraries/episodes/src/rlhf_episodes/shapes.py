@@ -20,6 +20,7 @@ from typing import Any
 from rlhf_core.types import Message, ToolCall
 
 from .attempt import Caller
+from .compaction import Compact, next_turn
 from .contract import Environment, EpisodeTruncated, Messages, Outcome, Policy, Status, Task, Tool
 from .environment_shape import tool_methods
 from .progress import RESET, Step
@@ -73,7 +74,7 @@ class StepEnvironment:
             await self._record(RESET, observation)
         while True:
             try:
-                reply = await policy.turn(observation)
+                reply = await next_turn(policy, observation, (), compact_of(self.environment, self.call))
             except EpisodeTruncated:
                 return "truncated"
             if (known := next(steps, None)) is not None:
@@ -124,7 +125,8 @@ class ToolEnvironment:
         if reset is not None:
             messages = _check_observation(await self._call("reset", reset, **_accepted_keys(reset, row)), "reset")
         schemas = [tool.schema for tool in self._tools.values()]
-        status = await converse(policy, messages, schemas, self._use)
+        compact = compact_of(self._environment, self._call)
+        status = await converse(policy, messages, schemas, self._use, compact)
         get_reward = getattr(self._environment, "get_reward", None)
         reward = 0.0 if get_reward is None else _number(await self._call("get_reward", get_reward), "get_reward")
         return Outcome(reward=reward, status=status, bad_tool_calls=self._num_invalid)
@@ -139,7 +141,9 @@ class ToolEnvironment:
         return _check_length(result if isinstance(result, str) else str(result), f"tool {tool_call.name}")
 
 
-async def converse(policy: Policy, messages: Messages, tools: Sequence[Tool], use: UseTool) -> Status:
+async def converse(
+    policy: Policy, messages: Messages, tools: Sequence[Tool], use: UseTool, compact: Compact | None = None
+) -> Status:
     """Alternate turns of the policy with the tools it calls, until a turn without calls or a limit.
 
     Args:
@@ -147,6 +151,8 @@ async def converse(policy: Policy, messages: Messages, tools: Sequence[Tool], us
         messages: New messages before the first turn.
         tools: Tools that the policy may call.
         use: Executes a call of one of `tools`. Unreadable calls and calls of unknown tools get an error as the result.
+        compact: Shortens the conversation if a whole turn no longer fits. It continues in a new branch. None ends the
+            episode at the limit.
 
     Returns:
         `truncated` at a limit, including a last turn that was cut, else `done`.
@@ -165,7 +171,7 @@ async def converse(policy: Policy, messages: Messages, tools: Sequence[Tool], us
     names = [tool["function"]["name"] for tool in tools]
     while True:
         try:
-            reply = await policy.turn(messages, tools)
+            reply = await next_turn(policy, messages, tools, compact)
         except EpisodeTruncated:
             return "truncated"
         if not reply.tool_calls:
@@ -183,6 +189,27 @@ async def _result(tool_call: ToolCall, names: Sequence[str], use: UseTool) -> Me
     else:
         content = await use(tool_call)
     return {"role": "tool", "name": tool_call.name, "content": content}
+
+
+def compact_of(environment: Any, call: Caller) -> Compact | None:
+    """Return a function that calls the environment's `compact`, or None if it has none.
+
+    Args:
+        environment: An environment in any form.
+        call: Calls it under the episode's deadline.
+    """
+    function = getattr(environment, "compact", None)
+    if not callable(function):
+        return None
+
+    async def compact(messages: Messages) -> Messages:
+        shorter = _check_observation(await call("compact", function, messages), "compact")
+        if not shorter or isinstance(shorter, str) != isinstance(messages, str):
+            kind = "text" if isinstance(messages, str) else "chat messages"
+            raise TypeError(f"compact returned {shorter!r:.100} for {kind}, not {kind}")
+        return shorter
+
+    return compact
 
 
 def _accepted_keys(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:

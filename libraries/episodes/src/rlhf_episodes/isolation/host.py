@@ -232,7 +232,7 @@ class IsolatedEnvironment:
         policy = self._branches.get(request.branch)
         if policy is None:
             return self._process.fail("requested a turn in a branch that does not exist")
-        turn = policy.turn(request.messages, request.tools, request.stop, request.options)
+        turn = policy.turn(request.messages, request.tools, request.stop, request.options, request.compaction)
         await self._send_result(request.turn, policy, turn)
 
     async def _send_result(self, turn: int, policy: EpisodePolicy, call: Awaitable[Reply | Endpoint]) -> None:

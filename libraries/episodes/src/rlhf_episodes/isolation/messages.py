@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from rlhf_core import errors
 from rlhf_core.errors import RlhfError
 
+from ..compaction import Compaction, ContextFull
 from ..contract import Endpoint, EpisodeTruncated, Outcome, Reply, Status, Task
 from ..episode import State
 from ..progress import Step
@@ -89,6 +90,7 @@ class TurnRequest(_OfEpisode):
     tools: list[dict[str, Any]]
     stop: list[str]
     options: dict[str, Any] = Field(default_factory=dict)
+    compaction: Compaction = None
 
 
 class EndpointRequest(_OfEpisode):
@@ -195,7 +197,7 @@ class TurnResult:
 
 def to_picklable(error: Exception) -> Exception:
     """Return the error, or one with its name and text if the child may not have its class."""
-    is_known = isinstance(error, RlhfError | EpisodeTruncated) or type(error).__module__ == "builtins"
+    is_known = isinstance(error, RlhfError | EpisodeTruncated | ContextFull) or type(error).__module__ == "builtins"
     return error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
 
 

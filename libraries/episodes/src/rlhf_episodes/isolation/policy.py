@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ..compaction import Compaction
 from ..contract import Endpoint, Messages, Options, Reply, Tool
 from ..episode import NO_FORK, OVER, State
 from ..progress import Progress, Step
@@ -96,7 +97,12 @@ class RemotePolicy:
         return replace(self._episode.state, context_left=self._context_left).remaining_tokens
 
     async def turn(
-        self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
+        self,
+        messages: Messages = None,
+        tools: Sequence[Tool] = (),
+        stop: Sequence[str] = (),
+        options: Options = None,
+        compaction: Compaction = None,
     ) -> Reply:
         message = {
             "type": "turn",
@@ -105,6 +111,7 @@ class RemotePolicy:
             "tools": [dict(each) for each in tools],
             "stop": list(stop),
             "options": dict(options or {}),
+            "compaction": compaction,
         }
         could_fork, self._can_fork = self._can_fork, False
         try:
