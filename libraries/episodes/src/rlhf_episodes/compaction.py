@@ -8,7 +8,7 @@ from typing import Literal, Protocol, cast
 from .contract import Messages, Options, Policy, Reply, Tool
 
 Compaction = Literal["ask", "restart"] | None
-"""ask: raise `ContextFull` if a whole turn no longer fits. restart: the messages replace the conversation."""
+"""`ask` raises `ContextFull` if a whole turn no longer fits. `restart` replaces the conversation by the messages."""
 Compact = Callable[[Messages], Awaitable[Messages]]
 """Returns a shorter conversation: text for text, messages for messages."""
 

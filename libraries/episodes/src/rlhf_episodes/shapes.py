@@ -192,7 +192,7 @@ async def _result(tool_call: ToolCall, names: Sequence[str], use: UseTool) -> Me
 
 
 def compact_of(environment: Any, call: Caller) -> Compact | None:
-    """Return a function that calls the environment's `compact`, or None if it has none.
+    """Return a function that calls the environment's `compact`. None if the environment does not define it.
 
     Args:
         environment: An environment in any form.

@@ -1,4 +1,4 @@
-"""What the files of a journal hold: turns, steps and finished episodes, by version of the weights and by sample."""
+"""The contents of a journal's files: turns, steps and finished episodes, by version of the weights and by sample."""
 
 from __future__ import annotations
 

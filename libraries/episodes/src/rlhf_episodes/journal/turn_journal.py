@@ -27,11 +27,11 @@ from .records import Record, completion_of, completion_record, reply_key, row_of
 logger = logging.getLogger(__name__)
 
 _DOES_NOT_MATTER = ("logging", "checkpoint", "eval")
-"""Sections of a run file that may change between attempts without a change of what is sampled."""
+"""Sections of a run file that may change between attempts without an effect on samples."""
 
 
 def run_digest(run: ResolvedRun) -> str:
-    """Return a digest of the options that determine what is sampled.
+    """Return a digest of the options that determine the samples of a run.
 
     Args:
         run: The run.
