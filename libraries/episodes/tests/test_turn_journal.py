@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,127 +14,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from interrupted import Counts, Engine, Forks, Keeps, Killed, attempt, journal, made, same
 from playing import player
 
 from rlhf_core.config.problems import Problems
-from rlhf_core.rollout.journal import Journal
 from rlhf_core.types import Completion, SamplingParams
-from rlhf_episodes.contract import Outcome
-from rlhf_episodes.journal.turn_journal import TurnJournal
 from rlhf_episodes.play import EnvironmentPlayer
 from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
-from rlhf_testing.engine import FakeEngine
 from rlhf_testing.episodes import episode_tokenizer, plain
 from rlhf_testing.samples import make_prompt
-
-
-class Killed(BaseException):
-    """Ends a run without giving it a chance to write."""
-
-
-class Engine(FakeEngine):
-    """Ends the run after `limit` turns, and notes those it sampled."""
-
-    def __init__(self, limit: int | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.limit, self.sampled = limit, []
-
-    def generate(self, requests: Any, sampling: Any) -> Iterator[Completion]:
-        for request, completion in zip(reversed(requests), super().generate(requests, sampling), strict=True):
-            if self.limit == len(self.sampled):
-                raise Killed
-            self.sampled.append((request.sample_id, request.branch, request.offset, completion.token_ids))
-            yield completion
-
-
-class Counts:
-    """Ends after four turns. Its observations depend on all replies."""
-
-    calls: list[str]
-
-    def reset(self, task: Any) -> str:
-        self.calls.append("reset")
-        self.total = task.sample_id
-        self.metrics = {"total": float(self.total)}
-        self.turns = 0
-        return f"{self.total}:"
-
-    def step(self, reply: Any) -> tuple[str, float, bool]:
-        self.calls.append("step")
-        self.total += sum(reply.token_ids)
-        self.turns += 1
-        self.metrics = {"total": float(self.total)}
-        return f"{self.total},", self.total / 7, self.turns == 4
-
-
-class Keeps(Counts):
-    """The same game with a state."""
-
-    def state(self) -> dict[str, int]:
-        return {"total": self.total, "turns": self.turns}
-
-    def restore(self, task: Any, state: dict[str, int]) -> None:
-        self.calls.append("restore")
-        self.total, self.turns = state["total"], state["turns"]
-        self.metrics = {"total": float(self.total)}
-
-
-class Forks:
-    """Plays two turns in each of two branches."""
-
-    calls: list[str]
-
-    async def run(self, task: Any, policy: Any) -> Outcome:
-        self.calls.append("run")
-        first = await policy.turn(f"{task.sample_id}:")
-        other = policy.fork()
-        second = await other.turn(f"{sum(first.token_ids)}a")
-        third = await policy.turn(f"{sum(second.token_ids)}b")
-        return Outcome(reward=0.1 * sum(third.token_ids), turn_rewards={1: 0.3}, metrics={"third": 1.0})
-
-
-def made(kind: type) -> tuple[Callable[[], Any], list[str]]:
-    """Environments of a kind, and the calls of all of them."""
-    calls: list[str] = []
-    return type(kind.__name__, (kind,), {"calls": calls}), calls
-
-
-def journal(folder: Path, engine: Any, run: str = "run", num_kept: int = 1) -> tuple[Journal, TurnJournal]:
-    lines = Journal(folder)
-    return lines, TurnJournal(lines, engine, run, num_kept)
-
-
-def attempt(kind: Any, folder: Path | None, engine: Engine, *, samples: int = 3, **options: Any) -> Any:
-    """The episodes of an attempt of the run, by sample id. None if it was killed."""
-    found = player(kind, engine=engine, max_new_tokens=3, **options)
-    lines = None
-    if folder is not None:
-        lines, found.journal = journal(folder, engine)
-    prompt = make_prompt(0)
-    try:
-        with closing(found):
-            played = list(found.play([(prompt, number) for number in range(samples)]))
-    except Killed:
-        return None
-    finally:
-        if lines is not None:
-            lines.close()
-    return [plain(asdict(each)) for each in sorted(played, key=lambda each: each.sample_id)]
-
-
-def same(found: Any) -> Any:
-    """What a trainer sees: tokens reused by the engine are not part of it, nor is the class of a row."""
-    for each in found:
-        for row in each["rows"]:
-            for name in ("tools", "conversation"):
-                row.pop(name, None)
-            row["sampled"] = {
-                place: (number, {name: value for name, value in completion.items() if name != "num_reused"})
-                for place, (number, completion) in row["sampled"].items()
-            }
-    return found
-
 
 UNDISTURBED = {kind: same(attempt(made(kind)[0], None, Engine())) for kind in (Counts, Keeps, Forks)}
 
@@ -170,10 +59,12 @@ def test_a_file_may_end_anywhere(kind: type, limit: int, cut: int, tmp_path_fact
 def test_a_state_is_restored_instead_of_earlier_steps(tmp_path: Path) -> None:
     make, calls = made(Keeps)
     attempt(make, tmp_path, Engine(8))
-    assert (calls.count("reset"), calls.count("step")) == (3, 6)
+    before = calls.count("step")
+    assert calls.count("reset") == 3 and 6 <= before <= 8  # the last two turns may end the run before their steps
     calls.clear()
     attempt(make, tmp_path, Engine())
-    assert (calls.count("reset"), calls.count("restore"), calls.count("step")) == (0, 3, 6)
+    assert (calls.count("reset"), calls.count("restore")) == (0, 3)
+    assert 12 - before <= calls.count("step") <= 6
 
 
 def test_without_a_state_recorded_turns_are_played_again(tmp_path: Path) -> None:
