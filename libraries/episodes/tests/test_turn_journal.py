@@ -102,8 +102,45 @@ def test_turns_of_another_run_file_are_not_used(tmp_path: Path, caplog: pytest.L
     engine = Engine()
     with caplog.at_level(logging.INFO):
         found = journal(tmp_path, engine, run="other")[1]
-    found.begin()
+        found.begin()
+    found.open(make_prompt(0), 0)
     assert found.progress(0).steps == () and "recorded with other options" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [Counts, Keeps, Forks])
+@pytest.mark.parametrize("limit", [7, None])
+def test_a_sample_of_another_prompt_is_played_anew(kind: type, limit: int | None, tmp_path: Path) -> None:
+    make, calls = made(kind)
+    attempt(make, tmp_path, Engine(limit))
+    calls.clear()
+    engine = Engine()
+    found = player(make, engine=engine, max_new_tokens=3)
+    lines, found.journal = journal(tmp_path, engine)
+    prompt = replace(make_prompt(0), metadata={"record": "another"})
+    assert len(played(found, samples=3, prompt=prompt)) == 3
+    lines.close()
+    assert len(engine.sampled) == (9 if kind is Forks else 12) and "restore" not in calls
+
+
+@pytest.mark.parametrize("kind", [Keeps, Forks])
+@pytest.mark.parametrize("same_weights", [True, False])
+def test_later_versions_are_used_if_their_weights_are_the_same(
+    kind: type, same_weights: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, _ = made(kind)
+    for seed in (0, 0 if same_weights else 2):
+        engine = Engine()
+        found = player(make, engine=engine, max_new_tokens=3)
+        lines, found.journal = journal(tmp_path, engine, num_kept=5)
+        with caplog.at_level(logging.INFO):
+            for version in range(3):
+                engine.policy_version = version
+                engine._seed = seed if version else 0  # a resume restores the weights of the first version
+                list(found.play([(make_prompt(version), 5 * version + number) for number in range(2)]))
+        lines.close()
+    turns = 3 if kind is Forks else 4
+    assert len(engine.sampled) == (2 if same_weights else 1 + 4 * turns), "one turn tests each later version"
+    assert ("from version 1 on are not used: the weights differ" in caplog.text) == (not same_weights)
 
 
 def test_after_a_rollback_nothing_recorded_before_is_used(tmp_path: Path) -> None:
@@ -131,8 +168,9 @@ def test_after_a_rollback_nothing_recorded_before_is_used(tmp_path: Path) -> Non
     (tmp_path / "copy").mkdir()
     for path in tmp_path.glob("*.jsonl"):
         (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
-    assert sampled_by_an_attempt({"journal": {"rollbacks": 1}}) == 4
     assert sampled_by_an_attempt({"journal": {"rollbacks": 0}}) == 0
+    assert sampled_by_an_attempt({"journal": {"rollbacks": 1}}) == 4
+    assert sampled_by_an_attempt({"journal": {"rollbacks": 0}}) == 1, "the run was rolled back later, so one is tested"
 
 
 def test_old_files_are_deleted(tmp_path: Path) -> None:
@@ -203,37 +241,22 @@ class WrongState(Counts):
     def restore(self, task: Any, state: Any) -> None: ...
 
 
-def test_a_state_that_is_not_json_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make, _ = made(WrongState)
-    attempt(make, tmp_path, Engine(), samples=1, on_failure="zero")
-    assert "state returned {1, 2}, which is not JSON values" in caplog.text
+class LongState(WrongState):
+    def state(self) -> Any:
+        return "x" * 100_000
 
 
-def test_damaged_lines_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make, _ = made(Keeps)
-    attempt(make, tmp_path, Engine(8))
-    (path,) = tmp_path.glob("*.jsonl")
-    lines = path.read_text().splitlines()
-    for number, text in ((4, '{"at": 3}'), (6, '{"at": [0, 0], "sample": 1, "turn": "x", "completion": 5}')):
-        damaged = [*lines[:number], text, *lines[number:]]
-        path.write_text("\n".join(damaged) + "\n")
-        engine = Engine()
-        assert same(attempt(make, tmp_path / "none", engine)) == UNDISTURBED[Keeps]
-        assert same(attempt(make, tmp_path, Engine())) == UNDISTURBED[Keeps]
-        for other in set(tmp_path.glob("*.jsonl")) - {path}:
-            other.unlink()
-    assert "so its turns are sampled again" in caplog.text
-
-
-def test_a_full_disk_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make, _ = made(Keeps)
+@pytest.mark.parametrize(("kind", "problem"), [(WrongState, "not JSON values"), (LongState, "more than 100000")])
+def test_a_state_that_cannot_be_recorded(
+    kind: type, problem: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`state` and `restore` may have another meaning in an environment that exists."""
+    make, calls = made(kind)
+    assert attempt(make, tmp_path, Engine(8)) is None
+    assert caplog.text.count(problem) <= 1
     engine = Engine()
-    found = player(make, engine=engine, max_new_tokens=3)
-    lines, found.journal = journal(tmp_path / "journal", engine)
-    (tmp_path / "journal").write_text("not a folder")
-    assert len(list(found.play([(make_prompt(0), number) for number in range(3)]))) == 3
-    assert caplog.text.count("turns are no longer recorded") == 1
-    lines.close()
+    assert same(attempt(make, tmp_path, engine)) == UNDISTURBED[Counts]
+    assert len(engine.sampled) == 4 and "restore" not in calls
 
 
 # Isolated and built-in environments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,8 @@ from .selected import resolve_environment
 from .shapes import new_environment
 from .shared import EnvironmentMaker, is_shared
 
+logger = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -46,7 +49,10 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
     """
     model = context.run.run.model
     journal = None
-    if context.purpose != "evaluation" and context.run.sections["environment"].typed(EnvironmentConfig).journal:
+    is_recorded = context.run.sections["environment"].typed(EnvironmentConfig).journal
+    if is_recorded and context.purpose != "evaluation" and context.journal.folder is None:
+        logger.info("turns are not recorded: the run folder is not on this machine")
+    elif is_recorded and context.purpose != "evaluation":
         num_kept = context.run.run.checkpoint.every_episodes or 0
         journal = TurnJournal(context.journal, context.engine, run_digest(context.run), num_kept)
     player = build_environment_player(

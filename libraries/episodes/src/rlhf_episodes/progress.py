@@ -10,6 +10,8 @@ from .contract import Messages, Status
 
 RESET = -1
 """`Step.turn` of the reset."""
+MAX_STATE_CHARS = 100_000
+"""Maximum length of a state as JSON. An environment with a longer one is played again with its recorded turns."""
 
 
 class EpisodeLost(Exception):

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rlhf_core.types import Message, ToolCall
@@ -23,8 +25,10 @@ from .attempt import Caller
 from .compaction import Compact, next_turn
 from .contract import Environment, EpisodeTruncated, Messages, Outcome, Policy, Status, Task, Tool
 from .environment_shape import tool_methods
-from .progress import RESET, Step
+from .progress import MAX_STATE_CHARS, RESET, Step
 from .tool_functions import ToolFunction
+
+logger = logging.getLogger(__name__)
 
 UseTool = Callable[[ToolCall], Awaitable[str]]
 """Executes a call of a known tool and returns the result as text."""
@@ -89,11 +93,19 @@ class StepEnvironment:
     async def _record(
         self, turn: int, observation: Messages, reward: float = 0.0, status: Status | None = None
     ) -> None:
-        """Record a step with the environment's state, if it has `state` and `restore`."""
+        """Record a step with the environment's state, if it has `state` and `restore`.
+
+        If its state cannot be recorded, a resume plays the episode again with the recorded turns.
+        """
         record, state_of = self.call.progress.record, getattr(self.environment, "state", None)
         if record is None or not (callable(state_of) and callable(getattr(self.environment, "restore", None))):
             return
-        state = _check_state(await self.call("state", state_of))
+        try:
+            state = _plain_state(await self.call("state", state_of))
+        except Exception as error:  # `state` may have another meaning in the environment
+            self.call.progress.record = None
+            _warn_once(type(self.environment).__name__, str(error))
+            return
         record(Step(turn=turn, observation=observation, reward=reward, status=status, state=state))
 
 
@@ -228,13 +240,19 @@ def _check_step(result: Any) -> tuple[Messages, float, Status | None]:
     return _check_observation(observation, "step"), _number(reward, "the reward of step"), status
 
 
-def _check_state(value: Any) -> Any:
+def _plain_state(value: Any) -> Any:
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"state returned {value!r:.100}, which is not JSON values: {error}") from None
-    _check_length(text, "state")
+        raise TypeError(f"it returned {value!r:.100}, which is not JSON values: {error}") from None
+    if len(text) > MAX_STATE_CHARS:
+        raise ValueError(f"it returned {len(text)} characters of JSON, more than {MAX_STATE_CHARS}")
     return json.loads(text)
+
+
+@lru_cache(maxsize=100)
+def _warn_once(environment: str, problem: str) -> None:
+    logger.warning("state of %s is not recorded, so a resume plays its episodes again: %s", environment, problem)
 
 
 def _number(value: Any, name: str) -> float:

@@ -54,16 +54,20 @@ class Known:
 
     def __init__(self) -> None:
         """Start empty."""
-        self.samples: dict[Trajectory, dict[int, KnownSample]] = defaultdict(dict)
+        self.samples: dict[Trajectory, dict[tuple[int, str], KnownSample]] = defaultdict(dict)
+        """Sample id and digest of its task -> lines."""
+        self.probes: dict[Trajectory, Record] = {}
+        """Line of a turn with its request."""
         self.newest: dict[Path, int] = {}
         """File -> newest version in it."""
 
-    def load(self, paths: Iterable[Path], run: str) -> None:
+    def load(self, paths: Iterable[Path], run: str, version: int) -> None:
         """Read files. Those of a run with other options, and lines after damage, are left out.
 
         Args:
             paths: Files in the order in which they were written.
             run: Digest of the run's options.
+            version: Version of the weights. Lines of older versions are left out.
         """
         for path in paths:
             self.newest[path] = -1
@@ -73,17 +77,29 @@ class Known:
                         logger.info("%s is not used: its turns were recorded with other options", path)
                         break
                     if number:
-                        self._add(path, line)
+                        self._add(path, line, version)
             except (DataError, KeyError, TypeError, ValueError, OSError) as error:
                 logger.warning("the rest of %s is not used, so its turns are sampled again: %s", path, error)
+            if self.newest[path] < 0:  # kept as long as a file that begins now
+                self.newest[path] = version
 
-    def _add(self, path: Path, line: Record) -> None:
-        rollbacks, version = line["at"]
-        self.newest[path] = max(self.newest[path], int(version))
-        samples = self.samples[int(rollbacks), int(version)]
-        samples.setdefault(int(line["sample"]), KnownSample()).add(line)
+    def _add(self, path: Path, line: Record, oldest: int) -> None:
+        rollbacks, version = map(int, line["at"])
+        self.newest[path] = max(self.newest[path], version)
+        if version < oldest:
+            return
+        samples = self.samples[rollbacks, version]
+        samples.setdefault((int(line["sample"]), str(line["task"])), KnownSample()).add(line)
+        if "probe" in line:
+            self.probes.setdefault((rollbacks, version), line)
 
-    def forget_before(self, version: int) -> None:
-        """Forget lines of older versions, which are not sampled from again."""
-        for trajectory in [each for each in self.samples if each[1] < version]:
-            del self.samples[trajectory]
+    @property
+    def max_rollbacks(self) -> int:
+        """Number of rollbacks before the last lines."""
+        return max((rollbacks for rollbacks, _ in self.samples), default=0)
+
+    def forget(self, *, before: int | None = None, since: int | None = None) -> None:
+        """Forget lines of versions below `before`, and of `since` and above."""
+        for trajectory in list(self.samples):
+            if (before is not None and trajectory[1] < before) or (since is not None and trajectory[1] >= since):
+                del self.samples[trajectory]

@@ -42,11 +42,11 @@ def recorded_answers(
         key = keys.of(request)
         recorded = journal.turn(request.sample_id, key)
         if recorded is None:
-            new.append((request, (key, context)))
+            new.append((request, (request, key, context)))
         else:
             yield context, recorded
-    for (key, context), completion in answers(engine, new, sampling, times) if new else ():
-        journal.add_turn(key, completion)
+    for (request, key, context), completion in answers(engine, new, sampling, times) if new else ():
+        journal.add_turn(request, sampling, key, completion)
         yield context, completion
 
 
@@ -63,6 +63,7 @@ async def recorded_episode(
     """
     if journal is None:
         return await play()
+    journal.open(task.prompt, task.sample_id)
     played = journal.episode(task.prompt, task.sample_id, kinds)
     if played is None:
         played = await play()

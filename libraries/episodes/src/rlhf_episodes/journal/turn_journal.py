@@ -16,12 +16,14 @@ from rlhf_core.config.resolved import ResolvedRun
 from rlhf_core.errors import PluginError
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.answers import with_kinds
+from rlhf_core.rollout.episode_metrics import ENVIRONMENT
 from rlhf_core.rollout.journal import Journal
 from rlhf_core.rollout.row import Played
-from rlhf_core.types import Completion, Prompt
+from rlhf_core.types import Completion, GenerationRequest, Prompt, SamplingParams
 
-from ..progress import RESET, EpisodeLost, Progress, Step
+from ..progress import MAX_STATE_CHARS, RESET, EpisodeLost, Progress, Step
 from .known import Known, KnownSample
+from .probe import is_of_weights, probe_record
 from .records import Record, completion_of, completion_record, reply_key, row_of, row_record
 
 logger = logging.getLogger(__name__)
@@ -37,8 +39,18 @@ def run_digest(run: ResolvedRun) -> str:
         run: The run.
     """
     options = {name: value for name, value in run.to_mapping().items() if name not in _DOES_NOT_MATTER}
-    text = json.dumps(options, sort_keys=True, default=str)
+    return _digest(options)
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=_name)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _name(value: Any) -> str:
+    """Return a name that is the same in each process, for values that JSON cannot represent."""
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class TurnJournal:
@@ -46,14 +58,15 @@ class TurnJournal:
 
     Example:
         journal.begin()  # at the start of a call of `play`
+        journal.open(prompt, sample_id)  # at the start of each episode
         key = RequestKeys(sampling).of(request)
         if (completion := journal.turn(request.sample_id, key)) is None:
             completion = sample(request)
-            journal.add_turn(key, completion)
+            journal.add_turn(request, sampling, key, completion)
     """
 
     def __init__(self, journal: Journal, engine: RolloutEngine, run: str, num_kept: int) -> None:
-        """Read what earlier attempts have recorded.
+        """Prepare to read the lines of earlier attempts, and to record further ones.
 
         Args:
             journal: Lines in the run folder.
@@ -68,30 +81,62 @@ class TurnJournal:
         self._lock = threading.Lock()
         """The engine's turns and the environments' steps are recorded on different threads."""
         self._known = Known()
-        if journal.folder is not None:
-            self._known.load(sorted(journal.folder.glob("*.jsonl")), run)
+        self._earlier = [] if journal.folder is None else sorted(journal.folder.glob("*.jsonl"))
         self._rollbacks = 0
         self._version = -1
         self._has_begun = False
         self._is_new_file = self._is_writable = True
+        self._has_probe = False
         self._open: dict[int, list[tuple[Completion, str]]] = {}
         """Sample id -> its completions so far, with the keys of their requests."""
+        self._tasks: dict[int, str] = {}
+        """Sample id -> digest of its task. Lines of a sample with another task are not used."""
 
     def begin(self) -> None:
         """Start a call of `play` with the engine's weights. Older lines that no resume needs are deleted."""
         version = self._engine.policy_version
         with self._lock:
-            self._has_begun = True
             self._open.clear()
+            self._tasks.clear()
             if version == self._version:
                 return
+            is_first, self._has_begun = not self._has_begun, True
+            if is_first:
+                self._known.load(self._earlier, self._run, version)
             self._version = version
-            self._known.forget_before(version)
+            self._known.forget(before=version)
+            if not is_first or self._known.max_rollbacks > self._rollbacks:
+                self._check_weights()
             self._journal.close()
-            self._is_new_file = True
+            self._is_new_file, self._has_probe = True, False
             for path in [path for path, newest in self._known.newest.items() if newest < version - self._num_kept]:
                 path.unlink(missing_ok=True)  # all processes of a run delete the files of earlier attempts
                 del self._known.newest[path]
+
+    def _check_weights(self) -> None:
+        """Forget lines of this version and later ones if they come from other weights than the engine's.
+
+        A resume restores the weights of its checkpoint. It trains those of later versions again, which are equal only
+        if training is reproducible and no option was changed in between.
+        """
+        trajectory = self._rollbacks, self._version
+        if not self._known.samples.get(trajectory):
+            return
+        line = self._known.probes.get(trajectory)
+        if line is None or not is_of_weights(self._engine, line):
+            self._known.forget(since=self._version)
+            text = "turns recorded from version %d on are not used: the weights differ from those that sampled them"
+            logger.info(text, self._version)
+
+    def open(self, prompt: Prompt, sample_id: int) -> None:
+        """Start an episode.
+
+        Args:
+            prompt: Prompt of the episode.
+            sample_id: Id of the sample.
+        """
+        task = [prompt.position, prompt.text, prompt.messages, prompt.prompt_ids, prompt.answer, prompt.metadata]
+        self._tasks[sample_id] = _digest(task)
 
     def turn(self, sample_id: int, key: str) -> Completion | None:
         """Return the recorded answer to a request, or None.
@@ -111,10 +156,12 @@ class TurnJournal:
         self._open.setdefault(sample_id, []).append((completion, key))
         return completion
 
-    def add_turn(self, key: str, completion: Completion) -> None:
+    def add_turn(self, request: GenerationRequest, sampling: SamplingParams, key: str, completion: Completion) -> None:
         """Record a turn, unless several versions sampled it.
 
         Args:
+            request: The request.
+            sampling: Sampling parameters of the call to the engine.
             key: Key of the request.
             completion: The engine's answer.
         """
@@ -122,7 +169,11 @@ class TurnJournal:
             return
         sample_id = completion.sample_id
         try:
-            self._append({"sample": sample_id, "turn": key, "completion": completion_record(completion)})
+            line = {"turn": key, "completion": completion_record(completion)}
+            if not self._has_probe and (probe := probe_record(request, sampling)) is not None:
+                line["probe"] = probe
+            self._append(sample_id, line)
+            self._has_probe |= "probe" in line
         except (TypeError, ValueError) as error:
             logger.debug("a turn of sample %d is not recorded: %s", sample_id, error)
             return
@@ -145,7 +196,7 @@ class TurnJournal:
         if version != self._version:
             return
         try:
-            self._append({"sample": sample_id, "step": {**asdict(step), "reply": reply}})
+            self._append(sample_id, {"step": {**asdict(step), "reply": reply}})
         except (TypeError, ValueError) as error:  # then later steps are not continued from, either
             logger.debug("a step of sample %d is not recorded: %s", sample_id, error)
 
@@ -174,8 +225,10 @@ class TurnJournal:
             return None
 
     def add_episode(self, played: Played) -> None:
-        """Record a finished episode, if all of its turns are recorded under one version."""
+        """Record a finished episode that did not fail, if all of its turns are recorded under one version."""
         completions = self._open.pop(played.sample_id, [])
+        if not played.rows or played.rows[0].columns[ENVIRONMENT]["failed"]:
+            return
 
         def key_of(completion: Completion) -> str:
             return next(key for each, key in completions if each is completion)
@@ -183,7 +236,7 @@ class TurnJournal:
         try:
             rows = [row_record(row, key_of) for row in played.rows]
             rewards = {"reward": played.reward, "turn_rewards": dict(played.turn_rewards)}
-            self._append({"sample": played.sample_id, "episode": {"rows": rows, **rewards}})
+            self._append(played.sample_id, {"episode": {"rows": rows, **rewards}})
         except (StopIteration, TypeError, ValueError, AttributeError) as error:
             logger.debug("the episode of sample %d is not recorded: %s", played.sample_id, error)
 
@@ -199,9 +252,11 @@ class TurnJournal:
 
     def _sample(self, sample_id: int) -> KnownSample | None:
         with self._lock:
-            return self._known.samples.get((self._rollbacks, self._version), {}).get(sample_id)
+            samples = self._known.samples.get((self._rollbacks, self._version), {})
+            return samples.get((sample_id, self._tasks.get(sample_id, "")))
 
-    def _append(self, line: Record) -> None:
+    def _append(self, sample_id: int, line: Record) -> None:
+        whole = {"at": [self._rollbacks, self._version], "sample": sample_id, "task": self._tasks.get(sample_id, "")}
         with self._lock:
             if not self._is_writable:
                 return
@@ -211,7 +266,7 @@ class TurnJournal:
                     self._journal.append({"run": self._run})
                     if self._journal.path is not None and self._journal.folder is not None:
                         self._known.newest[self._journal.path] = self._version
-                self._journal.append({"at": [self._rollbacks, self._version], **line})
+                self._journal.append({**whole, **line})
             except OSError as error:
                 self._is_writable = False
                 logger.warning("turns are no longer recorded, so a resume samples them again: %s", error)
@@ -223,6 +278,7 @@ class _Recorded(Progress):
     def __init__(self, steps: list[Step], replies: list[str], record: Any, version: int) -> None:
         self._record, self._replies, self._version = record, replies, version
         self._last: tuple[int, str] | None = None
+        self._next = RESET + len(steps)
         super().__init__(steps, self._record_step)
 
     def took_turn(self, turn: int, token_ids: tuple[int, ...], policy_version: int) -> None:
@@ -236,8 +292,10 @@ class _Recorded(Progress):
 
     def _record_step(self, step: Step) -> None:
         turn, reply = self._last or (RESET, "")
-        if step.turn == turn:
-            self._record(step, reply)
+        if step.turn != turn or turn < self._next or len(json.dumps(step.state)) > MAX_STATE_CHARS:
+            return  # then later steps are not continued from, either
+        self._next = turn + 1
+        self._record(step, reply)
 
 
 def _step(record: Record) -> Step:
