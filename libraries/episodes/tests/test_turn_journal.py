@@ -109,17 +109,27 @@ def test_turns_of_another_run_file_are_not_used(tmp_path: Path, caplog: pytest.L
 
 @pytest.mark.parametrize("kind", [Counts, Keeps, Forks])
 @pytest.mark.parametrize("limit", [7, None])
-def test_a_sample_of_another_prompt_is_played_anew(kind: type, limit: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("metadata", [{"record": "another"}, {"image": object()}], ids=["record", "object"])
+def test_a_sample_of_another_prompt_is_played_anew(
+    kind: type, limit: int | None, metadata: dict[str, Any], tmp_path: Path
+) -> None:
     make, calls = made(kind)
     attempt(make, tmp_path, Engine(limit))
     calls.clear()
     engine = Engine()
     found = player(make, engine=engine, max_new_tokens=3)
     lines, found.journal = journal(tmp_path, engine)
-    prompt = replace(make_prompt(0), metadata={"record": "another"})
+    prompt = replace(make_prompt(0), metadata=metadata)
     assert len(played(found, samples=3, prompt=prompt)) == 3
     lines.close()
     assert len(engine.sampled) == (9 if kind is Forks else 12) and "restore" not in calls
+    if "image" in metadata:  # values that cannot be compared are never taken for the same
+        engine = Engine()
+        found = player(make, engine=engine, max_new_tokens=3)
+        lines, found.journal = journal(tmp_path, engine)
+        played(found, samples=3, prompt=prompt)
+        lines.close()
+        assert len(engine.sampled) == (9 if kind is Forks else 12)
 
 
 @pytest.mark.parametrize("kind", [Keeps, Forks])

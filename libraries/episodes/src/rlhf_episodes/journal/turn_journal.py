@@ -6,10 +6,11 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from rlhf_core.columns import Column
 from rlhf_core.config.resolved import ResolvedRun
@@ -39,11 +40,11 @@ def run_digest(run: ResolvedRun) -> str:
         run: The run.
     """
     options = {name: value for name, value in run.to_mapping().items() if name not in _DOES_NOT_MATTER}
-    return _digest(options)
+    return _digest(options, default=_name)
 
 
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=_name)
+def _digest(value: Any, default: Callable[[Any], str]) -> str:
+    text = json.dumps(value, sort_keys=True, default=default)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -51,6 +52,11 @@ def _name(value: Any) -> str:
     """Return a name that is the same in each process, for values that JSON cannot represent."""
     kind = value if hasattr(value, "__qualname__") else type(value)
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _unique(value: Any) -> str:
+    """Return a text that no other process returns, so that tasks with values besides JSON are not confused."""
+    return uuid4().hex
 
 
 class TurnJournal:
@@ -136,7 +142,8 @@ class TurnJournal:
             sample_id: Id of the sample.
         """
         task = [prompt.position, prompt.text, prompt.messages, prompt.prompt_ids, prompt.answer, prompt.metadata]
-        self._tasks[sample_id] = _digest(task)
+        values = [*task, prompt.columns.model_inputs]
+        self._tasks[sample_id] = _digest(values, default=_unique)
 
     def turn(self, sample_id: int, key: str) -> Completion | None:
         """Return the recorded answer to a request, or None.
