@@ -34,8 +34,9 @@ class Guard:
         self,
         routes: Sequence[BaseRoute],
         *,
-        refusal: Callable[[Refused], Response],
+        refusal: Callable[[Request, Refused], Response],
         knows: Callable[[str], bool] | None = None,
+        key_of: Callable[[Headers], str] | None = None,
         needs_key: Callable[[str], bool] = lambda path: True,
         host: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -44,9 +45,9 @@ class Guard:
 
         Args:
             routes: routes to serve.
-            refusal: returns the response to a refused request.
-            knows: whether a key (`Authorization: Bearer KEY`) is valid, checked in constant time. None disables the
-                check.
+            refusal: returns the response to a refused request. It must not read the request's body.
+            knows: whether a key is valid, checked in constant time. None disables the check.
+            key_of: returns the key of a request, or an empty text, from its headers. By default `bearer_key`.
             needs_key: whether a path requires a key.
             host: address that the server listens at. The host name of a request must be this one, a name of this
                 machine or an IP address. This defeats DNS rebinding, in which a website points its own name at this
@@ -56,6 +57,7 @@ class Guard:
         self._routes = Router(routes, redirect_slashes=False)
         self._refusal = refusal
         self._knows = knows
+        self._key_of = key_of or bearer_key
         self._needs_key = needs_key
         self._names = None if host is None else {"localhost", host.lower(), *_own_names()}
         self._headers = headers or {}
@@ -72,7 +74,7 @@ class Guard:
             await send(message)
 
         async def refuse(refused: Refused, headers: Mapping[str, str] | None = None) -> None:
-            response = self._refusal(refused)
+            response = self._refusal(Request(scope), refused)
             response.headers.update(headers or ({"retry-after": "1"} if refused.status == 503 else {}))
             await response(scope, receive, send_with_headers)
 
@@ -99,7 +101,7 @@ class Guard:
         """Raise `Refused` for a wrong host name, a missing or wrong key, or a body of GET or HEAD."""
         if self._names is not None and not _is_own_host(headers.get("host", ""), self._names):
             raise Refused(421, "misdirected_request", "this host name is not a name of this machine")
-        if self._knows is not None and self._needs_key(path) and not self._knows(bearer_key(headers)):
+        if self._knows is not None and self._needs_key(path) and not self._knows(self._key_of(headers)):
             raise Refused(401, "invalid_api_key", "the key is missing or wrong")
         if method in ("GET", "HEAD") and (headers.get("content-length", "0") != "0" or "transfer-encoding" in headers):
             raise Refused(413, "request_too_large", f"{path} does not accept a body")
