@@ -106,7 +106,7 @@ class PromptBody(WireRequest):
 class ResponsesBody(PromptBody, AnswerRequest):
     """Body of a request to `/v1/responses`."""
 
-    should_store: Annotated[bool | None, Field(alias="store")] = None
+    store: bool | None = None
     max_output_tokens: Limit | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
@@ -134,10 +134,10 @@ class ResponsesBody(PromptBody, AnswerRequest):
             )
         ]
 
-    def store(
+    def keep(
         self, stored: StoredConversations, calls: Sequence[Call], answers: Sequence[Answer], reply_id: str
     ) -> None:
-        if self.should_store is False:
+        if self.store is False:
             return
         conversation = calls[0].messages[0 if self.instructions is None else 1 :]
         reply = replies.reply_message(answers[0], reply_id)
@@ -159,10 +159,7 @@ class ResponsesBody(PromptBody, AnswerRequest):
             "model": self.model,
             "instructions": self.instructions,
             "previous_response_id": self.previous_response_id,
-            "tools": [
-                tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
-                for tool in self.tools or ()
-            ],
+            "tools": [tool.model_dump(exclude={"defer_loading"}) for tool in self.tools or ()],
             "tool_choice": self.tool_choice or "auto",
             "parallel_tool_calls": True,
             "max_output_tokens": self.max_output_tokens,
@@ -170,7 +167,7 @@ class ResponsesBody(PromptBody, AnswerRequest):
             "top_p": self.top_p,
             "top_logprobs": self.top_logprobs or 0,
             "metadata": self.metadata or {},
-            "store": self.should_store is not False,
+            "store": self.store is not False,
             "text": {"format": {"type": "text"}},
             "truncation": "disabled",
             "background": False,
