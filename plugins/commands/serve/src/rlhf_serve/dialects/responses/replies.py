@@ -53,9 +53,10 @@ def answer_events(settings: Mapping[str, Any], answer: Answer, reply_id: str) ->
 
 
 def _item_events(index: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    place = {"output_index": index, "item_id": item["id"]}
+    place: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
     is_message = item["type"] == "message"
-    begun = item | {"status": "in_progress"} | ({"content": []} if is_message else {"arguments": ""})
+    empty: dict[str, Any] = {"content": []} if is_message else {"arguments": ""}
+    begun = {**item, **empty, "status": "in_progress"}
     yield {"type": "response.output_item.added", "output_index": index, "item": begun}
     if is_message:
         (part,) = item["content"]
