@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
-from agents import CALL, TOKENIZER, Speaks
+from calling_agents import CALL, TOKENIZER, Speaks
 from dialect_clients import CLIENTS, ChainedResponses, Chat, Messages, Responses, client_of
 from playing import driven, play
 
