@@ -204,6 +204,10 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
 def first_stop(text: str, stop: Sequence[str]) -> str | None:
     """Return the stop text that occurs first in a text, or None.
 
+    Args:
+        text: Decoded reply.
+        stop: Stop texts.
+
     Example:
         >>> first_stop("1 + 1 = 2, 2 + 2 = 4", (",", "="))
         '='

@@ -52,7 +52,7 @@ def function_tool(name: str, description: str | None, parameters: Mapping[str, A
 
     Args:
         name: Name of the function.
-        description: What the function does, or None.
+        description: Its description, or None.
         parameters: JSON schema of the arguments, or None.
 
     Example:
