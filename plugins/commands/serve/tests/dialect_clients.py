@@ -120,6 +120,8 @@ class Messages:
 
     async def ask(self, history, *, system=None, tools=False, stream=False, max_tokens=100, **options):
         asked = {**self.asked(history, system, tools), "max_tokens": max_tokens, **options}
+        if "temperature" in asked:  # the client no longer knows it
+            asked["extra_body"] = {"temperature": asked.pop("temperature")}
         if not stream:
             return self.said(await self.client.messages.create(**asked))
         async with self.client.messages.stream(**asked) as events:
