@@ -36,8 +36,8 @@ class Guard:
         *,
         refusal: Callable[[Request, Refused], Response],
         knows: Callable[[str], bool] | None = None,
-        key_of: Callable[[Headers], str] | None = None,
         needs_key: Callable[[str], bool] = lambda path: True,
+        key_of: Callable[[Headers], str] | None = None,
         host: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -47,8 +47,8 @@ class Guard:
             routes: routes to serve.
             refusal: returns the response to a refused request. It must not read the request's body.
             knows: whether a key is valid, checked in constant time. None disables the check.
-            key_of: returns the key of a request, or an empty text, from its headers. By default `bearer_key`.
             needs_key: whether a path requires a key.
+            key_of: returns the key of a request, by default that of `Authorization: Bearer KEY`.
             host: address that the server listens at. The host name of a request must be this one, a name of this
                 machine or an IP address. This defeats DNS rebinding, in which a website points its own name at this
                 server. None disables the check.
@@ -57,8 +57,8 @@ class Guard:
         self._routes = Router(routes, redirect_slashes=False)
         self._refusal = refusal
         self._knows = knows
-        self._key_of = key_of or bearer_key
         self._needs_key = needs_key
+        self._key_of = key_of or bearer_key
         self._names = None if host is None else {"localhost", host.lower(), *_own_names()}
         self._headers = headers or {}
 
@@ -122,14 +122,18 @@ class Bodies:
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
-    async def held(self, request: Request) -> AsyncIterator[bytes]:
-        """Context of a request's JSON body, which counts against the limits until it exits.
+    async def held(self, request: Request, *, media_type: str = JSON) -> AsyncIterator[bytes]:
+        """Context of a request's body, which counts against the limits until it exits.
 
         Raises `Refused` before the body is read.
+
+        Args:
+            request: the request.
+            media_type: the only media type that is accepted.
         """
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != media_type:
             # This also blocks requests of web pages in a browser on this machine.
-            raise Refused(415, "unsupported_media_type", f"send {JSON}")
+            raise Refused(415, "unsupported_media_type", f"send {media_type}")
         length, limit = request.headers.get("content-length", ""), self._limits.max_body_bytes
         if not (length.isascii() and length.isdigit()) or "transfer-encoding" in request.headers:
             raise Refused(411, "length_required", "send Content-Length, since chunked bodies are not supported")
