@@ -19,6 +19,7 @@ from .episode import Episode
 from .row import EpisodeRow, Mark
 from .tool_calls import ToolFormat
 
+_COUNTS_PER_TURN = 16
 _EPISODE_OVER = 401, "invalid_api_key", "the episode of this key is over"
 
 
@@ -47,6 +48,8 @@ class Conversations:
         self._answered: list[AnsweredCall] = []
         self._busy: list[EpisodeRow] = []
         """Rows in which a turn is being sampled."""
+        self._num_counts = 0
+        """Number of calls whose tokens were counted."""
 
     async def answer(self, call: Call) -> Answer:
         episode = self._episode
@@ -71,6 +74,9 @@ class Conversations:
     async def count_tokens(self, call: Call) -> int:
         if self._episode.is_over:
             raise CallRefused(*_EPISODE_OVER)
+        if self._num_counts >= (limit := _COUNTS_PER_TURN * self._episode.rules.options.max_turns):
+            raise CallRefused(400, "counts_used_up", f"tokens were counted {limit} times, the limit of an episode")
+        self._num_counts += 1
         row, before = self._find_row(call)
         num_tokens = row.num_tokens
         self._undo(row, before)

@@ -102,7 +102,8 @@ class CallRefused(Refused):
 class KeyOwner(Protocol):
     """Owner of an API key: an episode, or a model that is served.
 
-    The server calls it on its event loop, on the rank whose engine plays the episode.
+    The server calls it on its event loop, on the rank whose engine plays the episode. It keeps data for each owner in a
+    `weakref.WeakKeyDictionary`, so an owner must be hashable and allow weak references, as objects do by default.
 
     Example:
         A server handles each request like this::

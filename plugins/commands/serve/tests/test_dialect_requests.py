@@ -1,12 +1,15 @@
 """What requests of Messages and Responses may say, what is refused by name, and the shapes of streams and errors."""
 
+import copy
 import json
+import time
+import tracemalloc
 from dataclasses import replace
 
 import anthropic
 import openai
 import pytest
-from test_server import KEY, REPLY, Owner, connect, request, serving
+from test_server import KEY, REPLY, Owner, connect, request, response, serving
 
 from rlhf_core.types import ToolCall
 from rlhf_episodes import CallRefused, ChatMessage, TokenLogprob
@@ -103,16 +106,14 @@ def test_options_that_change_nothing_are_taken():
         (responses, {"tools": [{"type": "web_search"}]}, "tools.0.type: .*'function'"),
         (responses, {"max_output_tokens": 0}, "max_output_tokens"),
         (responses, {"top_logprobs": 2}, "top_logprobs needs message.output_text.logprobs in include"),
-        (responses, {"previous_response_id": "resp_x"}, None),
+        (responses, {"previous_response_id": "resp_x"}, "'resp_x' is not stored"),
+        (messages, {"messages": [{"role": "user", "content": []}]}, "messages: there is nothing to answer"),
+        (responses, {"input": [{"type": "function_call_output", "call_id": "c" * 513, "output": ""}]}, "at most 512"),
     ],
 )
 def test_values_that_could_not_be_answered_are_refused(body, values, named):
-    if named is None:
-        with pytest.raises(CallRefused, match="'resp_x' is not stored"):
-            call(body(**values))
-        return
     with pytest.raises(CallRefused, match=named) as caught:
-        body(**values)
+        call(body(**values))
     assert caught.value.status == 400
 
 
@@ -300,15 +301,72 @@ def test_errors_and_models_have_the_form_of_the_dialect():
         assert [(model.id, model.type) for model in client.models.list()] == [("mine", "model")]
 
 
-def test_conversations_are_of_one_key_and_are_dropped_beyond_their_limits(monkeypatch):
+def user(text):
+    return ChatMessage(role="user", content=text)
+
+
+def kept(stored, count):
+    return [stored.messages(f"r{number}") is not None for number in range(count)]
+
+
+def test_the_conversations_that_were_used_last_are_kept(monkeypatch):
     monkeypatch.setattr("rlhf_serve.stored.MAX_RESPONSES", 3)
     stored = StoredConversations()
-    for number in range(4):
-        stored.add(f"r{number}", [ChatMessage(role="user", content="x" * 10)], num_new=1)
-    assert [stored.messages(f"r{number}") is not None for number in range(4)] == [False, True, True, True]
-    monkeypatch.setattr("rlhf_serve.stored.MAX_CHARS", 25)
-    stored.add("r3", [ChatMessage(role="user", content="x" * 12)], num_new=1)
-    assert [stored.messages(f"r{number}") is not None for number in range(4)] == [False, False, True, True]
+    for number in range(3):
+        stored.add(f"r{number}", [user("x")])
+    assert stored.messages("r0")
+    stored.add("r3", [user("x")])
+    assert kept(stored, 4) == [True, False, True, True]
+
+
+def test_the_memory_of_conversations_is_bounded(monkeypatch):
+    """Counted are all texts and ids, tuples of messages, and messages that only a later conversation keeps."""
+    monkeypatch.setattr("rlhf_serve.stored.MAX_BYTES", 100_000)
+    nested = ToolCall(name="n" * 9, arguments={"a": [[] for _ in range(500)]})
+    large = [
+        user("x" * 40_000),
+        ChatMessage(role="assistant", tool_calls=(nested,), call_ids=("c" * 40_000,)),
+        ChatMessage(role="tool", content="", tool_call_id="c" * 40_000),
+        ChatMessage(role="assistant", tool_calls=(ToolCall(name="n" * 40_000),) * 1, call_ids=("c",)),
+    ]
+    for message in large:
+        stored = StoredConversations()
+        tracemalloc.start()
+        for number in range(20):
+            stored.add(f"r{number}", [copy.deepcopy(message)])
+            child = (*(stored.messages(f"r{number}") or ()), user("small"))
+            stored.add(f"r{number}c", child)
+            stored.add(f"r{number}", [user("replaced")])
+        del child
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert stored.num_bytes <= 100_000 and held < 200_000
+    stored = StoredConversations()
+    for number in range(100):
+        stored.add(f"r{number}", large[:1] * 3000)
+    assert sum(kept(stored, 100)) == (100_000 - 40_000) // (8 * 3000)
+    stored.add("r0", [user("x" * 200_000)])
+    assert (stored.num_bytes, kept(stored, 100)) == (0, [False] * 100)
+
+
+def test_many_calls_are_converted_in_linear_time():
+    made = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    body = responses(input=[made] * 50_000)
+    began = time.monotonic()
+    assert len(call(body).messages[0].tool_calls) == 50_000
+    assert time.monotonic() - began < 5, "0.1 s, and minutes if each call copied the ones before it"
+
+
+def test_one_of_two_keys_is_enough():
+    with serving(Answers(REPLY)) as (port, _), connect(port) as connection:
+        for keys in ({"key": KEY, "X_Api_Key": "other"}, {"key": "other", "X_Api_Key": KEY}):
+            connection.sendall(request(**keys))
+            assert response(connection)[0] == 200
+        connection.sendall(request(key="other", X_Api_Key="another"))
+        assert response(connection)[0] == 401
+
+
+def test_conversations_are_of_one_key():
     with serving(Answers()) as (port, _), serving(Answers()) as (other, _):
         with responses_client(port) as client:
             first = client.responses.create(model="m", input="hello")

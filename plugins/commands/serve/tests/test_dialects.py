@@ -211,6 +211,20 @@ def test_a_wrong_key_is_refused_in_the_form_of_the_dialect(kind):
     agent(run)
 
 
+def test_counts_of_an_episode_are_limited():
+    async def run(endpoint, policy):
+        async with client_of(Messages, endpoint) as client:
+            for _ in range(16):
+                await client.count(client.user("hello"))
+            with pytest.raises(client.statuses["bad"]) as caught:
+                await client.count(client.user("hello"))
+            assert client.code(caught.value) == "counts_used_up"
+            assert policy.remaining_turns == 1
+            await client.ask(client.user("hello"))
+
+    agent(run, max_turns=1)
+
+
 def test_an_unknown_response_is_named():
     async def run(endpoint, policy):
         async with client_of(ChainedResponses, endpoint) as client:

@@ -16,6 +16,7 @@ MAX_TOP = 20
 """Maximum number of most likely tokens to report at each position."""
 _MAX_STOPS = 16
 _MAX_TOOLS = 512
+_MAX_ID_CHARS = 512
 _MIN_TEMPERATURE = 1e-8
 """Below it, logits divided by the temperature may overflow."""
 
@@ -74,6 +75,8 @@ Stops = Annotated[Texts, Field(max_length=_MAX_STOPS)]
 Limit = Annotated[int, Field(ge=1, le=2**31)]
 Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_check_temperature)]
 Probability = Annotated[float, Field(ge=0, le=1)]
+Id = Annotated[str, Field(max_length=_MAX_ID_CHARS)]
+"""Id of a call, chosen by a client or a server."""
 Checked = Annotated[str, AfterValidator(check_text)]
 """Text, which may be empty."""
 Arguments = Annotated[dict[str, Any], BeforeValidator(_parse_arguments)]

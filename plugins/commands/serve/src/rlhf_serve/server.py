@@ -41,11 +41,16 @@ def make_app(find_key: FindKey, limits: ServerLimits, model: str | None = None) 
     # A template may render ids, and episodes must be reproducible: in a run, ids depend only on the turn.
     id_prefix = "" if model is None else f"{secrets.token_hex(8)}-"
     bodies = Bodies(limits)
+
+    def key_of(headers: Headers) -> str:
+        keys = api_keys(headers)
+        return next((key for key in keys if find_key(key) is not None), keys[0])
+
     conversations: WeakKeyDictionary[KeyOwner, StoredConversations] = WeakKeyDictionary()
 
     def handler(kind: type[WireRequest]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            owner = find_key(api_key(request.headers))
+            owner = find_key(key_of(request.headers))
             assert owner is not None, "the guard has checked the key"
             async with bodies.held(request) as content:
                 body = _with_model_name(read(content, kind, with_extras=isinstance(owner, BatchKeyOwner)), model)
@@ -80,19 +85,21 @@ def make_app(find_key: FindKey, limits: ServerLimits, model: str | None = None) 
         ],
         refusal=_refusal,
         knows=lambda key: find_key(key) is not None,
-        key_of=api_key,
+        key_of=key_of,
         needs_key=lambda path: path != HEALTH_PATH,
     )
 
 
-def api_key(headers: Headers) -> str:
-    """Return the key of a request, or an empty text. Some of Anthropic's clients send it as `X-Api-Key`.
+def api_keys(headers: Headers) -> tuple[str, str]:
+    """Return the keys of a request, as `X-Api-Key` and as `Authorization`, each of which may be empty.
+
+    Anthropic's clients send either, or both if one of them is in an environment variable.
 
     Example:
-        >>> api_key(Headers({"X-Api-Key": "secret"}))
-        'secret'
+        >>> api_keys(Headers({"X-Api-Key": "secret"}))
+        ('secret', '')
     """
-    return headers.get("x-api-key", "").strip() or bearer_key(headers)
+    return headers.get("x-api-key", "").strip(), bearer_key(headers)
 
 
 def _refusal(request: Request, refused: Refused) -> Response:

@@ -2,53 +2,83 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import sys
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from rlhf_episodes import ChatMessage
 
 MAX_RESPONSES = 4096
-MAX_CHARS = 2**26
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    messages: tuple[ChatMessage, ...]
-    num_chars: int
-    """Characters of the messages that the response added."""
+MAX_BYTES = 2**26
+_MESSAGE_BYTES = 256
+"""Size of a message without its texts and calls."""
+_POINTER_BYTES = 8
 
 
 class StoredConversations:
-    """The latest conversations of one key. The oldest is dropped beyond `MAX_RESPONSES` or `MAX_CHARS`."""
+    """The conversations of one key that were used last.
+
+    The oldest are dropped beyond `MAX_RESPONSES` or `MAX_BYTES` of memory. A conversation shares its messages with the
+    one that it continues, and a message is freed with the last conversation that contains it.
+    """
 
     def __init__(self) -> None:
         """Start without conversations."""
-        self._by_id: OrderedDict[str, _Stored] = OrderedDict()
-        self._num_chars = 0
+        self._by_id: OrderedDict[str, tuple[ChatMessage, ...]] = OrderedDict()
+        self._num_uses: Counter[int] = Counter()
+        """Number of stored conversations with a message, by the message's `id`."""
+        self.num_bytes = 0
+        """Memory of all stored conversations."""
 
     def messages(self, response_id: str) -> tuple[ChatMessage, ...] | None:
         """Return the conversation that ended with a response, its reply included, or None if it is not stored."""
-        stored = self._by_id.get(response_id)
-        return None if stored is None else stored.messages
+        if response_id in self._by_id:
+            self._by_id.move_to_end(response_id)
+        return self._by_id.get(response_id)
 
-    def add(self, response_id: str, messages: Sequence[ChatMessage], *, num_new: int) -> None:
+    def add(self, response_id: str, messages: Sequence[ChatMessage]) -> None:
         """Store a conversation.
 
         Args:
             response_id: Id of the response.
-            messages: The conversation, which ends with the reply.
-            num_new: Number of last messages that no earlier response has stored.
+            messages: The conversation, which ends with the reply. Messages that are stored already should be the same
+                objects.
         """
-        num_chars = sum(map(_num_chars, messages[-num_new:]))
-        if (replaced := self._by_id.pop(response_id, None)) is not None:
-            self._num_chars -= replaced.num_chars
-        self._by_id[response_id] = _Stored(tuple(messages), num_chars)
-        self._num_chars += num_chars
-        while len(self._by_id) > 1 and (len(self._by_id) > MAX_RESPONSES or self._num_chars > MAX_CHARS):
-            _, dropped = self._by_id.popitem(last=False)
-            self._num_chars -= dropped.num_chars
+        if response_id in self._by_id:
+            self._drop(response_id)
+        self._by_id[response_id] = tuple(messages)
+        self.num_bytes += _POINTER_BYTES * len(messages)
+        for message in messages:
+            if not self._num_uses[id(message)]:
+                self.num_bytes += _message_bytes(message)
+            self._num_uses[id(message)] += 1
+        while self._by_id and (len(self._by_id) > MAX_RESPONSES or self.num_bytes > MAX_BYTES):
+            self._drop(next(iter(self._by_id)))
+
+    def _drop(self, response_id: str) -> None:
+        messages = self._by_id.pop(response_id)
+        self.num_bytes -= _POINTER_BYTES * len(messages)
+        for message in messages:
+            self._num_uses[id(message)] -= 1
+            if not self._num_uses[id(message)]:
+                del self._num_uses[id(message)]
+                self.num_bytes -= _message_bytes(message)
 
 
-def _num_chars(message: ChatMessage) -> int:
-    return len(message.content) + sum(len(str(call.arguments)) for call in message.tool_calls)
+def _message_bytes(message: ChatMessage) -> int:
+    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    return _MESSAGE_BYTES + _value_bytes([message.content, message.tool_call_id, message.call_ids, calls])
+
+
+def _value_bytes(value: Any) -> int:
+    """Return the memory of a JSON value, which may be deeply nested."""
+    num_bytes, rest = 0, [value]
+    while rest:
+        each = rest.pop()
+        num_bytes += sys.getsizeof(each)
+        if isinstance(each, dict):
+            rest += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple):
+            rest += each
+    return num_bytes

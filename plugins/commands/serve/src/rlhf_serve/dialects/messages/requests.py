@@ -13,6 +13,7 @@ from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
 
 from ...fields import (
     Checked,
+    Id,
     Limit,
     MaxTools,
     Object,
@@ -23,7 +24,7 @@ from ...fields import (
     function_tool,
 )
 from ...stored import StoredConversations
-from ...wire import AnswerRequest, CountRequest, Part, WireRequest, encode, unsupported
+from ...wire import AnswerRequest, CountRequest, Part, WireRequest, encode, invalid, unsupported
 from . import replies
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -59,14 +60,14 @@ class _ResultText(Part):
 
 class _ToolUse(Part):
     type: Literal["tool_use"]
-    id: str
+    id: Id
     name: Text
     input: Object
 
 
 class _ToolResult(Part):
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: Id
     content: Annotated[list[_ResultText], BeforeValidator(_as_blocks)] | None = None
     is_error: bool | None = None
     """Not shown to the model, since chat templates lack it. The content describes the error."""
@@ -128,11 +129,14 @@ class PromptBody(WireRequest):
         return None
 
     def prompt(self) -> dict[str, Any]:
-        """Return the messages and tools of the call."""
+        """Return the messages and tools of the call. Raises `CallRefused` if they are empty."""
         is_hidden = self.tool_choice is not None and self.tool_choice.type == "none"
         tools = [function_tool(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()]
         system = [] if self.system is None else [ChatMessage(role="system", content=_join(self.system))]
-        return {"messages": (*system, *_chat_messages(self.messages)), "tools": () if is_hidden else tuple(tools)}
+        messages = tuple(_chat_messages(self.messages))
+        if not messages:
+            raise invalid("messages: there is nothing to answer")
+        return {"messages": (*system, *messages), "tools": () if is_hidden else tuple(tools)}
 
 
 class MessagesBody(PromptBody, AnswerRequest):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Tag
 from rlhf_core.types import ToolCall
 from rlhf_episodes import ChatMessage
 
-from ...fields import Arguments, Checked, Text
+from ...fields import Arguments, Checked, Id, Text
 from ...wire import Part
 
 _TEXT_TYPES = ("input_text", "output_text")
@@ -37,14 +37,14 @@ class _Message(Part):
 
 class _FunctionCall(Part):
     type: Literal["function_call"]
-    call_id: str
+    call_id: Id
     name: Text
     arguments: Arguments
 
 
 class _FunctionOutput(Part):
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Id
     output: Annotated[str, BeforeValidator(_join_parts)]
     """Unlike other texts, it is not checked, since a tool may print anything."""
 
@@ -72,15 +72,41 @@ def as_items(value: Any) -> Any:
 def chat_messages(items: Sequence[Item]) -> list[ChatMessage]:
     """Return the messages of an input. A reply's text and the function calls after it are one message."""
     messages: list[ChatMessage] = []
-    for item in items:
-        if isinstance(item, _FunctionOutput):
-            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
-        elif isinstance(item, _FunctionCall):
-            if not messages or messages[-1].role != "assistant":
-                messages.append(ChatMessage(role="assistant"))
-            last, call = messages[-1], ToolCall(name=item.name, arguments=item.arguments)
-            messages[-1] = replace(last, tool_calls=(*last.tool_calls, call), call_ids=(*last.call_ids, item.call_id))
-        else:
-            role = "system" if item.role == "developer" else item.role
-            messages.append(ChatMessage(role=role, content=item.content))
+    for is_reply, run in groupby(items, key=_is_of_reply):
+        some = list(run)
+        messages += _replies(some) if is_reply else map(_given, some)
     return messages
+
+
+def _is_of_reply(item: Item) -> bool:
+    return isinstance(item, _FunctionCall) or (isinstance(item, _Message) and item.role == "assistant")
+
+
+def _replies(items: Iterable[Item]) -> Iterator[ChatMessage]:
+    """Yield the replies in adjacent items. Each text begins a new one."""
+    text, calls, is_open = "", list[_FunctionCall](), False
+    for item in items:
+        if isinstance(item, _FunctionCall):
+            calls.append(item)
+        elif isinstance(item, _Message):
+            if is_open:
+                yield _reply(text, calls)
+            text, calls = item.content, []
+        is_open = True
+    yield _reply(text, calls)
+
+
+def _reply(text: str, calls: Sequence[_FunctionCall]) -> ChatMessage:
+    return ChatMessage(
+        role="assistant",
+        content=text,
+        tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in calls),
+        call_ids=tuple(call.call_id for call in calls),
+    )
+
+
+def _given(item: Item) -> ChatMessage:
+    if isinstance(item, _FunctionOutput):
+        return ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id)
+    assert isinstance(item, _Message)
+    return ChatMessage(role="system" if item.role == "developer" else item.role, content=item.content)

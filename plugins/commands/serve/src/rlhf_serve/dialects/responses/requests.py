@@ -80,10 +80,6 @@ class PromptBody(WireRequest):
             return unsupported("reasoning.effort", "omit it")
         return None
 
-    def new_messages(self) -> list[ChatMessage]:
-        """Return the messages of the input."""
-        return chat_messages(self.input)
-
     def prompt(self, stored: StoredConversations) -> dict[str, Any]:
         """Return the messages and tools of the call: instructions, the earlier conversation and the input.
 
@@ -98,7 +94,7 @@ class PromptBody(WireRequest):
         system = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
         tools = [function_tool(tool.name, tool.description, tool.parameters) for tool in self.tools or ()]
         return {
-            "messages": (*system, *earlier, *self.new_messages()),
+            "messages": (*system, *earlier, *chat_messages(self.input)),
             "tools": () if self.tool_choice == "none" else tuple(tools),
         }
 
@@ -141,7 +137,7 @@ class ResponsesBody(PromptBody, AnswerRequest):
             return
         conversation = calls[0].messages[0 if self.instructions is None else 1 :]
         reply = replies.reply_message(answers[0], reply_id)
-        stored.add(replies.response_id(reply_id), (*conversation, reply), num_new=len(self.new_messages()) + 1)
+        stored.add(replies.response_id(reply_id), (*conversation, reply))
 
     def answer_body(self, answers: Sequence[Answer], reply_id: str) -> bytes:
         return replies.answer_body(self._settings(), answers[0], reply_id)
