@@ -1,6 +1,7 @@
 """What requests of Messages and Responses may say, what is refused by name, and the shapes of streams and errors."""
 
 import copy
+import ctypes
 import json
 import time
 import tracemalloc
@@ -341,6 +342,12 @@ def test_the_memory_of_conversations_is_bounded(monkeypatch):
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert stored.num_bytes <= 100_000 and held < 200_000
+    stored = StoredConversations()
+    growing = user("\u20ac" * 20_000)
+    stored.add("r0", [growing])
+    ctypes.pythonapi.PyUnicode_AsUTF8(ctypes.py_object(growing.content))  # caches the UTF-8 form in the text
+    stored.add("r0", [])
+    assert stored.num_bytes == 0
     stored = StoredConversations()
     for number in range(100):
         stored.add(f"r{number}", large[:1] * 3000)

@@ -28,6 +28,8 @@ class StoredConversations:
         self._by_id: OrderedDict[str, tuple[ChatMessage, ...]] = OrderedDict()
         self._num_uses: Counter[int] = Counter()
         """Number of stored conversations with a message, by the message's `id`."""
+        self._sizes: dict[int, int] = {}
+        """Size of each message when it was added, since a text grows when its UTF-8 form is cached."""
         self.num_bytes = 0
         """Memory of all stored conversations."""
 
@@ -51,7 +53,8 @@ class StoredConversations:
         self.num_bytes += _POINTER_BYTES * len(messages)
         for message in messages:
             if not self._num_uses[id(message)]:
-                self.num_bytes += _message_bytes(message)
+                self._sizes[id(message)] = _message_bytes(message)
+                self.num_bytes += self._sizes[id(message)]
             self._num_uses[id(message)] += 1
         while self._by_id and (len(self._by_id) > MAX_RESPONSES or self.num_bytes > MAX_BYTES):
             self._drop(next(iter(self._by_id)))
@@ -63,7 +66,7 @@ class StoredConversations:
             self._num_uses[id(message)] -= 1
             if not self._num_uses[id(message)]:
                 del self._num_uses[id(message)]
-                self.num_bytes -= _message_bytes(message)
+                self.num_bytes -= self._sizes.pop(id(message))
 
 
 def _message_bytes(message: ChatMessage) -> int:
