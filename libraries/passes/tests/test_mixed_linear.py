@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -126,10 +128,107 @@ def casts(passes: FastPasses, model: nn.Module, rows: list[BufferItem]) -> int:
 def test_weights_are_cast_once_for_the_passes_of_a_plan() -> None:
     model, rows, passes = build(), items(), FastPasses()
     linears = [each for each in model.modules() if isinstance(each, nn.Linear)]
-    passes.plan([[row] for row in rows], None, PLACE, model)
-    assert [casts(passes, model, rows[:4]), casts(passes, model, rows[4:])] == [len(linears), 0]
-    passes.plan([[row] for row in rows], None, PLACE, model)
-    assert casts(passes, model, rows) == len(linears)
+    for _ in range(2):
+        assert len(passes.plan([[row] for row in rows], 60, PLACE, model)) == 2
+        assert [casts(passes, model, rows[:4]), casts(passes, model, rows[4:])] == [len(linears), 0]
+
+
+def test_copies_are_freed_after_the_last_pass_of_a_plan() -> None:
+    model, rows, passes = build(), items(), FastPasses()
+    kept: list[weakref.ref[NarrowCopies]] = []
+    create = NarrowCopies.__init__
+
+    def recorded(self: NarrowCopies) -> None:
+        create(self)
+        kept.append(weakref.ref(self))
+
+    with mock.patch.object(NarrowCopies, "__init__", recorded):
+        passes.plan([[row] for row in rows], 60, PLACE, model)
+        run(model, rows[:4], passes=passes, is_mixed=True)
+        assert [each() is not None for each in kept] == [True]
+        run(model, rows[4:], passes=passes, is_mixed=True)
+        gc.collect()
+        assert [each() for each in kept] == [None]
+
+
+def test_a_step_between_the_passes_of_a_plan_casts_again() -> None:
+    """Rows of one plan, with a step after each pass. torch does not count the changes of fused AdamW."""
+    model, rows, passes = build(), items(), FastPasses()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    passes.plan([[row] for row in rows], 60, PLACE, model)
+    run(model, rows[:4], passes=passes, is_mixed=True)
+    optimizer.step()
+    found = run(model, rows[4:], passes=passes, is_mixed=True)
+    fresh = run(model, rows[4:], passes=FastPasses(), is_mixed=True)
+    assert all(torch.equal(one, other) for one, other in zip(found, fresh, strict=True))
+
+
+def test_a_loss_may_run_the_same_weights_in_inference_mode_first() -> None:
+    model, rows, passes = build(), collate(items()), FastPasses()
+    layer, inputs = nn.Linear(4, 3), torch.randn(2, 4)
+    with applying(passes, passes.applied(model)), torch.autocast("cpu", torch.bfloat16):
+        with torch.inference_mode():
+            before = policy_forward(model, rows, 1.0).log_probs
+            mixed_linear(inputs, layer.weight, layer.bias)
+        output = policy_forward(model, rows, 1.0)
+        assert torch.allclose(output.log_probs, before, atol=0.02)
+        output.log_probs.sum().backward()
+        mixed_linear(inputs, layer.weight, layer.bias).sum().backward()  # type: ignore[union-attr]
+    assert all(each.grad is not None for each in (*model.parameters(), *layer.parameters()))
+
+
+@pytest.mark.parametrize("frozen", ["weight", "inputs"])
+def test_only_what_the_backward_pass_needs_is_kept(frozen: str) -> None:
+    layer, inputs = nn.Linear(4, 3), torch.randn(2, 4, requires_grad=frozen == "weight")
+    layer.weight.requires_grad_(frozen == "inputs")
+    kept: list[tuple[int, ...]] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with (
+        narrow_copies(NarrowCopies()),
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        mixed_linear(inputs, layer.weight, layer.bias).sum().backward()  # type: ignore[union-attr]
+    assert kept == [(3, 4) if frozen == "weight" else (2, 4)]
+    assert [inputs.grad is None, layer.weight.grad is None] == [frozen == "inputs", frozen == "weight"]
+
+
+def test_a_projection_that_returns_float32() -> None:
+    """As quantized ones do. The product of a gate in float32 and one in bfloat16 is float32."""
+    model = build()
+    for layer in model.model.layers:
+        layer.mlp.gate_proj.register_forward_hook(lambda _module, _inputs, output: output.float())
+    with mock.patch.object(fast_passes, "saves_memory", return_value=True):
+        check(model, items())
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_the_gradient_of_a_head_is_added_in_blocks(is_mixed: bool) -> None:
+    model, rows = build(), items()
+    expected = run(model, rows, passes=FastPasses(), is_mixed=is_mixed)
+    sizes: list[int] = []
+    num_bytes: list[int] = []
+
+    def recorded(left: Tensor, right: Tensor) -> Tensor:
+        product = left @ right
+        sizes.append(product.numel())
+        num_bytes.append(product.nbytes)
+        return product
+
+    with (
+        mock.patch("rlhf_passes.lean_head.MIN_MIXED_LOGITS", 1),
+        mock.patch("rlhf_passes.lean_head.MIN_LOGITS", 1),
+        mock.patch("rlhf_passes.vocabulary_gradients.BLOCK_ELEMENTS", 80),
+        mock.patch("rlhf_passes.vocabulary_gradients.multiply", recorded),
+    ):
+        found = run(model, rows, passes=FastPasses(), is_mixed=is_mixed)
+    assert max(num_bytes) <= 4 * 80
+    assert sum(sizes) == model.lm_head.weight.numel()
+    assert error(found, expected) < (0.02 if is_mixed else 1e-5)
 
 
 @pytest.mark.parametrize("plans", [True, False], ids=["plans", "passes without a plan"])

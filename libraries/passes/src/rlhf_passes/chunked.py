@@ -18,7 +18,7 @@ from rlhf_forward.logprobs import LEAST_LOGIT, Temperature, rows_of
 
 from .fast_linear import multiply
 from .mixed_linear import narrow_copy
-from .vocabulary_gradients import total_gradient
+from .vocabulary_gradients import add_head_gradient, total_gradient
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -183,7 +183,7 @@ class _ChunkedHead(torch.autograd.Function):
                 if hidden_grad is not None:
                     hidden_grad += multiply(narrow, words)
                 if weight_grad is not None:
-                    weight_grad[block] += multiply(narrow.T, hidden)
+                    add_head_gradient(weight_grad[block], narrow, hidden)
         if hidden_grad is not None and options.part is not None:
             hidden_grad = options.part.sum(hidden_grad)
         return (

@@ -44,20 +44,27 @@ class FastPasses(PaddedPasses):
 
     def __init__(self) -> None:
         self._copies: NarrowCopies | None = None
-        """Copies for the passes of one plan. None before the first plan: each pass has its own."""
+        """Copies for the passes of one plan. None without a plan and after its last pass: each pass has its own."""
+        self._num_left = 0
+        """Number of passes of the plan that have not run."""
 
     @contextmanager
     def applied(self, *models: nn.Module) -> Iterator[None]:
         # Small models keep everything: saving memory would take more time than their arithmetic.
         large = [model for model in models if saves_memory(model)]
-        with (
-            narrow_copies(self._copies or NarrowCopies()),
-            fast_linears(*models),
-            lean_mlps(*large),
-            lean_norms(*large),
-            packed_attention(*models),
-        ):
-            yield
+        try:
+            with (
+                narrow_copies(self._copies or NarrowCopies()),
+                fast_linears(*models),
+                lean_mlps(*large),
+                lean_norms(*large),
+                packed_attention(*models),
+            ):
+                yield
+        finally:
+            self._num_left -= 1
+            if self._num_left <= 0:
+                self._copies = None  # rollouts follow, with their own copies
 
     def plan(
         self, units: Sequence[Sequence[Any]], max_tokens: int | None, place: Place, *models: nn.Module
@@ -68,7 +75,9 @@ class FastPasses(PaddedPasses):
         planned = None
         if _all_share(models):
             planned = shared_plan(units, tokens, max_tokens or max(tokens, MAX_SHARED_TOKENS))
-        return planned or super().plan(units, tokens, place, *models)
+        planned = planned or super().plan(units, tokens, place, *models)
+        self._num_left = len(planned)
+        return planned
 
     def lay_out(self, model: nn.Module, rows: PaddedRows) -> PaddedRows | PackedRows:
         if not takes_packed_rows(model):

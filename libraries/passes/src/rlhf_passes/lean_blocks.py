@@ -55,6 +55,9 @@ def _mlp_forward(mlp: Any, inputs: Tensor) -> Tensor:
     if not (torch.is_grad_enabled() and is_plain(inputs) and _is_bare(down)) or is_unsupported:
         return type(mlp).forward(mlp, inputs)  # type: ignore[no-any-return]
     gate, up = (part(inputs).flatten(0, -2) for part in (mlp.gate_proj, mlp.up_proj))
+    if copy is not None and (gate.dtype, up.dtype) != (copy.dtype, copy.dtype):  # such as quantized projections
+        plain: Tensor = down(mlp.act_fn(gate) * up)
+        return plain.view(*inputs.shape[:-1], plain.shape[-1])
     output: Tensor = _GatedDown.apply(gate, up, down.weight, down.bias, mlp.act_fn, copy)  # type: ignore[no-untyped-call]
     return output.view(*inputs.shape[:-1], output.shape[-1])
 

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class NarrowCopies:
-    """Copies of weights in bfloat16, for passes between which weights do not change.
+    """Copies of weights in bfloat16, for passes between which weights do not change through `.data`.
 
-    torch does not count all changes: neither a step of fused AdamW nor one through `.data`. A change that it counts
-    makes another copy.
+    A change that torch counts and a step of any torch optimizer make other copies. torch does not count changes through
+    `.data` and those by fused optimizers.
     """
 
     def __init__(self) -> None:
@@ -39,11 +40,11 @@ class NarrowCopies:
         source = weight.detach()
         if weight.is_inference():
             return source.bfloat16()
-        state = weight._version, weight.data_ptr(), weight.stride()
+        state = _num_steps, weight._version, weight.data_ptr(), weight.stride()
         copy: Tensor | None
         copy, copied = self._copies.get(weight, (None, None))
         if copy is None or copied != state:
-            copy = source.bfloat16()
+            copy = _as_bfloat16(source)
             self._copies[weight] = copy, state
         return copy
 
@@ -53,10 +54,27 @@ class NarrowCopies:
         if inputs.is_inference() or inputs.dtype is torch.bfloat16:
             return narrow.bfloat16()
         if self._inputs is None or self._inputs() is not inputs or self._version != inputs._version:
-            self._inputs, self._version, self._narrow = weakref.ref(inputs), inputs._version, narrow.bfloat16()
+            self._inputs, self._version, self._narrow = weakref.ref(inputs), inputs._version, _as_bfloat16(narrow)
         assert self._narrow is not None
         return self._narrow
 
+
+def _as_bfloat16(tensor: Tensor) -> Tensor:
+    """Cast a tensor such that a later backward pass can keep the result, also if this pass is in inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        return tensor.bfloat16()
+
+
+_num_steps = 0
+"""Steps of all torch optimizers of this process."""
+
+
+def _count_step(*_: object) -> None:
+    global _num_steps
+    _num_steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 _COPIES: ContextVar[NarrowCopies | None] = ContextVar("copies of weights in bfloat16", default=None)
 
@@ -112,7 +130,8 @@ class _MixedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, narrow: Tensor, copy: Tensor) -> Tensor:
-        ctx.save_for_backward(narrow, copy)
+        needs_inputs, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(narrow if needs_weight else None, copy if needs_inputs else None)
         ctx.like = inputs.shape, inputs.dtype
         return functional.linear(narrow, copy, bias)  # autocast narrows the bias
 
