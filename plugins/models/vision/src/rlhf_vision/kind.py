@@ -1,0 +1,192 @@
+"""The kind of model `image-text`: transformers' `AutoModelForImageTextToText`, fed with the images of prompts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_core import Column
+from rlhf_core.errors import DataError, UserInputError, first_line
+from rlhf_core.prompts.encoder import prompt_of, render_chat
+from rlhf_images import ImageReference, find_markers
+from rlhf_models import CausalLM
+from rlhf_models.causal_lm import from_files
+
+from .chat import parts_of, templates_need_parts, with_text_parts
+from .config import FAMILIES, TINY
+from .families.base import Family, PixelBatch
+from .tiny import tiny_config, tiny_model, tiny_processor, tiny_tokenizer
+
+logger = logging.getLogger(__name__)
+PIXELS, SIZES, COUNT = "images_pixels", "images_sizes", "images_tokens"
+_WHERE = "model.path"
+
+
+class ImageText(CausalLM):
+    """Encodes images in prompts, and feeds them to the model in every forward pass."""
+
+    columns: Mapping[str, Column] = {
+        PIXELS: Column(per="prompt", model_input=True),
+        SIZES: Column(per="prompt", dtype="int64", model_input=True),
+        COUNT: Column(per="prompt", dtype="int64", model_input=True),
+    }
+    """Rows of pixels, [rows, ...]. Sizes of the images, [images, k]. Number of image tokens, []."""
+    prompt_inputs_only = True
+    """Inputs belong to tokens of the prompt, so that an engine may continue from a cache (`continued`)."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the family, which belongs to the process."""
+        return {name: value for name, value in vars(self).items() if name != "family"}
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether this is the model that is made in code."""
+        return self.model.path == TINY
+
+    @cached_property
+    def family(self) -> Family:
+        """The family of the model, with its config, tokenizer and image processor."""
+        return self._family(self.load_tokenizer())
+
+    def _family(self, tokenizer: Any) -> Family:
+        if self.is_tiny:
+            config: Any = tiny_config()
+        else:
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(self.model.path, trust_remote_code=self.model.trust_remote_code)
+        if config.model_type not in FAMILIES:
+            raise UserInputError(
+                f"image-text models of the type {config.model_type} are not supported",
+                where=_WHERE,
+                hint=f"use one of {', '.join(FAMILIES)}",
+            )
+        module, _, name = FAMILIES[config.model_type].partition(":")
+        family: type[Family] = getattr(import_module(f".{module}", __package__), name)
+        return family(config, tokenizer, tiny_processor() if self.is_tiny else self._processor(family))
+
+    def _processor(self, family: type[Family]) -> Any:
+        """Load the image processor in its PIL form, which does not need torchvision."""
+        import transformers
+
+        path = self.model.path
+        try:
+            if Path(path).is_dir() and not (Path(path) / "preprocessor_config.json").is_file():
+                if not (Path(path) / "processor_config.json").is_file():
+                    return getattr(transformers, family.processor_class)()
+            return transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+        except Exception as error:  # the class depends on the library that is missing or the file that is broken
+            raise UserInputError(
+                f"cannot load the image processor of {path!r}: {first_line(error)}",
+                where=_WHERE,
+                hint="get its preprocessor_config.json. If the message names torchvision: pip install torchvision",
+            ) from error
+
+    def check(self) -> None:
+        if not self.is_tiny:
+            super().check()
+
+    def load_tokenizer(self) -> Any:
+        if self.is_tiny:
+            tokenizer = tiny_tokenizer()
+            if self.model.chat is not None:
+                from rlhf_models.chat_options import set_chat_options
+
+                set_chat_options(tokenizer, self.model.chat)
+        else:
+            tokenizer = super().load_tokenizer()
+        if tokenizer.chat_template and templates_need_parts(tokenizer):
+            tokenizer.apply_chat_template = partial(with_text_parts, tokenizer)
+        return tokenizer
+
+    def load(self, *, dtype: torch.dtype, seed: int, tokenizer: Any) -> Any:
+        if not self.is_tiny:
+            return from_files(self.model, dtype, "AutoModelForImageTextToText")
+        return tiny_model(seed).to(dtype)
+
+    def save(self, model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
+        super().save(model, weights, tokenizer, folder)
+        self.family.processor.save_pretrained(folder)
+
+    def encode(self, record: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Any]]:
+        """Return the prompt's ids with image tokens, and the pixels of its images."""
+        references = record.get("images") or []
+        if not references:
+            return prompt_ids, self._no_images()
+        if not all(isinstance(each, ImageReference) for each in references):
+            raise DataError("its images are not read", hint="read the prompts with the source images")
+        family = self.family
+        encoded = family.encode([each.open() for each in references])
+        text, is_chat = self._text(record, references)
+        pieces = text.split(family.placeholder)
+        if len(pieces) != len(references) + 1:
+            raise DataError(
+                f"its prompt has {len(references)} images, but its text contains {family.placeholder} "
+                f"{len(pieces) - 1} times",
+                hint="remove this text from the prompt, or check the model's chat template",
+            )
+        joined = pieces[0] + "".join(a + b for a, b in zip(encoded.texts, pieces[1:], strict=True))
+        ids = family.tokenizer(joined, add_special_tokens=not is_chat, verbose=False)["input_ids"]
+        count = ids.count(family.image_token_id)
+        if count != sum(each.count(family.image_token) for each in encoded.texts):
+            raise DataError(
+                f"its prompt has {count} image tokens, not those of its images",
+                hint=f"remove {family.image_token} from the text of the prompt",
+            )
+        return ids, {PIXELS: encoded.pixels, SIZES: encoded.sizes, COUNT: count}
+
+    def _text(self, record: Mapping[str, Any], references: Sequence[ImageReference]) -> tuple[str, bool]:
+        """Return the prompt with a placeholder for each image, and whether it is a chat."""
+        family, prompt = self.family, prompt_of(record, "")
+        if not isinstance(prompt, str):
+            messages = [{**message, "content": parts_of(message["content"])} for message in prompt]
+            return render_chat(family.tokenizer, messages), True
+        for start, end, _ in reversed(find_markers(prompt)):
+            prompt = prompt[:start] + family.plain + prompt[end:]
+        return prompt, False
+
+    def _no_images(self) -> dict[str, Any]:
+        family = self.family
+        shape, sizes = (0,) * family.pixel_dims, (0, family.size_columns)
+        return {PIXELS: torch.zeros(shape), SIZES: torch.zeros(sizes, dtype=torch.int64), COUNT: 0}
+
+    def inputs(self, input_ids: Tensor, attention_mask: Tensor, columns: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Return the forward's arguments. An image token that the policy sampled is read as the pad token."""
+        family = self.family
+        arguments = dict(family.text_arguments(input_ids, attention_mask))
+        if COUNT not in columns:
+            return arguments
+        is_token = (input_ids == family.image_token_id) & attention_mask
+        is_image = is_token & (is_token.cumsum(-1) <= columns[COUNT][:, None])
+        if bool((is_token & ~is_image).any()):
+            arguments["input_ids"] = input_ids.masked_fill(is_token & ~is_image, self._unread_id)
+        rows, sizes = columns[SIZES][:, :, 0], columns[SIZES]
+        if bool(rows.any()):
+            pixels = torch.cat([each[: int(row.sum())] for each, row in zip(columns[PIXELS], rows, strict=True)])
+            arguments |= family.arguments(PixelBatch(is_image, pixels, sizes[rows > 0]))
+        return arguments
+
+    def continued(self, input_ids: Tensor, lengths: Tensor, columns: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Return the arguments for tokens that continue a cache.
+
+        Args:
+            input_ids: [B, 1] int64, one sampled token per row.
+            lengths: [B] int64, number of tokens in the cache.
+            columns: Name -> [B, ...], the columns of the prompts.
+        """
+        offsets = [self.family.position_offset(sizes[sizes[:, 0] > 0]) for sizes in columns[SIZES]]
+        positions = lengths[:, None] + torch.tensor(offsets, device=lengths.device)[:, None]
+        is_token = input_ids == self.family.image_token_id
+        return {"input_ids": input_ids.masked_fill(is_token, self._unread_id), "position_ids": positions}
+
+    @property
+    def _unread_id(self) -> int:
+        tokenizer = self.family.tokenizer
+        return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
