@@ -22,6 +22,7 @@ def causal_lm_logits(
     attention_mask: Tensor,
     *,
     logits_to_keep: int | None = None,
+    columns: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Compute the logits of padded sequences.
 
@@ -30,13 +31,14 @@ def causal_lm_logits(
         input_ids: [B, S] int64, padded on either side.
         attention_mask: [B, S] bool, True = a real token.
         logits_to_keep: Number of last positions to compute, if the model supports it. None computes all.
+        columns: Name -> [B, ...], inputs of the model from the prompts.
 
     Returns:
         [B, S, V] or [B, logits_to_keep, V], in the model's dtype.
     """
     inner = innermost(model)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
-    inputs |= model_kind_of(inner).inputs(input_ids, attention_mask, {})
+    inputs |= model_kind_of(inner).inputs(input_ids, attention_mask, columns or {})
     return call(model, inner, inputs, logits_to_keep, attention_mask.sum(1, keepdim=True))
 
 
@@ -86,7 +88,14 @@ def innermost(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def token_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor) -> Tensor:
+def token_logits(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    is_read: Tensor,
+    *,
+    columns: Mapping[str, Tensor] | None = None,
+) -> Tensor:
     """Compute the logits at some positions, in the layout of the applied passes.
 
     Args:
@@ -94,12 +103,13 @@ def token_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is
         input_ids: [B, S] int64, padded on the right.
         attention_mask: [B, S] bool, True = a real token.
         is_read: [B, S] bool, True = compute the logits of this position.
+        columns: Name -> [B, ...], inputs of the model from the prompts.
 
     Returns:
         [N, V] for the N True positions of `is_read`, in the model's dtype.
     """
     inner = innermost(model)
-    rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read))
+    rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read, columns or {}))
     logits: Tensor = rows.of_actions(call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths))
     return logits
 

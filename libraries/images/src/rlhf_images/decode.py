@@ -72,7 +72,8 @@ def _read(data: bytes, limits: ImageLimits, *, decode: bool) -> Image:
 
     if len(data) > limits.max_bytes:
         raise ImageError(
-            f"the image has {len(data):,} bytes, at most {limits.max_bytes:,} are allowed", hint="raise limits.max_bytes"
+            f"the image has {len(data):,} bytes, at most {limits.max_bytes:,} are allowed",
+            hint="raise limits.max_bytes",
         )
     _check_structure(data)
     try:

@@ -78,9 +78,9 @@ class ImageText(CausalLM):
 
         path = self.model.path
         try:
-            if Path(path).is_dir() and not (Path(path) / "preprocessor_config.json").is_file():
-                if not (Path(path) / "processor_config.json").is_file():
-                    return getattr(transformers, family.processor_class)()
+            names = ("preprocessor_config.json", "processor_config.json")
+            if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in names):
+                return getattr(transformers, family.processor_class)()
             return transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
         except Exception as error:  # the class depends on the library that is missing or the file that is broken
             raise UserInputError(

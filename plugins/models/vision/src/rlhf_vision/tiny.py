@@ -56,9 +56,7 @@ def tiny_config() -> Any:
     pad, begin, end, image = range(len(_SPECIAL))
     tokens = {"pad_token_id": pad, "bos_token_id": begin, "eos_token_id": end}
     vision = CLIPVisionConfig(**sizes, image_size=_SIZE, patch_size=_PATCH, projection_dim=_WIDTH)
-    text = LlamaConfig(
-        **sizes, **tokens, vocab_size=len(_SPECIAL) + len(_CHARACTERS), max_position_embeddings=256
-    )
+    text = LlamaConfig(**sizes, **tokens, vocab_size=len(_SPECIAL) + len(_CHARACTERS), max_position_embeddings=256)
     return LlavaConfig(
         vision_config=vision,
         text_config=text,

@@ -34,4 +34,7 @@ class Gemma3(Family):
 
     def text_arguments(self, input_ids: Tensor, attention_mask: Tensor) -> Mapping[str, Any]:
         # Its forward in training mode requires them.
-        return {**super().text_arguments(input_ids, attention_mask), "token_type_ids": input_ids.new_zeros(input_ids.shape)}
+        return {
+            **super().text_arguments(input_ids, attention_mask),
+            "token_type_ids": input_ids.new_zeros(input_ids.shape),
+        }
