@@ -68,7 +68,7 @@ def check_image(data: bytes, limits: ImageLimits) -> tuple[int, int]:
 
 def _read(data: bytes, limits: ImageLimits, *, decode: bool) -> Image:
     """Open an image after all checks. With `decode`, return it in RGB and without a file."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if len(data) > limits.max_bytes:
         raise ImageError(
@@ -89,7 +89,7 @@ def _read(data: bytes, limits: ImageLimits, *, decode: bool) -> Image:
         raise
     except Image.DecompressionBombError as error:
         raise DecompressionBomb(f"the image has too many pixels: {first_line(error)}") from error
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         formats = ", ".join(limits.formats)
         raise ImageError(f"the image is not of the formats {formats}, or is broken", hint="convert it to PNG") from None
     except Exception as error:  # decoders raise many classes for broken files
@@ -103,7 +103,7 @@ def to_rgb(image: Image) -> Image:
         image: A Pillow image of any mode.
     """
     if image.mode.startswith("I;16"):
-        image = image.point(lambda value: value / 256).convert("L")  # type: ignore[no-untyped-call]
+        image = image.point(lambda value: value / 256).convert("L")
     return image.convert("RGB") if image.mode != "RGB" else image.copy()
 
 

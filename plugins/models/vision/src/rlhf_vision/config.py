@@ -53,6 +53,13 @@ class DrawnDigitsConfig(PromptsConfig):
     picture_seed: int = Field(0, ge=0, description="Selects the pictures, independent of the run's seed.")
     shift: int = Field(1, ge=0, le=5, description="Maximum distance of a digit from the center, in pixels.")
     noise: float = Field(0.05, ge=0, le=1, description="Standard deviation of the noise of each pixel.")
+    misread: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the completions (for `sft`) of digits above 2 that name the next digit instead, as by a "
+        "teacher that misreads. Answers, by which rewards judge, are always right.",
+    )
     shuffled: bool = Field(
         False, description="Whether each picture belongs to another problem, for a control run that cannot learn."
     )

@@ -58,7 +58,8 @@ class DrawnDigits:
         drawn = derive_seed(index, "drawn-digits", "shuffled") % 10 if self.config.shuffled else int(answer)
         image = {"type": "image", "image": self.draw(index, drawn)}
         content = [image, {"type": "text", "text": "Which digit?"}]
-        record = {"prompt": [{"role": "user", "content": content}], "answer": answer, "completion": answer}
+        prompt = [{"role": "user", "content": content}]
+        record = {"prompt": prompt, "answer": answer, "completion": self._read(index, int(answer))}
         return read_images(record, self._reader)
 
     def describe(self, index: int) -> str:
@@ -67,6 +68,11 @@ class DrawnDigits:
     def digit(self, index: int) -> int:
         """Return the digit that is the answer of a problem."""
         return derive_seed(self.config.picture_seed, "drawn-digits", "digit", index) % 10
+
+    def _read(self, index: int, digit: int) -> str:
+        """Return what the teacher reads."""
+        draw = derive_seed(self.config.picture_seed, "drawn-digits", "read", index) % 1000 / 1000
+        return str((digit + 1) % 10 if digit > 2 and draw < self.config.misread else digit)
 
     def draw(self, index: int, digit: int) -> Image:
         """Return a gray picture of a digit, with the brightness, place and noise of a problem."""

@@ -16,7 +16,7 @@ from rlhf_core import Column
 from rlhf_core.errors import DataError, UserInputError, first_line
 from rlhf_core.prompts.encoder import prompt_of, render_chat
 from rlhf_images import ImageReference, find_markers
-from rlhf_models import CausalLM
+from rlhf_models import CausalLM, PromptInputs
 from rlhf_models.causal_lm import from_files
 
 from .chat import parts_of, templates_need_parts, with_text_parts
@@ -29,7 +29,7 @@ PIXELS, SIZES, COUNT = "images_pixels", "images_sizes", "images_tokens"
 _WHERE = "model.path"
 
 
-class ImageText(CausalLM):
+class ImageText(PromptInputs, CausalLM):
     """Encodes images in prompts, and feeds them to the model in every forward pass."""
 
     columns: Mapping[str, Column] = {
@@ -38,8 +38,6 @@ class ImageText(CausalLM):
         COUNT: Column(per="prompt", dtype="int64", model_input=True),
     }
     """Rows of pixels, [rows, ...]. Sizes of the images, [images, k]. Number of image tokens, []."""
-    prompt_inputs_only = True
-    """Inputs belong to tokens of the prompt, so that an engine may continue from a cache (`continued`)."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the family, which belongs to the process."""
@@ -174,13 +172,7 @@ class ImageText(CausalLM):
         return arguments
 
     def continued(self, input_ids: Tensor, lengths: Tensor, columns: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """Return the arguments for tokens that continue a cache.
-
-        Args:
-            input_ids: [B, 1] int64, one sampled token per row.
-            lengths: [B] int64, number of tokens in the cache.
-            columns: Name -> [B, ...], the columns of the prompts.
-        """
+        """Return the forward's arguments for tokens that continue a cache (see `PromptInputs`)."""
         offsets = [self.family.position_offset(sizes[sizes[:, 0] > 0]) for sizes in columns[SIZES]]
         positions = lengths[:, None] + torch.tensor(offsets, device=lengths.device)[:, None]
         is_token = input_ids == self.family.image_token_id

@@ -27,8 +27,8 @@ def tiny_tokenizer() -> Any:
 
     vocabulary = {token: place for place, token in enumerate((*_SPECIAL, *_CHARACTERS))}
     characters = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
-    characters.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
-    characters.decoder = Fuse()  # type: ignore[assignment]
+    characters.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    characters.decoder = Fuse()
     pad, begin, end, image = _SPECIAL
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=characters,
@@ -47,20 +47,20 @@ def tiny_config() -> Any:
     """Return the config of the model."""
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": _WIDTH,
         "intermediate_size": 2 * _WIDTH,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
     pad, begin, end, image = range(len(_SPECIAL))
-    tokens = {"pad_token_id": pad, "bos_token_id": begin, "eos_token_id": end}
+    tokens: dict[str, Any] = {"pad_token_id": pad, "bos_token_id": begin, "eos_token_id": end}
     vision = CLIPVisionConfig(**sizes, image_size=_SIZE, patch_size=_PATCH, projection_dim=_WIDTH)
     text = LlamaConfig(**sizes, **tokens, vocab_size=len(_SPECIAL) + len(_CHARACTERS), max_position_embeddings=256)
     return LlavaConfig(
         vision_config=vision,
         text_config=text,
-        image_token_id=image,
+        image_token_index=image,
         image_seq_length=(_SIZE // _PATCH) ** 2,
         vision_feature_layer=-1,
         tie_word_embeddings=False,

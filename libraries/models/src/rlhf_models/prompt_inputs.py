@@ -1,0 +1,28 @@
+"""Kinds of models whose inputs belong to the prompt, so that an engine may continue answers from a cache."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PromptInputs(ABC):
+    """Mixin for a `ModelKind`: `inputs` affects tokens of the prompt only, and later tokens need `continued` instead.
+
+    An engine computes a prompt once for all of its answers, and then feeds one token at a time. Without this mixin it
+    computes whole sequences at every step.
+    """
+
+    @abstractmethod
+    def continued(self, input_ids: Tensor, lengths: Tensor, columns: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Return the forward's arguments for tokens that continue a cache, among them `position_ids`.
+
+        Args:
+            input_ids: [B, 1] int64, one sampled token per row. The result may contain other `input_ids`.
+            lengths: [B] int64, number of tokens in the cache, without padding.
+            columns: Name -> [B, ...], the prompt columns marked `model_input`.
+        """
