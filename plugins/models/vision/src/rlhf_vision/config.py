@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from rlhf_core.config import PromptsConfig
+from rlhf_core.config import Problem, PromptsConfig, ResolvedRun
+from rlhf_core.models.kinds import owner_of
 from rlhf_images import ImageLimits
 
 TINY = "builtin:tiny-vision"
@@ -24,7 +25,21 @@ FAMILIES: Mapping[str, str] = {
 """`model_type` of a `config.json` -> module and class of its family."""
 
 
-class ImagesConfig(PromptsConfig):
+class SeenPrompts(PromptsConfig):
+    """Base of sources whose prompts have images."""
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        """Report a model that would read the markers of images as text."""
+        path = run.run.model.path
+        if owner_of(path) is None:
+            yield Problem(
+                "name",
+                f"gives prompts with images, but {path!r} is not known as a model that sees",
+                f"use a folder of one of the types {', '.join(FAMILIES)}, or {TINY}. Download a model of the hub first",
+            )
+
+
+class ImagesConfig(SeenPrompts):
     """Another source, whose records have images: image parts of chat messages, or a key `images`."""
 
     of: dict[str, Any] = Field(
@@ -46,7 +61,7 @@ class ImagesConfig(PromptsConfig):
         return self.model_copy(update={"of": chosen})
 
 
-class DrawnDigitsConfig(PromptsConfig):
+class DrawnDigitsConfig(SeenPrompts):
     """Pictures of a digit, 32 x 32 pixels, and the question which digit it is."""
 
     size: int = Field(10_000, ge=1, le=10**9, description="Number of different pictures.")

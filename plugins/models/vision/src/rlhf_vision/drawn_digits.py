@@ -59,7 +59,13 @@ class DrawnDigits:
         image = {"type": "image", "image": self.draw(index, drawn)}
         content = [image, {"type": "text", "text": "Which digit?"}]
         prompt = [{"role": "user", "content": content}]
-        record = {"prompt": prompt, "answer": answer, "completion": self._read(index, int(answer))}
+        record = {
+            "prompt": prompt,
+            "answer": answer,
+            "completion": self._read(index, int(answer)),
+            "chosen": answer,
+            "rejected": str((int(answer) + 1) % 10),
+        }
         return read_images(record, self._reader)
 
     def describe(self, index: int) -> str:

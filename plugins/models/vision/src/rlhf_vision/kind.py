@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_core import Column
+from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import DataError, UserInputError, first_line
 from rlhf_core.prompts.encoder import prompt_of, render_chat
 from rlhf_images import ImageReference, find_markers
@@ -27,6 +28,8 @@ from .tiny import tiny_config, tiny_model, tiny_processor, tiny_tokenizer
 logger = logging.getLogger(__name__)
 PIXELS, SIZES, COUNT = "images_pixels", "images_sizes", "images_tokens"
 _WHERE = "model.path"
+_LANGUAGE = frozenset({"language_model", "text_model"})
+"""Names of the language model in the families. Vision towers of some have a part `vision_model`."""
 
 
 class ImageText(PromptInputs, CausalLM):
@@ -109,6 +112,23 @@ class ImageText(PromptInputs, CausalLM):
             return from_files(self.model, dtype, "AutoModelForImageTextToText")
         return tiny_model(seed).to(dtype)
 
+    def add_adapter(self, model: Any, options: LoraConfig, seed: int) -> Any:
+        """Add a LoRA adapter to all linear layers, to those named, or with `[language]` to those of the language model.
+
+        Args:
+            model: The loaded model.
+            options: The section `model.lora`.
+            seed: Seed of the adapter's weights.
+        """
+        if options.target_modules and list(options.target_modules) == ["language"]:
+            names = [
+                name
+                for name, module in model.named_modules()
+                if isinstance(module, nn.Linear) and any(part in _LANGUAGE for part in name.split("."))
+            ]
+            options = options.model_copy(update={"target_modules": names})
+        return super().add_adapter(model, options, seed)
+
     def save(self, model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
         super().save(model, weights, tokenizer, folder)
         self.family.processor.save_pretrained(folder)
@@ -163,6 +183,12 @@ class ImageText(PromptInputs, CausalLM):
             return arguments
         is_token = (input_ids == family.image_token_id) & attention_mask
         is_image = is_token & (is_token.cumsum(-1) <= columns[COUNT][:, None])
+        if bool((is_image.sum(-1) != columns[COUNT]).any()):
+            raise DataError(
+                "a sequence lacks image tokens of its prompt",
+                where="images",
+                hint="environments, and anything else that tokenizes prompts itself, cannot be used with images",
+            )
         if bool((is_token & ~is_image).any()):
             arguments["input_ids"] = input_ids.masked_fill(is_token & ~is_image, self._unread_id)
         rows, sizes = columns[SIZES][:, :, 0], columns[SIZES]
