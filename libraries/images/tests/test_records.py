@@ -100,7 +100,7 @@ def test_images_of_a_key_are_placed_in_the_prompt(reader, prompt, expected):
         ({"prompt": "?", "images": [7]}, "an image is a int"),
         ({"prompt": "<image:0011223344556677>", "images": ["red.png"]}, "contains a marker"),
         ({"prompt": user({"type": "audio"})}, "a part of a chat message is 'audio'"),
-        ({"prompt": user({"type": "image", "detail": "low"})}, "an image part has no image"),
+        ({"prompt": user({"type": "image", "detail": "low"})}, "an image part lacks an image"),
     ],
 )
 def test_a_wrong_record_is_named(reader, record, problem):

@@ -1,4 +1,4 @@
-"""Decoding of an image that nobody has checked, with bounds on memory and time."""
+"""Decoding of untrusted images, with bounds on memory and time."""
 
 from __future__ import annotations
 

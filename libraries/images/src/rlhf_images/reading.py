@@ -121,7 +121,7 @@ def _value_of(part: Mapping[str, Any]) -> object:
     if isinstance(encoded := part.get("base64"), str):
         return f"data:,{encoded}"
     known = ", ".join(map(str, part)) or "none"
-    raise ImageError(f"an image part has no image (keys: {known})", hint="give it as image, path, base64 or url")
+    raise ImageError(f"an image part lacks an image (keys: {known})", hint="give it as image, path, base64 or url")
 
 
 def _from_base64(text: str, limits: ImageLimits) -> bytes:

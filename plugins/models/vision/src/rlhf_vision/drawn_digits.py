@@ -40,7 +40,7 @@ class DrawnDigits:
 
     Example:
         >>> record = DrawnDigits(DrawnDigitsConfig(size=3))[0]
-        >>> record["prompt"][0]["content"].endswith("Which digit?"), record["images"][0]["width"]
+        >>> record["prompt"][0]["content"].startswith("Which digit?"), record["images"][0]["width"]
         (True, 32)
     """
 
@@ -57,7 +57,7 @@ class DrawnDigits:
         answer = str(self.digit(index))
         drawn = derive_seed(index, "drawn-digits", "shuffled") % 10 if self.config.shuffled else int(answer)
         image = {"type": "image", "image": self.draw(index, drawn)}
-        content = [image, {"type": "text", "text": "Which digit?"}]
+        content = [{"type": "text", "text": "Which digit?"}, image]
         prompt = [{"role": "user", "content": content}]
         record = {
             "prompt": prompt,
@@ -76,7 +76,7 @@ class DrawnDigits:
         return derive_seed(self.config.picture_seed, "drawn-digits", "digit", index) % 10
 
     def _read(self, index: int, digit: int) -> str:
-        """Return what the teacher reads."""
+        """Return the reading of the teacher."""
         draw = derive_seed(self.config.picture_seed, "drawn-digits", "read", index) % 1000 / 1000
         return str((digit + 1) % 10 if digit > 2 and draw < self.config.misread else digit)
 

@@ -1,4 +1,4 @@
-"""What a family of image-text models decides."""
+"""Interface of a family of image-text models."""
 
 from __future__ import annotations
 
