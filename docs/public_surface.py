@@ -33,7 +33,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
 """Modules with names for transports, which build a run's parts in several processes, and for commands."""
 LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
     "rlhf_containment": ("processes", "sandbox"),
-    "rlhf_episodes": ("section", "selected", "player"),
+    "rlhf_episodes": ("section", "selected", "player", "several_section"),
     "rlhf_testing": ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite"),
 }
 """Modules of libraries whose public names count in addition to those of `__init__`."""

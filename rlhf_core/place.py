@@ -161,6 +161,14 @@ class Place(ABC):
             model: A prepared model.
         """
 
+    def num_parameters(self, model: nn.Module) -> int:
+        """Return the number of parameters of a model, including those on other ranks.
+
+        Args:
+            model: A prepared model.
+        """
+        return sum(parameter.numel() for parameter in self.unwrap(model).parameters())
+
 
 class LocalPlace(Place):
     """A single process that holds whole models, for makers, evaluations and tests.

@@ -282,7 +282,8 @@ class PhaseTimes:
     prompt_tokens: int = 0  # over all turns
     reused_tokens: int = 0  # prompt tokens that were not computed again (`Completion.num_reused`)
     reward_calls: dict[str, float] = field(default_factory=dict)
-    """`reward_calls/<name>/<count>`: the cost of each reward, from `RewardScorer.take_metrics`."""
+    """`reward_calls/<name>/<count>`: the cost of each reward, from `RewardScorer.take_metrics`, and of those that a
+    player calls."""
 
     def add(self, other: PhaseTimes) -> None:
         """Add the times and counts of `other` in place."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..algorithm import Algorithm, GroupPass, Item, PassContext, RolloutAlgorithm
-from ..batching import collate, default_micro_batch_tokens, masked, plan_micro_batches, to_device
+from ..batching import collate, masked, to_device
 from ..columns import Columns
 from ..errors import PluginError
 from ..place import LocalPlace, Place
@@ -109,9 +109,8 @@ class GroupPasses(PassContext):
             model = self.models[role]
         except KeyError:
             raise TypeError(f"the algorithm runs a {role}, which is not among its roles") from None
-        passes, size = passes_of(place), sum(parameter.numel() for parameter in place.unwrap(model).parameters())
-        tokens = self._batch_tokens or default_micro_batch_tokens(place.device.type, size)
-        plans = plan_micro_batches(items, tokens, passes.price)
+        passes = passes_of(place)
+        plans = passes.plan([[item] for item in items], self._batch_tokens, place, model)
         num_steps = int(place.all_reduce(torch.tensor([float(len(plans))]), "max").item())
         outputs: dict[int, Tensor] = {}
         on_device = _on_device(model, place) if role in self.offloaded else nullcontext()

@@ -22,26 +22,28 @@ class Journal:
 
     def __init__(self, folder: Path | None) -> None:
         """Create a journal. `folder`: None for a process without access to the run folder, which stores nothing."""
-        self._folder = folder
-        self._path: Path | None = None
+        self.folder = folder
+        """Folder of the journal's files. A player may delete files that it no longer needs."""
+        self.path: Path | None = None
+        """The file that `append` writes, or None before its first line."""
         self._file: LineFile | None = None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line, unbuffered. Raises `ValueError` or `TypeError` for a value that JSON cannot represent."""
         if self._file is None:
-            if self._folder is None:
+            if self.folder is None:
                 logger.warning("a player's journal stores nothing: the run folder is not on this machine")
-                self._path = Path(os.devnull)
+                self.path = Path(os.devnull)
             else:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._path = self._folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
-            self._file = LineFile(self._path)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.path = self.folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
+            self._file = LineFile(self.path)
         self._file.append([record])
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of earlier attempts of the run, and of other processes so far."""
-        for path in sorted(self._folder.glob("*.jsonl")) if self._folder is not None else ():
-            if path != self._path:
+        for path in sorted(self.folder.glob("*.jsonl")) if self.folder is not None else ():
+            if path != self.path:
                 yield from read_lines(path)
 
     def close(self) -> None:

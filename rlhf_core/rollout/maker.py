@@ -108,7 +108,7 @@ class PolicyExperienceMaker:
         taken = self.times.take()
         for player in self._players.values():
             taken.add(player.times.take())
-        taken.reward_calls = self._scorer.take_metrics()
+        taken.add(PhaseTimes(reward_calls=self._scorer.take_metrics()))
         return taken
 
     def make(self, prompts: Sequence[Prompt]) -> Iterator[RolloutGroup]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, groupby
 from typing import Any, ClassVar, TypeVar
 
-from ..batching import balanced, plan_micro_batches
+from ..batching import balanced
 from ..errors import PluginError
 from ..models.forward_passes import ForwardPasses
 from ..plugins.errors_of import errors_of
@@ -60,15 +60,11 @@ class Units:
             prices[group[0]] = sum(prices[first] for first in firsts) + self.price([items[place] for place in unit])
         return [(group, prices[index]) for index, group in groups.items() if group[0] == index]
 
-    def micro_batches(self, items: Sequence[Any], max_tokens: int | None) -> list[list[int]]:
-        """Micro-batches of whole units from `plan_micro_batches`, as indices into `items`."""
+    def micro_batches(self, items: Sequence[Any], plan: Callable[[Rows], Sequence[Sequence[int]]]) -> list[list[int]]:
+        """Micro-batches of whole units, as indices into `items`. `plan`: units -> indices of those of each batch."""
         units = self.places(items)
-
-        def price(chosen: Sequence[list[int]]) -> int:
-            return self.price([items[place] for unit in chosen for place in unit])
-
-        plans = plan_micro_batches(units, max_tokens, price)
-        return [[place for unit in plan for place in units[unit]] for plan in plans]
+        plans = plan([[items[place] for place in unit] for unit in units])
+        return [[place for unit in batch for place in units[unit]] for batch in plans]
 
 
 def filled(

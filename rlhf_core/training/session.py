@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
-from ..batching import default_micro_batch_tokens, fills_host_memory
+from ..batching import fills_host_memory
 from ..config.section import Section
 from ..config.sections import OptimizerConfig
 from ..errors import CheckpointError, DivergenceError, InterruptedRun
@@ -88,12 +88,9 @@ class TrainerSession(Trainer[list[Any]]):
         self._decisions = Decisions(
             strategy, hooks, resolved, folder, self._live_options.set, lambda: interrupted() or store.has_failed
         )
-        self._num_parameters = {
-            role: sum(p.numel() for p in strategy.unwrap(each.model).parameters()) for role, each in run.trained.items()
-        }
-        largest = max(self._num_parameters.values())
-        tokens = train.micro_batch_tokens or default_micro_batch_tokens(strategy.device.type, largest)
-        self._releases_memory = fills_host_memory(strategy.device.type, largest)
+        self._num_parameters = {role: strategy.num_parameters(each.model) for role, each in run.trained.items()}
+        self._releases_memory = fills_host_memory(strategy.device.type, max(self._num_parameters.values()))
+        tokens = train.micro_batch_tokens
         self._updater = Updater(algorithm, strategy, run.trained, micro_batch_tokens=tokens, plugin=plugin)
         sizes = train.train_batch_size, train.epochs_per_episode, strategy.rank, strategy.world_size
         plan = BatchPlan(*sizes, Units(algorithm.units, passes_of(strategy).price, plugin))

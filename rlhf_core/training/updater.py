@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, LossOutput, Mean
-from ..batching import to_device
+from ..batching import plan_micro_batches, to_device
 from ..errors import DivergenceError, OutOfMemoryError
 from ..models.forward_passes import applying, passes_of
 from ..plugins.errors_of import errors_of, is_out_of_memory
@@ -45,7 +45,7 @@ class Updater:
             algorithm: Provides the loss.
             strategy: Runs backward and the optimizer steps.
             trained: Role -> prepared model.
-            micro_batch_tokens: Maximum price of a micro-batch, in tokens. None puts all items into one.
+            micro_batch_tokens: Maximum price of a micro-batch, in tokens. None: a default for the device and models.
             micro_batch_size: Maximum number of items of a micro-batch. Overrides `micro_batch_tokens`.
             plugin: Label of the algorithm, for errors.
         """
@@ -54,8 +54,8 @@ class Updater:
         self._trained = trained
         self._models = {role: model.model for role, model in trained.items()}
         self._passes = passes_of(strategy)
-        price = self._passes.price if micro_batch_size is None else len
-        self._units, self._micro_batch = Units(algorithm.units, price, plugin), micro_batch_size or micro_batch_tokens
+        self._units = Units(algorithm.units, plugin=plugin)
+        self._max_tokens, self._max_items = micro_batch_tokens, micro_batch_size
         self._plugin = plugin
 
     def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
@@ -99,24 +99,28 @@ class Updater:
 
     def _run(self, items: Sequence[Any], gap_version: int | None, *, backward: bool) -> _Meter:
         """Run forward (and backward) on all micro-batches, in lockstep with the other ranks."""
-        plans = self._units.micro_batches(items, self._micro_batch)
+        plans = self._units.micro_batches(items, self._plan)
         with errors_of(self._plugin, "collate"):
             batches = [self._algorithm.collate([items[i] for i in plan]) for plan in plans]
         counts, num_micro_batches = self._global_counts(batches)
-        meter = _Meter(self._strategy, counts, self._learning(counts))
+        # Other roles are not stepped, since AdamW changes weights even at zero gradient.
+        learning = frozenset(term.role for name, term in self._algorithm.terms.items() if counts[name] > 0)
+        meter = _Meter(self._strategy, counts, learning)
         if backward and not meter.learning:
             return meter  # on every rank alike, since the counts are global
+        filler = [self._algorithm.masked(items[0])]  # for a rank with fewer micro-batches than others
         for index in range(num_micro_batches):
-            batch = batches[index] if index < len(batches) else self._empty(items)
+            batch = batches[index] if index < len(batches) else self._algorithm.collate(filler)
             is_last = index == num_micro_batches - 1
             output = self._micro_step(batch, counts, is_last=is_last, backward=backward)
             if index < len(batches):
                 self._measure(meter, output, batch, gap_version)
         return meter
 
-    def _learning(self, counts: Mapping[str, float]) -> frozenset[str]:
-        """Roles with a nonzero count. The others are not stepped, since AdamW changes weights even at zero gradient."""
-        return frozenset(term.role for name, term in self._algorithm.terms.items() if counts[name] > 0)
+    def _plan(self, units: Sequence[Sequence[Any]]) -> list[list[int]]:
+        if self._max_items is None:
+            return self._passes.plan(units, self._max_tokens, self._strategy, *self._models.values())
+        return plan_micro_batches(units, self._max_items, lambda chosen: sum(map(len, chosen)))
 
     def _step(self, trained: TrainedModel, learns: bool) -> float:
         """Step if the role learns. Returns the gradient norm before clipping, or 0 without a step."""
@@ -133,14 +137,9 @@ class Updater:
         with errors_of(self._plugin, "counts"):
             local = [dict(self._algorithm.counts(batch)) for batch in batches]
         totals = torch.tensor([math.fsum(c.get(t, 0.0) for c in local) for t in terms], dtype=torch.float64)
-        steps = torch.tensor([float(len(batches))], dtype=torch.float64)
         totals = self._strategy.all_reduce(totals)
-        steps = self._strategy.all_reduce(steps, "max")
+        steps = self._strategy.all_reduce(torch.tensor([float(len(batches))], dtype=torch.float64), "max")
         return dict(zip(terms, totals.tolist(), strict=True)), int(steps.item())
-
-    def _empty(self, items: Sequence[Any]) -> Any:
-        """A masked micro-batch, which a rank runs if other ranks have more micro-batches."""
-        return self._algorithm.collate([self._algorithm.masked(items[0])])
 
     def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
         strategy = self._strategy
@@ -158,14 +157,13 @@ class Updater:
 
     def _objective(self, role: str, output: LossOutput, counts: Mapping[str, float]) -> Tensor | None:
         """The objective of `role`: its terms divided by their global counts, without the strategy's averaging."""
-        loss: Tensor | None = None
-        for name, term in self._algorithm.terms.items():
-            if term.role != role or name not in output.sums:
-                continue
-            scale = term.coefficient * self._strategy.gradient_average_factor / max(counts[name], 1.0)
-            part = output.sums[name] * scale
-            loss = part if loss is None else loss + part
-        return loss
+        factor = self._strategy.gradient_average_factor
+        parts = [
+            output.sums[name] * (term.coefficient * factor / max(counts[name], 1.0))
+            for name, term in self._algorithm.terms.items()
+            if term.role == role and name in output.sums
+        ]
+        return sum(parts[1:], parts[0]) if parts else None
 
     def _measure(self, meter: _Meter, output: LossOutput, batch: Any, gap_version: int | None) -> None:
         for name, total in output.sums.items():
@@ -173,9 +171,7 @@ class Updater:
         for name, metric in output.metrics.items():
             meter.add(name, metric)
         if gap_version is not None and output.log_probs is not None and isinstance(batch, Experience):
-            gap = _log_prob_gap(output.log_probs, batch, gap_version)
-            if gap is not None:
-                meter.gap = max(meter.gap, float(gap))
+            meter.gap = max(meter.gap, _log_prob_gap(output.log_probs, batch, gap_version))
 
     def _check_finite(self, meter: _Meter) -> None:
         """Raise `DivergenceError` on all ranks, before any of them steps, if a loss on any rank is not finite."""
@@ -207,13 +203,13 @@ def _explained_memory() -> Iterator[None]:
         ) from error
 
 
-def _log_prob_gap(log_probs: Tensor, batch: Experience, version: int) -> Tensor | None:
-    """Maximum |trainer - engine| log-prob difference over actions sampled by `version`, or None without any."""
+def _log_prob_gap(log_probs: Tensor, batch: Experience, version: int) -> float:
+    """Maximum |trainer - engine| log-prob difference over actions sampled by `version`, -inf without any."""
     current = (batch.policy_versions == version)[:, None] & batch.action_mask
     if not current.any():
-        return None
+        return -math.inf
     gap = (log_probs.cpu() - batch.action_log_probs.cpu()).abs()
-    return gap.masked_fill(~current.cpu(), 0.0).max()
+    return float(gap.masked_fill(~current.cpu(), 0.0).max())
 
 
 class _Meter:

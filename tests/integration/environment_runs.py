@@ -20,6 +20,20 @@ RUNS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"name": "grpo"}},
     "ppo-branches": {"algorithm": {"name": "ppo", "kl_coef": 0.05}, "environment": {"name": f"{GAMES}:Branches"}},
     "grpo-branches": {"algorithm": {"name": "grpo"}, "environment": {"name": f"{GAMES}:Branches"}},
+    "several": {
+        "algorithm": {"name": "ppo", "kl_coef": 0.05},
+        "environment": {
+            "name": "several",
+            "of": {
+                "branches": {"name": f"{GAMES}:Branches", "share": 2},
+                "digits": {"name": f"{GAMES}:CountDigits", "max_turns": 3, "rewards": ["length:0.5"], "concurrency": 2},
+            },
+        },
+    },
+    "turn-credit": {
+        "algorithm": {"name": "grpo", "advantage": {"name": "gigpo", "state": "history"}, "turn_gamma": 0.9},
+        "environment": {"name": f"{GAMES}:Branches"},
+    },
     "lora": {"algorithm": {"name": "grpo"}, "model": {"path": "builtin:tiny-digits", "lora": {"r": 4}}},
 }
 

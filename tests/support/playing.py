@@ -13,6 +13,7 @@ from rlhf_core.types import BufferItem, PhaseTimes, Rollout, SamplingParams
 from rlhf_episodes.contract import Outcome, make_task
 from rlhf_episodes.episode import Rules
 from rlhf_episodes.play import EnvironmentPlayer
+from rlhf_episodes.playable import Playable
 from rlhf_episodes.section import EnvironmentConfig
 from rlhf_episodes.shapes import new_environment
 from rlhf_testing.engine import FakeEngine
@@ -57,16 +58,15 @@ def player(
 ) -> EnvironmentPlayer:
     """Create a player of the environments that `make` returns."""
     tokenizer = tokenizer or tiny_tokenizer()
+    rules = Rules(
+        options=EnvironmentConfig(**options),
+        tokenizer=tokenizer,
+        sampling=SamplingParams(max_new_tokens=max_new_tokens, stop=stop),
+        context_tokens=context_tokens,
+        eos_token_ids=frozenset({tokenizer.eos_token_id}),
+    )
     return EnvironmentPlayer(
-        partial(new_environment, make),
-        Rules(
-            options=EnvironmentConfig(**options),
-            tokenizer=tokenizer,
-            sampling=SamplingParams(max_new_tokens=max_new_tokens, stop=stop),
-            context_tokens=context_tokens,
-            eos_token_ids=frozenset({tokenizer.eos_token_id}),
-        ),
-        name="test",
+        [Playable(make=partial(new_environment, make), rules=rules, name="test")],
         engine=engine or FakeEngine(),
         task=partial(make_task, seed, "task"),
         times=times or PhaseTimes(),

@@ -83,6 +83,8 @@ def test_they_are_in_the_items_of_all_branches() -> None:
     whole, forked = items(play(grades)[0])
     assert whole.columns["grade"].tolist() == [0.5] * 3 + [-1.0] + [1.0, 2.0, 3.0]
     assert forked.columns["grade"].tolist() == [-1.0] * 4 + [4.0, 5.0, 6.0], "what is shared is the first branch's"
+    assert whole.columns["turn_number"].tolist() == [0] * 3 + [-1] + [1] * 3
+    assert forked.columns["turn_number"].tolist() == [-1] * 4 + [2] * 3
     for item in (whole, forked):
         assert (item.columns["depth"].dtype, int(item.columns["depth"])) == (torch.int16, 0)
         assert item.columns["judge"] == {"clarity": 0.0} and "maybe" not in item.columns

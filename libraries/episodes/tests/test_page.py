@@ -36,10 +36,20 @@ def select(name):
 
 
 def test_the_run_file_is_right(files):
-    assert files == ["guess.py", "guess.yaml", "sums.py", "my_tools.py", "tools.yaml", "notes.py", "agent.py"]
+    python = ["guess.py", "sums.py", "my_tools.py", "notes.py", "agent.py"]
+    runs = ["guess.yaml", "tools.yaml", "several.yaml", "mixed.yaml", "user.yaml"]
+    assert sorted(files) == sorted([*python, *runs])
     resolved = resolve(load_run("guess.yaml"))
     assert resolved.sections["environment"].name.endswith("guess.py:Guess")
     assert resolved.reward_weights == {"environment": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards"),
+    [("several.yaml", ["environment"]), ("mixed.yaml", ["environment"]), ("user.yaml", ["environment", "judge"])],
+)
+def test_the_other_run_files_are_right(files, name, rewards):
+    assert list(resolve(load_run(name)).reward_weights) == rewards
 
 
 def test_the_game_is_played(files):

@@ -64,6 +64,7 @@ def test_rewards_stand_at_the_last_sampled_token_of_their_turn():
     rewards = [[0.0]] * 13
     rewards[2], rewards[7], rewards[12] = [1.0], [2.0], [3.0]
     assert item.columns["turn_rewards"].tolist() == rewards
+    assert item.columns["turn_number"].tolist() == [0] * 3 + [-1] * 2 + [1] * 3 + [-1] * 2 + [2] * 3
     assert item.action_mask.tolist() == list(rollouts(played)[0].action_mask)
     assert [turn.reward for turn in rollouts(played)[0].turns] == [1.0, 0.0, 2.0, 0.0, 3.0]
     assert item.columns["environment"]["num_turns"] == 3.0

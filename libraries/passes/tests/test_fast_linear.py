@@ -29,7 +29,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(module._Linear, "apply", counting)
     monkeypatch.setattr(module, "MIN_MULTIPLICATIONS", 500)
-    monkeypatch.setattr(module, "IS_FASTER_HERE", True)
+    monkeypatch.setattr(module, "uses_onednn", lambda: True)
     return calls
 
 
@@ -123,18 +123,8 @@ def test_modules_are_themselves_again(counted: list) -> None:
     assert "forward" not in vars(layer)
 
 
-@pytest.mark.parametrize(
-    ("vendor", "family", "expected"),
-    [("AuthenticAMD", "26", True), ("AuthenticAMD", "25", False), ("GenuineIntel", "26", False)],
-)
-def test_it_is_used_where_it_is_faster(vendor: str, family: str, expected: bool) -> None:
-    processor = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel name\t: a: b\n\n"
-    assert module.has_wide_amd_cores(2 * processor) is expected
-
-
 def test_elsewhere_a_linear_is_itself(monkeypatch: pytest.MonkeyPatch, counted: list) -> None:
-    assert not module.has_wide_amd_cores("")
-    monkeypatch.setattr(module, "IS_FASTER_HERE", False)
+    monkeypatch.setattr(module, "uses_onednn", lambda: False)
     layer = nn.Linear(24, 40)
     with fast_linears(layer):
         layer(torch.ones(50, 24))
@@ -154,7 +144,7 @@ import torch
 from rlhf_passes import fast_linear
 from rlhf_passes.fast_linear import multiply
 
-fast_linear.IS_FASTER_HERE = True
+fast_linear.uses_onednn = lambda: True
 
 def taken():
     heap = psutil.heap_info()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,41 +9,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from packed_passes import LAYERS, VOCABULARY, assert_same, build, packed_passes, run
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 from rlhf_core.batching import collate
-from rlhf_core.models.forward_passes import applying
 from rlhf_core.types import BufferItem, Experience
 from rlhf_forward.architectures import with_trait
-from rlhf_forward.forward import model_rows, policy_forward
+from rlhf_forward.forward import model_rows
 from rlhf_forward.logits import causal_lm_logits
 from rlhf_forward.rows import PaddedRows
 from rlhf_models.gradient_checkpointing import enable_gradient_checkpointing
 from rlhf_passes import lean_head
-from rlhf_passes.fast_passes import FastPasses
-from rlhf_passes.packing import PackedRows, Packing, packed_attention
-
-VOCABULARY = 23
-LAYERS = 2
-
-
-def build(model_type: str = "llama", **changed: Any) -> PreTrainedModel:
-    torch.manual_seed(0)
-    options = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-        "pad_token_id": 0,
-        "moe_intermediate_size": 8,
-        "shared_expert_intermediate_size": 8,
-    }
-    config = AutoConfig.for_model(model_type, **{**options, **changed})
-    return AutoModelForCausalLM.from_config(config).eval()
+from rlhf_passes.packing import PackedRows, Packing
 
 
 def batch(lengths: list[tuple[int, int]], *, support: bool = False) -> Experience:
@@ -70,29 +47,6 @@ def batch(lengths: list[tuple[int, int]], *, support: bool = False) -> Experienc
 
 
 RAGGED = [(5, 7), (2, 3), (9, 2), (1, 11)]
-
-
-def run(model: nn.Module, experience: Experience, *, packed: bool) -> list[Tensor]:
-    """Log-probs, entropies and all gradients of a sum in which no two tokens weigh the same."""
-    model.zero_grad()
-    with packed_passes(model) if packed else nullcontext():
-        output = policy_forward(model, experience, 0.7, with_entropy=True)
-        assert output.entropy is not None
-        weights = torch.linspace(-1, 2, experience.action_mask.numel()).view_as(experience.action_mask)
-        (output.log_probs * weights - 0.3 * output.entropy * weights.flip(0)).sum().backward()
-    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    return [output.log_probs.detach(), output.entropy.detach(), *gradients]
-
-
-def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    assert len(ours) == len(theirs) > 2
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def packed_passes(*models: Any) -> AbstractContextManager[None]:
-    """Packed rows, and nothing else that is faster."""
-    return applying(FastPasses(), packed_attention(*models))
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_each_model_runs_in_batches_of_the_default_for_its_size(setup, groups, m
         used.append(max_tokens)
         return plan_micro_batches(items, max_tokens, price)
 
-    monkeypatch.setattr("rlhf_core.models.passes.plan_micro_batches", bounded)
+    monkeypatch.setattr("rlhf_core.models.forward_passes.plan_micro_batches", bounded)
     passes(setup.strategy, {"reference": reference, "critic": setup.trained["critic"].model}).run(groups)
     assert used == [num_tokens, 1024]
 

@@ -161,6 +161,18 @@ def test_a_journal_is_read_by_later_attempts(player, tmp_path):
     assert list(Journal(file.parent).read()) == lines[:1]
 
 
+def test_a_journal_is_bounded_by_deleting_closed_files(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    paths = []
+    for number in range(3):
+        journal.append({"sample": number})
+        paths.append(journal.path)
+        journal.close()
+    assert journal.folder == tmp_path / "journal" and len(set(paths)) == 3
+    paths[0].unlink()
+    assert [line["sample"] for line in Journal(journal.folder).read()] == [1, 2]
+
+
 def test_a_journal_without_a_run_folder_says_that_it_keeps_nothing(caplog, tmp_path, player):
     found = player(folder=tmp_path / "elsewhere", keeps=Wrapper)
     journal = found.sections["keeps"].context.journal

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from drawn_columns import assert_same_columns, columns_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from rlhf_core.batching import collate, split
 from rlhf_core.errors import PluginError
 from rlhf_core.models.forward_passes import ForwardPasses
+from rlhf_core.place import LocalPlace
 from rlhf_core.training.batches import BatchPlan, Units
 from rlhf_core.types import BufferItem
 
@@ -30,6 +32,7 @@ def by_number(items: Any) -> list[list[Any]]:
 
 
 UNITS = Units(by_number)
+PLACE, MODEL = LocalPlace(torch.device("cpu"), torch.float32), torch.nn.Linear(1, 1)
 SAMPLES = st.lists(
     st.lists(st.builds(row, st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=3), min_size=1, max_size=16
 )
@@ -48,7 +51,7 @@ def test_a_unit_is_in_one_batch_on_one_rank_in_one_micro_batch(
         assert sorted(itertools.chain.from_iterable(shares)) == list(batch)
         for rank, share in enumerate(shares):
             rows = [each for index in share for each in samples[index]]
-            plans = UNITS.micro_batches(rows, max_tokens)
+            plans = UNITS.micro_batches(rows, lambda units: ForwardPasses().plan(units, max_tokens, PLACE, MODEL))
             assert sorted(itertools.chain.from_iterable(plans)) == list(range(len(rows)))
             for micro, places in enumerate(plans):
                 micro_batch = [rows[place] for place in places]
@@ -97,7 +100,7 @@ def test_balanced_micro_batches_keep_any_columns(items: list[BufferItem], world_
     found: list[BufferItem] = []
     for share in shares:
         rows = [items[index] for index in share]
-        for places in pairs.micro_batches(rows, max_tokens):
+        for places in pairs.micro_batches(rows, lambda units: ForwardPasses().plan(units, max_tokens, PLACE, MODEL)):
             found += split(collate([rows[place] for place in places]))
     assert sorted(each.sample_id for each in found) == list(range(len(items)))
     for each in found:

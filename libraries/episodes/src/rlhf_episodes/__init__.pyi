@@ -23,4 +23,6 @@ from .endpoint import Keys as Keys
 from .endpoint import TokenLogprob as TokenLogprob
 from .shapes import UseTool as UseTool
 from .shapes import converse as converse
+from .shared import SharedEnvironments as SharedEnvironments
+from .shared import shares_resources as shares_resources
 from .tool_functions import ToolFunction as ToolFunction

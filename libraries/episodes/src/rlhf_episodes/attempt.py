@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from rlhf_core.columns import Column, Columns
 from rlhf_core.errors import DataError, EpisodeError, RlhfError
-from rlhf_core.rollout.episode_metrics import ENVIRONMENT, EPISODE_COLUMNS, OWN, RESERVED
+from rlhf_core.rollout.episode_metrics import ENVIRONMENT, OWN, RESERVED
 from rlhf_core.rollout.row import Played, Row
 from rlhf_core.util.error_text import error_text
 from rlhf_core.util.redact import printable
@@ -22,7 +22,7 @@ from rlhf_core.util.redact import printable
 from .clock import CallClock, Clock
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
 from .episode import Episode
-from .section import EnvironmentConfig
+from .section import TURN_NUMBER, EnvironmentConfig
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -264,9 +264,16 @@ def _build_played(task: Task, episode: Episode, outcome: Outcome) -> Played:
     _check_columns(outcome.columns, episode)
     reward = math.fsum([outcome.reward, *outcome.turn_rewards.values()])
     for row in rows:
-        row.columns = Columns({ENVIRONMENT: measured if row is rows[0] else {}}, EPISODE_COLUMNS)
+        own = {ENVIRONMENT: measured if row is rows[0] else {}, TURN_NUMBER: _turn_numbers(row)}
+        row.columns = Columns(own, EnvironmentConfig.columns)
         row.columns |= _row_columns(row, outcome.columns, episode.rules.columns)
     return Played(task.prompt, task.sample_id, rows, reward, dict(outcome.turn_rewards))
+
+
+def _turn_numbers(row: Row) -> list[int]:
+    """Return the value of the column `TURN_NUMBER` for each token of the response."""
+    numbers = {place: number for number, place in row.own_turns.items()}
+    return [numbers.get(place, -1) for place, turn in enumerate(row.turns) for _ in turn.token_ids]
 
 
 def _check_columns(columns: Mapping[str, Any], episode: Episode) -> None:

@@ -1,5 +1,7 @@
 """Plays many episodes at once: environments run on one event loop and share one engine.
 
+A run may have several environments, each with its own options. Their turns share the batches of the engine.
+
 The engine samples the requested turns in rounds. While the environment's calls are fast, a round starts when every open
 episode has requested its turns, so the contents of a round do not depend on timing. Once a call has taken longer than
 `PATIENCE_SECONDS`, rounds no longer wait: each contains the turns that are ready.
@@ -11,8 +13,10 @@ import asyncio
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -30,9 +34,10 @@ from .clock import Clock
 from .contract import Task
 from .conversations import Conversations
 from .endpoint import Endpoints
-from .episode import Episode, Rules
+from .episode import Episode
 from .idle import WatchedSelector
-from .isolation.host import IsolatedEnvironments
+from .playable import Playable, mark
+from .scoring import Scoring
 from .workers import SPARE_THREADS, Workers
 
 PATIENCE_SECONDS = 1.0
@@ -54,33 +59,77 @@ class _Turn:
     completion: asyncio.Future[Completion]
 
 
+def _first(prompt: Prompt) -> int:
+    return 0
+
+
 @dataclass(eq=False)
 class EnvironmentPlayer(TimedPlayer):
-    """Plays episodes of one environment with one engine."""
+    """Plays episodes of one or several environments with one engine."""
 
-    make: MakeEnvironment | IsolatedEnvironments
-    """Creates environments in this process, or in child processes that `close` ends."""
-    rules: Rules
+    environments: Sequence[Playable]
+    """At least one. All have the same sampling parameters."""
     _: KW_ONLY
-    name: str
-    """Name of the environment in errors."""
     engine: RolloutEngine
     task: Callable[[Prompt, int], Task]
     """Returns the task for a prompt and a sample id."""
+    choose: Callable[[Prompt], int] = _first
+    """Returns the index of the environment that plays a prompt. Depends only on the prompt, so that the samples of a
+    group are played in one environment."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
     is_slow: bool = field(default=False, init=False)
     """Whether a call has taken longer than `PATIENCE_SECONDS`, so that rounds no longer wait for all episodes."""
 
     def close(self) -> None:
-        """End the processes of isolated environments. Must not be called during `play`."""
-        if isinstance(self.make, IsolatedEnvironments):
-            self.make.close()
+        """End the processes of isolated environments, and close rewards. Must not be called during `play`."""
+        with ExitStack() as stack:
+            for each in self.environments:
+                for part in (each.isolated, each.maker, each.rewards):
+                    if part is not None:
+                        stack.callback(part.close)
+
+    @property
+    def name(self) -> str:
+        """Names of the environments in errors."""
+        return ", ".join(each.name for each in self.environments)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the environments in metrics."""
+        return tuple(each.label for each in self.environments if each.label is not None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the environments' rewards."""
+        states = {each.label: each.rewards.state_dict() for each in self.environments if each.rewards is not None}
+        return {str(label): state for label, state in states.items() if state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        for each in self.environments:
+            if each.rewards is not None and (own := state.get(str(each.label))) is not None:
+                each.rewards.load_state_dict(own)
 
     def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
         """Play an episode for each (prompt, sample id) and yield them as they end. Adds to `times`.
 
         Raises `EpisodeError` if an episode fails with `on_failure: fail`, or if the environment blocks the event loop.
         """
+        scoring = Scoring(self.times)
+        for played in self._play(samples):
+            environment = self.environments[self.choose(played.prompt)]
+            if environment.rewards is None or not played.rows:
+                yield played
+            else:
+                scoring.add(played, environment)
+        yield from scoring.results()
+        for environment in self.environments:
+            if environment.rewards is not None:
+                self.times.add(PhaseTimes(reward_calls=environment.rewards.take_costs(str(environment.label))))
+
+    def _play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
+        for index in {self.choose(prompt) for prompt, _ in samples}:
+            if (maker := self.environments[index].maker) is not None:
+                maker.open()
         session = _Session(self, samples)
         try:
             while not session.is_over:
@@ -88,7 +137,7 @@ class EnvironmentPlayer(TimedPlayer):
                 waited = time.perf_counter()
                 while not self.is_slow and not session.wait_for_all(PATIENCE_SECONDS):
                     self.is_slow = not session.is_starting  # the start of a process is not a slow call
-                turns = session.take_turns(self.rules.options.timeout_seconds)
+                turns = session.take_turns(max(each.options.timeout_seconds for each in self.environments))
                 self.times.environment_s += time.perf_counter() - waited
                 turns.sort(key=lambda turn: (turn.stop, turn.request.sample_id, turn.request.branch))
                 for stop, part in groupby(turns, key=attrgetter("stop")):  # turns with equal stop texts share a batch
@@ -98,7 +147,7 @@ class EnvironmentPlayer(TimedPlayer):
             session.close()
 
     def _sample(self, session: _Session, turns: Sequence[_Turn], stop: tuple[str, ...]) -> Iterator[Played]:
-        sampling = self.rules.sampling
+        sampling = self.environments[0].rules.sampling
         sampling = replace(sampling, stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
         for turn, completion in answers(self.engine, [(turn.request, turn) for turn in turns], sampling, self.times):
             session.complete(turn, completion)
@@ -110,14 +159,21 @@ class _Session:
 
     def __init__(self, player: EnvironmentPlayer, samples: Sequence[tuple[Prompt, int]]) -> None:
         self._player = player
-        self._options = options = player.rules.options
+        self._environments = player.environments
         self._changed = threading.Condition()
-        self._queue = deque(samples)
+        self._queues: list[deque[tuple[Prompt, int]]] = [deque() for _ in self._environments]
+        """Samples of each environment that have not started."""
+        for sample in samples:
+            self._queues[player.choose(sample[0])].append(sample)
         self._plays: set[asyncio.Task[None]] = set()
-        self._isolated = player.make if isinstance(player.make, IsolatedEnvironments) else None
-        if self._isolated:
-            self._isolated.begin_session()
-        self._num_open = min(options.concurrency, len(samples))
+        self._isolated = [each.isolated for each in self._environments if each.isolated is not None]
+        for isolated in self._isolated:
+            isolated.begin_session()
+        starting = [
+            min(each.options.concurrency, len(queue))
+            for each, queue in zip(self._environments, self._queues, strict=True)
+        ]
+        self._num_open = sum(starting)
         self._num_waiting: Counter[int] = Counter()
         """Number of turns that each episode waits for, by sample id. Only episodes that wait are in it."""
         self._num_scheduled = self._num_run = 0
@@ -129,13 +185,13 @@ class _Session:
         self._played: list[Played] = []
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._set_idle))
-        self._endpoints = Endpoints(
-            Conversations, max_connections=_CONNECTIONS + _CONNECTIONS_EACH * options.concurrency
-        )
+        concurrency = sum(each.options.concurrency for each in self._environments)
+        self._endpoints = Endpoints(Conversations, max_connections=_CONNECTIONS + _CONNECTIONS_EACH * concurrency)
         name = f"environment {player.name}"
-        self._workers = Workers(self._loop, options.concurrency + SPARE_THREADS, name)
+        self._workers = Workers(self._loop, concurrency + SPARE_THREADS, name)
         self._thread = BoundedThread(self._serve, name)
-        self._schedule(self._start_episodes, self._num_open)
+        for index, count in enumerate(starting):
+            self._schedule(self._start_episodes, index, count)
         self._thread.start()
 
     @property
@@ -154,7 +210,7 @@ class _Session:
     @property
     def is_starting(self) -> bool:
         """Whether a process of isolated environments is being started."""
-        return self._isolated is not None and self._isolated.num_starting > 0
+        return any(isolated.num_starting > 0 for isolated in self._isolated)
 
     def wait_for_all(self, seconds: float) -> bool:
         """Whether every open episode requests its turns within this time."""
@@ -177,12 +233,12 @@ class _Session:
                 if self._changed.wait(_POLL_SECONDS):
                     continue
                 if time.monotonic() - alive > timeout_seconds + _PROBE_SECONDS:
-                    self._check_loop()
+                    self._check_loop(timeout_seconds)
                     alive = time.monotonic()
             turns, self._turns = self._turns, []
         return turns
 
-    def _check_loop(self) -> None:
+    def _check_loop(self, timeout_seconds: float) -> None:
         responded = threading.Event()
         self._loop.call_soon_threadsafe(responded.set)
         self._changed.release()
@@ -192,7 +248,7 @@ class _Session:
             self._changed.acquire()
         if blocked:
             raise EpisodeError(
-                f"a coroutine has blocked the event loop for {self._options.timeout_seconds:g} s",
+                f"a coroutine has blocked the event loop for {timeout_seconds:g} s",
                 where=f"environment {self._player.name}",
                 hint="use await in it, or make it a plain function, which runs on a thread",
             )
@@ -228,7 +284,7 @@ class _Session:
             except (SystemExit, KeyboardInterrupt):  # from a task, whose awaiter gets it too
                 continue
             except Exception as error:  # from the loop itself, for example if memory runs out
-                self._end(None, error)
+                self._end(None, None, error)
             else:
                 self._loop.close()
             return
@@ -250,25 +306,29 @@ class _Session:
             if not turn.completion.done():
                 turn.completion.set_result(completion)
 
-    def _start_episodes(self, count: int) -> None:
+    def _start_episodes(self, index: int, count: int) -> None:
         for _ in range(count):
-            prompt, sample_id = self._queue.popleft()
-            task = self._loop.create_task(self._play(self._player.task(prompt, sample_id)))
+            prompt, sample_id = self._queues[index].popleft()
+            task = self._loop.create_task(self._play(index, self._player.task(prompt, sample_id)))
             self._plays.add(task)
             task.add_done_callback(self._plays.discard)
 
-    async def _play(self, task: Task) -> None:
+    async def _play(self, index: int, task: Task) -> None:
+        environment = self._environments[index]
+        isolated = environment.isolated
+        make: MakeEnvironment = isolated.make if isolated else environment.make  # type: ignore[assignment]
+        open_episode = partial(self._episode, environment)
         try:
-            make: MakeEnvironment = self._isolated.make if self._isolated else self._player.make  # type: ignore[assignment]
-            name = self._player.name
-            played = await play_episode(task, self._episode, make, self._options, self._workers, name)
+            name = environment.name
+            played = await play_episode(task, open_episode, make, environment.options, self._workers, name)
+            played = mark(played, environment, self._player.labels)
         except BaseException as error:  # raised again by `take_played`
-            self._end(None, error)
+            self._end(index, None, error)
         else:
-            self._end(played, None)
+            self._end(index, played, None)
 
-    def _episode(self, task: Task, clock: Clock) -> Episode:
-        return Episode(self._player.rules, task, self._sample_turn, clock, self._endpoints)
+    def _episode(self, environment: Playable, task: Task, clock: Clock) -> Episode:
+        return Episode(environment.rules, task, self._sample_turn, clock, self._endpoints)
 
     async def _sample_turn(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())
@@ -285,21 +345,22 @@ class _Session:
                 if not self._num_waiting[request.sample_id]:
                     del self._num_waiting[request.sample_id]
 
-    def _end(self, played: Played | None, error: BaseException | None) -> None:
+    def _end(self, index: int | None, played: Played | None, error: BaseException | None) -> None:
         with self._changed:
             if played is not None:
                 self._played.append(played)
             if error is not None and not self._is_closing:
                 self._error = self._error or error
-            has_next = bool(self._queue) and error is None
+            has_next = index is not None and bool(self._queues[index]) and error is None
             self._num_open -= not has_next
             self._changed.notify_all()
-        if has_next:
-            self._start_episodes(1)
+        if has_next and index is not None:
+            self._start_episodes(index, 1)
 
     def _stop(self) -> None:
         self._endpoints.close()
-        self._queue.clear()
+        for queue in self._queues:
+            queue.clear()
         for task in self._plays:
             task.cancel()
         self._loop.create_task(self._shut_down())
@@ -310,7 +371,7 @@ class _Session:
             await asyncio.wait(episodes, timeout=LEAVE_SECONDS)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        if self._isolated is not None:
-            self._isolated.end_session()
+        for isolated in self._isolated:
+            isolated.end_session()
         # Stop one iteration later, so that canceled tasks can end.
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from rlhf_core.components import TaskContext
+from rlhf_core.components import RewardContext, TaskContext
+from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolved import Configured
+from rlhf_core.config.select import Selector
+from rlhf_core.place import resolve_device
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import PlayerContext
-from rlhf_core.types import PhaseTimes, SamplingParams
+from rlhf_core.types import PhaseTimes, Prompt, SamplingParams
 
 from .attempt import MakeEnvironment
 from .contract import make_task
 from .episode import Rules
 from .isolation.host import IsolatedEnvironments
+from .leases import lease_key
+from .part_rewards import PartRewards
 from .play import EnvironmentPlayer
+from .playable import Playable
 from .section import EnvironmentConfig
+from .selected import resolve_environment
 from .shapes import new_environment
+from .shared import EnvironmentMaker, is_shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +43,7 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
     Returns:
         A player. Close it to end the processes of isolated environments.
     """
+    model = context.run.run.model
     return build_environment_player(
         context.run.sections["environment"],
         context.engine,
@@ -41,6 +52,7 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
         seed=context.seed,
         purpose="evaluation-task" if context.purpose == "evaluation" else "task",
         times=context.times,
+        rewards=lambda: RewardContext(str(resolve_device(model.device)), context.seed, model.path),
     )
 
 
@@ -54,6 +66,7 @@ def build_environment_player(
     purpose: str = "task",
     base_folder: Path | None = None,
     times: PhaseTimes | None = None,
+    rewards: Callable[[], RewardContext] | None = None,
 ) -> EnvironmentPlayer:
     """Build the player of an environment's episodes, also outside a run.
 
@@ -66,35 +79,78 @@ def build_environment_player(
         purpose: Purposes such as training and evaluation get different task seeds.
         base_folder: Folder for relative paths in the environment's options. None is the working folder.
         times: Times and token counts to add to. Players of a run share them.
+        rewards: Returns the context in which rewards of several environments are built. None is a CPU.
 
     Returns:
         A player. Close it to end the processes of isolated environments.
     """
     options = environment.typed(EnvironmentConfig)
-    name = environment.name.rpartition(":")[2]  # `Game` for `./game.py:Game`
     context = TaskContext(seed, base_folder or Path.cwd())
-    environments: MakeEnvironment | IsolatedEnvironments = partial(
-        new_environment, partial(environment.build, environment.config, context)
+    parts = options.parts()
+    make = partial(_playable, engine=engine, tokenizer=tokenizer, sampling=sampling, context=context)
+    player = partial(
+        EnvironmentPlayer, engine=engine, task=partial(make_task, seed, purpose), times=times or PhaseTimes()
     )
-    if options.isolate:
+    if not parts:
+        return player([make(environment)])
+    environments = []
+    for label, part in parts.items():
+        problems = Problems()
+        selected = resolve_environment(part.section, problems)
+        judges = Selector(problems).rewards(part.rewards, "rewards", has_player=True)
+        problems.raise_if_any(f"environment {label}")
+        assert selected is not None
+        scorer = None
+        if judges:
+            scorer = PartRewards(judges, RewardContext("cpu", seed) if rewards is None else rewards())
+        environments.append(replace(make(selected, label), weight=part.weight, rewards=scorer))
+    assign, labels = assignment(environment, context), list(parts)
+    return player(environments, choose=lambda prompt: labels.index(assign(prompt)))
+
+
+def assignment(environment: Configured, context: TaskContext) -> Callable[[Prompt], str]:
+    """Return the function from a prompt to the label of its environment.
+
+    Args:
+        environment: An environment with parts (`EnvironmentConfig.parts`).
+        context: Seed and folder of the run.
+    """
+    return cast("Callable[[Prompt], str]", environment.build(environment.config, context))
+
+
+def _playable(
+    environment: Configured,
+    label: str | None = None,
+    *,
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: SamplingParams,
+    context: TaskContext,
+) -> Playable:
+    options = environment.typed(EnvironmentConfig)
+    name = environment.name.rpartition(":")[2]  # `Game` for `./game.py:Game`
+    name = name if label is None else f"{label} ({name})"
+    maker = None
+    if not options.isolate:
+        build = partial(environment.build, environment.config, context)
+        key = lease_key(environment.to_mapping(), context.seed, context.base_folder)
+        maker = EnvironmentMaker(build, shared=is_shared(environment), key=key)
+    environments: MakeEnvironment | IsolatedEnvironments
+    if maker is not None:
+        environments = partial(new_environment, maker)
+    else:
         environments = IsolatedEnvironments(
             environment.recipe(environment.config, context),
             name=name,
             concurrency=options.concurrency,
             memory_limit_bytes=options.memory_limit_bytes,
         )
-    return EnvironmentPlayer(
-        environments,
-        Rules(
-            options=options,
-            tokenizer=tokenizer,
-            sampling=sampling,
-            context_tokens=engine.context_tokens,
-            eos_token_ids=engine.eos_token_ids,
-            columns=environment.columns,
-        ),
-        name=name,
-        engine=engine,
-        task=partial(make_task, seed, purpose),
-        times=times or PhaseTimes(),
+    rules = Rules(
+        options=options,
+        tokenizer=tokenizer,
+        sampling=sampling,
+        context_tokens=engine.context_tokens,
+        eos_token_ids=engine.eos_token_ids,
+        columns=environment.columns,
     )
+    return Playable(make=environments, rules=rules, name=name, label=label, maker=maker)

@@ -7,10 +7,14 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from rlhf_core.components import TaskContext
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import RunPlayer
-from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+from rlhf_core.types import Completion, GenerationRequest, Prompt, SamplingParams
 from rlhf_core.wiring.inputs import RunInputs
+
+from .player import assignment
+from .shared import is_shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,13 +22,16 @@ if TYPE_CHECKING:
     from .section import EnvironmentConfig
 
 
+_MAX_SEARCHED = 1000
+
+
 def play_one_turn(inputs: RunInputs, config: EnvironmentConfig) -> None:
-    """Play one turn of the first prompt as the run would, deadlines included.
+    """Play one turn of the first prompt of each environment as the run would, deadlines included.
 
     `config` is the run's section `environment`. Raises `EpisodeError` or any other error that the run would raise.
     """
     resolved = inputs.resolved
-    one_turn = config.model_copy(update={"max_turns": 1})
+    one_turn = config.for_one_turn()
     shortened = {
         name: replace(each, config=one_turn) if each.config is config else each
         for name, each in resolved.sections.items()
@@ -33,8 +40,29 @@ def play_one_turn(inputs: RunInputs, config: EnvironmentConfig) -> None:
     options = getattr(resolved.engine.config, "request_options", {})
     engine = cast(RolloutEngine, _StubEngine(inputs.tokenizer, options))
     seed = resolved.run.train.seed
+    samples = [(prompt, number) for number, prompt in enumerate(_prompts(inputs, config))]
     with closing(RunPlayer(resolved, engine, inputs.tokenizer, resolved.sampling, seed=seed)) as player:
-        list(player.play([(inputs.prompts.prompt(0), 0)]))
+        list(player.play(samples))
+
+
+def _prompts(inputs: RunInputs, config: EnvironmentConfig) -> list[Prompt]:
+    """Return the first prompt of each environment of the run, among the first `_MAX_SEARCHED` ones.
+
+    Environments that share resources are left out, since opening those may load weights.
+    """
+    environment, parts = inputs.resolved.sections["environment"], config.parts()
+    if not parts:
+        return [] if is_shared(environment) else [inputs.prompts.prompt(0)]
+    labels = {label for label, part in parts.items() if not is_shared(part.section["name"])}
+    assign = assignment(environment, TaskContext(inputs.resolved.run.train.seed))
+    found: dict[str, Prompt] = {}
+    for position in range(_MAX_SEARCHED if labels else 0):
+        prompt = inputs.prompts.prompt(position)
+        if (label := assign(prompt)) in labels:
+            found.setdefault(label, prompt)
+        if labels == set(found):
+            break
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)

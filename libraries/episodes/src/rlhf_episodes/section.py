@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field
 
@@ -23,12 +24,31 @@ if TYPE_CHECKING:
     from rlhf_core.wiring.inputs import RunInputs
 
 
+TURN_NUMBER = "turn_number"
+"""Column per token: number of the token's turn in its sample, in the order of sampling, -1 if it was not sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentPart:
+    """One of several environments that a run plays (`EnvironmentConfig.parts`)."""
+
+    section: Mapping[str, Any]
+    """Its name and options, as in a section `environment`."""
+    weight: float = 1.0
+    """Factor of its reward."""
+    rewards: Sequence[Mapping[str, Any]] = ()
+    """Rewards that are part of its reward, as in the list `rewards` of a run file."""
+
+
 class EnvironmentConfig(Section):
     """Options for playing the episodes of any environment."""
 
     selects: ClassVar[str] = "environments"
     needs_no_prompts: ClassVar[bool] = True
-    columns: ClassVar[Mapping[str, Column]] = EPISODE_COLUMNS
+    columns: ClassVar[Mapping[str, Column]] = {
+        **EPISODE_COLUMNS,
+        TURN_NUMBER: Column(dtype="int32", fill=-1, optional=True),
+    }
 
     max_turns: Count = Field(8, description="Maximum number of policy turns in an episode.")
     max_tokens: Count | None = Field(
@@ -75,6 +95,17 @@ class EnvironmentConfig(Section):
         if isinstance(plugin.function, type):
             check_shape(plugin.function, plugin.label)
         return self if self.isolate is not None else self.model_copy(update={"isolate": plugin.component.isolate})
+
+    def parts(self) -> Mapping[str, EnvironmentPart]:
+        """Return the environments that a run with these options plays, by label. Empty: only the selected one.
+
+        The `build` of an environment with parts returns a function from a prompt to the label of its environment.
+        """
+        return {}
+
+    def for_one_turn(self) -> Self:
+        """Return the options with one turn per episode, for a rehearsal."""
+        return self.model_copy(update={"max_turns": 1})
 
     def player(self, context: PlayerContext) -> Player:
         build = import_module("rlhf_episodes.player").build  # imported on use, like a component's `build`

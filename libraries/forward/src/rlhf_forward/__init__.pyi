@@ -5,6 +5,7 @@ from .forward import policy_forward as policy_forward
 from .forward import value_forward as value_forward
 from .logits import causal_lm_logits as causal_lm_logits
 from .logits import innermost as innermost
+from .logits import next_log_probs as next_log_probs
 from .logits import token_logits as token_logits
 from .logprobs import entropy as entropy
 from .logprobs import response_logits as response_logits

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rlhf_core.models.kinds import model_kind_of
 
-from .padded_passes import current_passes
+from .padded_passes import ActionLabels, current_passes
 from .row_lengths import own_lengths
 from .rows import PaddedRows
 
@@ -112,6 +113,41 @@ def token_logits(
     rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read, columns or {}))
     logits: Tensor = rows.of_actions(call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths))
     return logits
+
+
+def next_log_probs(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    is_read: Tensor,
+    *,
+    columns: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """Compute the log-probs of the tokens after some positions, by the applied passes and in their layout.
+
+    Args:
+        model: A causal LM, possibly wrapped.
+        input_ids: [B, S] int64, padded on the right.
+        attention_mask: [B, S] bool, True = a real token.
+        is_read: [B, S] bool, True = compute the log-prob of the next token. False in the last column.
+        columns: Name -> [B, ...], inputs of the model from the prompts.
+
+    Returns:
+        [B, S] float32 nats, 0 where `is_read` is False.
+
+    Example:
+        targets = torch.nn.functional.pad(loss_mask[:, 1:], (0, 1))
+        loss = -next_log_probs(model, ids, attention_mask, targets).sum()
+    """
+    inner = innermost(model)
+    rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read, columns or {}))
+    wanted = ActionLabels(input_ids.roll(-1, 1)[is_read], 1.0, with_entropy=False, entropy_grad=False)
+
+    def run() -> Tensor:
+        return call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths)
+
+    log_probs, _ = current_passes().log_probs(inner, rows, run, wanted)
+    return torch.zeros_like(is_read, dtype=log_probs.dtype).index_put((is_read,), log_probs)
 
 
 def lay_out(model: nn.Module, rows: PaddedRows) -> Any:

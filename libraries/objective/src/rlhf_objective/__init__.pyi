@@ -1,3 +1,4 @@
+from .declarations import credits_turns as credits_turns
 from .declarations import marks as marks
 from .declarations import needs as needs
 from .declarations import needs_greedy_answer as needs_greedy_answer
@@ -36,6 +37,7 @@ from .functional.off_policy import DivergenceBound as DivergenceBound
 from .functional.off_policy import OffPolicyCorrection as OffPolicyCorrection
 from .functional.off_policy import off_policy_correction as off_policy_correction
 from .functional.off_policy import overlong_penalty as overlong_penalty
+from .functional.turns import Turns as Turns
 from .named_functions import FunctionChoice as FunctionChoice
 from .named_functions import FunctionSection as FunctionSection
 from .named_functions import FunctionUse as FunctionUse
@@ -44,3 +46,5 @@ from .penalties import LENGTH_PENALTY as LENGTH_PENALTY
 from .policy import PolicyObjective as PolicyObjective
 from .policy import PolicyTerms as PolicyTerms
 from .section import PolicyObjectiveSection as PolicyObjectiveSection
+from .turn_inputs import earned_in_turns as earned_in_turns
+from .turn_inputs import has_turns as has_turns

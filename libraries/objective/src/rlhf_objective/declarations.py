@@ -15,7 +15,7 @@ every rank."""
 
 
 def needs(
-    what: Needs, *, compares_answers: bool = False, greedy_answer: bool = False
+    what: Needs, *, compares_answers: bool = False, greedy_answer: bool = False, credits_turns: bool = False
 ) -> Callable[[FunctionT], FunctionT]:
     """Declare the input that an advantage estimator (`rlhf.advantages`) needs. The default is the whole episode.
 
@@ -26,12 +26,14 @@ def needs(
         what: `scalars`, `row` or `episode`.
         compares_answers: Whether it compares the answers to one prompt, so that a single answer has advantage 0.
         greedy_answer: Whether it reads `greedy_scores`. Each prompt then also gets a greedy answer, which is scored.
+        credits_turns: Whether it credits turns of an environment. `AdvantageInput.rewards` then has each turn's reward
+            at the turn's last token, and `turn_rewards`, `turn_numbers` and `turn_states` are set.
 
     Returns:
         A decorator, which returns the estimator itself.
 
     Raises:
-        ValueError: `what` is unknown.
+        ValueError: `what` is unknown, or is not `episode` with `credits_turns`.
 
     Example:
         >>> @needs("scalars", compares_answers=True)
@@ -42,11 +44,14 @@ def needs(
     """
     if what not in get_args(Needs):
         raise ValueError(f"an estimator needs one of {', '.join(get_args(Needs))}, not {what!r}")
+    if credits_turns and what != "episode":
+        raise ValueError("an estimator that credits turns needs episode: the turns of a sample may be in several rows")
 
     def declare(function: FunctionT) -> FunctionT:
         function.needs = what  # type: ignore[attr-defined]
         function.compares_answers = compares_answers  # type: ignore[attr-defined]
         function.greedy_answer = greedy_answer  # type: ignore[attr-defined]
+        function.credits_turns = credits_turns  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -69,6 +74,15 @@ def needs_greedy_answer(estimator: Callable[..., Any] | None) -> bool:
         estimator: An advantage estimator, or None, for which the result is False.
     """
     return bool(getattr(estimator, "greedy_answer", False))
+
+
+def credits_turns(estimator: Callable[..., Any] | None) -> bool:
+    """Whether an estimator has declared by `needs` that it credits the turns of an environment.
+
+    Args:
+        estimator: An advantage estimator, or None, for which the result is False.
+    """
+    return bool(getattr(estimator, "credits_turns", False))
 
 
 def marks(choose: Callable[..., Tensor]) -> Callable[[FunctionT], FunctionT]:

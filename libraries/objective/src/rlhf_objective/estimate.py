@@ -12,8 +12,9 @@ from rlhf_core.episode_view import EpisodeView
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_forward.masking import turn_ids
 
-from .declarations import needs_greedy_answer, needs_of
+from .declarations import credits_turns, needs_greedy_answer, needs_of
 from .penalties import KL_PENALTY
+from .turn_inputs import has_turns, turn_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +72,10 @@ def estimated(
         trainer_log_probs=episode.trainer_log_probs,
         reference_log_probs=episode.reference_log_probs,
         named_rewards=episode.rewards,
-        turn_ids=turn_ids(mask) if "turn_rewards" in episode.columns else None,
+        turn_ids=turn_ids(mask) if has_turns(episode) else None,
     )
+    if credits_turns(estimator) and has_turns(episode):
+        rows = replace(rows, **turn_inputs(episode, view))
     if needs_of(estimator) != "scalars":
         return _check_shape(estimator(rows), mask.shape)
     totals = view.gather(rows.totals).float()

@@ -141,15 +141,26 @@ class FunctionSection(Section, ABC):
         Args:
             run: The resolved run.
         """
-        problems = Problems()
+        problems, found = Problems(), {}
         for option, use in self.functions().items():
             try:
-                use.find(option, problems, run.trust)
+                found[option], _ = use.find(option, problems, run.trust)
             except ConfigError as error:
                 problems.add(option, error.message, error.hint)
             except PluginError as error:
                 problems.add_error(option if isinstance(use.choice, str) else f"{option}.name", error)
-        return [*super().check(run), *problems]
+        yield from super().check(run)
+        yield from problems
+        yield from self.check_functions(run, found)
+
+    def check_functions(self, run: ResolvedRun, found: Mapping[str, SelectedPlugin]) -> Iterable[Problem]:
+        """Return the problems of functions that exist but do not fit the run. None by default.
+
+        Args:
+            run: The resolved run.
+            found: Option -> the function that it chooses.
+        """
+        return ()
 
     def adapt(self, run: ResolvedRun) -> Self:
         """Replace the files of functions with their absolute paths, for other processes and for a resume.

@@ -15,13 +15,14 @@ from rlhf_forward.masking import sum_and_mean_over_ranks
 
 from . import EntropyController, PolicyLoss, PolicyLossInput, overlong_penalty, policy_metrics
 from .correction import importance_weights
-from .declarations import needs_greedy_answer, needs_of
+from .declarations import credits_turns, needs_greedy_answer, needs_of
 from .estimate import check_overlong, estimated
 from .flat_groups import FlatGroups
 from .functional.advantages import sums_of_samples, token_rewards
 from .marked_tokens import COLUMNS, MARKS, with_marks
 from .penalties import LENGTH_PENALTY
 from .section import PolicyObjectiveSection
+from .turn_inputs import earned_in_turns, has_turns
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -165,8 +166,11 @@ class PolicyObjective(RolloutAlgorithm):
         return self.config.kl_coef
 
     def turn_scores(self, episode: Experience, view: EpisodeView) -> Tensor | None:
-        """[R, A] part of the scores that was earned at certain tokens, or None if all is earned at the end."""
-        return None
+        """[R, A] part of the scores that was earned at certain tokens, or None if all is earned at the end.
+
+        The default is the part that turns of an environment earned, if the estimator credits turns.
+        """
+        return earned_in_turns(episode, view) if credits_turns(self.estimator) and has_turns(episode) else None
 
     def estimate(
         self, episode: Experience, view: EpisodeView, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]

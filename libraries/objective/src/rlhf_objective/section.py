@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlhf_core.config.load import OWN_REWARD
+from rlhf_core.config.problems import Problem
 from rlhf_core.config.processes import TransportConfig
 
+from .declarations import credits_turns
 from .named_functions import FunctionChoice, FunctionSection, FunctionUse
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolved import ResolvedRun
+    from rlhf_core.plugins.selected import SelectedPlugin
 
 Bound = Annotated[float, Field(gt=0)]
 
@@ -115,6 +119,22 @@ class PolicyObjectiveSection(FunctionSection):
     def given(self, *names: str) -> dict[str, Any]:
         """Return the named options that are not null."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def check_functions(self, run: ResolvedRun, found: Mapping[str, SelectedPlugin]) -> Iterator[Problem]:
+        """Yield a problem if the advantage estimator credits turns, but their sum is scaled.
+
+        Args:
+            run: The resolved run.
+            found: Option -> the function that it chooses.
+        """
+        estimator = found.get("advantage")
+        if estimator is None or not credits_turns(estimator.function) or OWN_REWARD not in run.reward_weights:
+            return
+        scaling = run.run.reward_scaling
+        # For an algorithm that always credits turns, the section `reward_scaling` reports the problem.
+        if (scaling.clip is not None or scaling.normalise) and not run.algorithm.component.credits_turns:
+            message = f"{estimator.name} credits each turn, but reward_scaling.clip and normalise act on their sum"
+            yield Problem("advantage", message, "remove them, or use an estimator of the whole answer")
 
     def adapt(self, run: ResolvedRun) -> Self:
         """Set `importance_cap` for samples from older weights, unless the run file sets it or a range bounds them."""

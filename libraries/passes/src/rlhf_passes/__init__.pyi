@@ -1,7 +1,10 @@
 from .chunked import VocabularyPart as VocabularyPart
-from .fast_linear import IS_FASTER_HERE as IS_FASTER_HERE
 from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS
 from .fast_linear import linear_product as linear_product
+from .fast_passes import MAX_SHARED_TOKENS as MAX_SHARED_TOKENS
 from .packing import Packing as Packing
 from .packing import takes_packed_rows as takes_packed_rows
+from .products import chosen_products as chosen_products
+from .products import fix_products as fix_products
+from .products import uses_onednn as uses_onednn
 from .vocabulary_gradients import direct_gradients as direct_gradients

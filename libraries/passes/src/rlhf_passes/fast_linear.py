@@ -1,15 +1,8 @@
-"""float32 matrix products on CPU with oneDNN instead of MKL, on processors for which MKL is slower.
-
-torch multiplies float32 matrices on a CPU with MKL, whose AVX-512 kernels run on Intel processors only. oneDNN, which
-torch includes and uses for bfloat16, selects kernels by processor features. On AMD cores with full-width AVX-512
-(Zen 5) it is twice as fast, forward and backward. On cores that split AVX-512 into two steps (Zen 4) it gains nothing
-on large products and loses on small ones. `benchmarks/peers.md` has measurements.
-"""
+"""float32 matrix products on a CPU with oneDNN instead of MKL, on machines on which that is faster (`products.py`)."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,43 +12,16 @@ from torch.nn import functional
 
 from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
 
+from .products import uses_onednn
+
 MIN_MULTIPLICATIONS = 1 << 22
 """Minimum size of a product. Below it the call overhead exceeds the gain. Constant, so runs are bitwise repeatable."""
-_ZEN_5 = 26
-"""`cpu family` of Zen 5 and later."""
-
-
-def has_wide_amd_cores(cpuinfo: str) -> bool:
-    """Whether the text of `/proc/cpuinfo` describes a processor on which oneDNN is faster than MKL.
-
-    Example:
-        >>> has_wide_amd_cores("vendor_id : AuthenticAMD\\ncpu family : 26\\n")
-        True
-        >>> has_wide_amd_cores("vendor_id : GenuineIntel\\ncpu family : 6\\n")
-        False
-    """
-    lines = (line.partition(":") for line in cpuinfo.splitlines())
-    fields = {key.strip(): value.strip() for key, _, value in lines}
-    family = fields.get("cpu family", "")
-    return fields.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= _ZEN_5
-
-
-def _cpuinfo() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text()
-    except OSError:  # not Linux
-        return ""
-
-
-IS_FASTER_HERE = has_wide_amd_cores(_cpuinfo())
-"""Whether oneDNN multiplies float32 matrices faster than MKL on this processor."""
-
 _PLAIN = (Tensor, nn.Parameter)
 
 
 def multiply(left: Tensor, right: Tensor) -> Tensor:
     """Compute `left @ right`, [M, K] x [K, N], without gradient. Any strides, dtype and device."""
-    if _is_worthwhile(left, right.shape[1]) and is_plain(left) and is_plain(right):
+    if is_plain(left) and is_plain(right) and _is_worthwhile(left, right.shape[1]):
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right.T, None, "none", [], "")
         return product
     return left @ right
@@ -109,15 +75,14 @@ def _forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
 
 def _can_multiply(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
-        _is_worthwhile(inputs, weight.shape[0])
-        and all(is_plain(tensor) for tensor in (inputs, weight, bias) if tensor is not None)
+        all(is_plain(tensor) for tensor in (inputs, weight, bias) if tensor is not None)
         and not torch.is_autocast_enabled("cpu")
+        and _is_worthwhile(inputs, weight.shape[0])
     )
 
 
 def _is_worthwhile(left: Tensor, num_columns: int) -> bool:
-    has_onednn = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
-    return IS_FASTER_HERE and has_onednn and left.numel() * num_columns >= MIN_MULTIPLICATIONS
+    return left.numel() * num_columns >= MIN_MULTIPLICATIONS and uses_onednn()
 
 
 def is_plain(tensor: Tensor) -> bool:

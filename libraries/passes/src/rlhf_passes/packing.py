@@ -7,7 +7,7 @@ is sufficient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -61,6 +61,12 @@ class Packing:
         """Pack [B, W, H, D] to [1, T, H, D]."""
         return rows.flatten(0, 1).index_select(0, self.places)[None]
 
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, sliding_window: int | None, options: Mapping[str, Any]
+    ) -> Tensor | None:
+        """Compute attention without rows, [1, T, H, D]. None if it needs rows."""
+        return None
+
 
 class PackedRows:
     """All samples in one row without padding, for a model inside `packed_attention`."""
@@ -83,7 +89,7 @@ class PackedRows:
     def of_actions(self, per_position: Tensor) -> Tensor:
         """Select the positions before actions, [N, ...], from [1, T, ...], or [1, N, ...] if already selected.
 
-        N < T, since prompts are never empty.
+        N is not T: prompts are never empty, and `SharedRows` checks it.
         """
         if per_position.shape[1] == len(self.logits_to_keep):
             return per_position[0]
@@ -168,6 +174,9 @@ def _register() -> None:
     ) -> tuple[Tensor, None]:
         if packing is None:
             return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        direct = packing.attention(query, key, value, sliding_window, options)
+        if direct is not None:
+            return direct, None
         query, key, value = packing.as_rows(query), packing.as_rows(key), packing.as_rows(value)
         mask = None
         if sliding_window is not None and sliding_window < packing.width:

@@ -25,6 +25,7 @@ from rlhf_core.errors import CheckpointError
 from rlhf_core.place import ReduceOp, resolve_device
 from rlhf_core.strategy import Strategy, TrainedModel
 from rlhf_core.util.tensor_files import load_tree, save_tree
+from rlhf_passes import fix_products
 
 from .checkpoint_files import CheckpointFiles
 from .liger import check_liger, use_liger
@@ -157,6 +158,7 @@ class StrategyBase(GroupStrategy):
     """Options that move data between a GPU and host memory. Enabling one without a GPU is a `ConfigError`."""
 
     def __init__(self, config: Section, context: StrategyContext) -> None:
+        fix_products(fixed=False)  # a run before this one in this process may have had `train.deterministic`
         device = resolve_device(context.device)
         super().__init__(ProcessGroup(device, getattr(config, "timeout_seconds", _TIMEOUT_SECONDS)))
         self.precision = resolve_precision(getattr(config, "precision", "fp32"), device, self.precision_on_cpu)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlhf_core.config.resolved import Configured
     from rlhf_core.prompts import PromptStream
     from rlhf_core.rollout.row import Played
+
 
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 CHAT_TEMPLATE = (
@@ -91,6 +92,23 @@ class ScriptedEngine(FakeEngine):
         return [*noise.choices(self._vocabulary, k=length), EOS]
 
 
+def plain(value: Any) -> Any:
+    """Return nested dicts and sequences with tensors and arrays as lists.
+
+    Args:
+        value: A value to compare with another.
+
+    Example:
+        >>> plain({"row": (1, 2)})
+        {'row': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 @dataclass(frozen=True, slots=True)
 class PlayedEpisodes:
     """Finished episodes and the completions of the engine."""
@@ -98,6 +116,11 @@ class PlayedEpisodes:
     played: Sequence[Played]
     """Episodes by sample id."""
     sampled: Sequence[tuple[GenerationRequest, Completion]]
+
+    @property
+    def values(self) -> list[dict[str, Any]]:
+        """Episodes as plain values, which can be compared: tensors are lists."""
+        return [plain(asdict(each)) for each in self.played]
 
 
 def prompt_stream(

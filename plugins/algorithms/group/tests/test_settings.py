@@ -89,6 +89,23 @@ def test_all_problems_of_functions_are_told_together() -> None:
         assert part in str(error.value)
 
 
+def test_turns_are_not_credited_where_only_their_sum_is_known() -> None:
+    run = tiny_run({"algorithm": {"name": "grpo", "advantage": "gigpo"}, "reward_scaling": {"clip": [0.0, 1.0]}})
+    assert resolve(run), "a single answer is a single turn"
+    run |= {"environment": {"name": "guess-number"}, "prompts": None, "rewards": None}
+    with pytest.raises(ConfigError, match=r"algorithm\.advantage: gigpo credits each turn"):
+        resolve(run)
+    run["algorithm"] = {"name": "grpo"}
+    assert resolve(run)
+
+
+def test_turn_gamma_needs_an_estimator_that_has_it() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.turn_gamma: .*does not have this option"):
+        resolve(tiny_run({"algorithm": {"name": "grpo", "turn_gamma": 0.9}}))
+    for name in ("grpo", "rloo", "reinforce++"):
+        assert resolve(tiny_run({"algorithm": {"name": name, "turn_gamma": 0.9, "advantage": "turn-to-go"}}))
+
+
 def test_one_answer_a_prompt_is_fine_where_the_whole_episode_is_the_baseline() -> None:
     assert train(tiny_run({"algorithm": {"name": "reinforce++"}, **ALONE}), dry_run=True) is None
 

@@ -145,7 +145,7 @@ def test_a_head_is_not_copied_where_onednn_multiplies_by_it_as_it_is(monkeypatch
     with torch.no_grad():
         for faster, copies in ((True, [(128, 64)]), (False, [(4096, 64), (128, 64)])):
             for place in ("rlhf_hf.prepack", "rlhf_passes.fast_linear"):
-                monkeypatch.setattr(f"{place}.IS_FASTER_HERE", faster)
+                monkeypatch.setattr(f"{place}.uses_onednn", lambda faster=faster: faster)
             copied.clear()
             packed = PackedLinears(nn.Sequential(head, block), num_rows=64)
             assert copied == copies

@@ -57,7 +57,7 @@ def test_nothing_changes(name, tmp_path, monkeypatch):
         )
         for isolate in (False, True)
     )
-    assert there.played == here.played
+    assert there.values == here.values
     assert there.sampled == here.sampled
     assert any(len(each.rows[0].turns) > 1 for each in here.played)
 

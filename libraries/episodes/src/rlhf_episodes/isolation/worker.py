@@ -11,7 +11,7 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -19,10 +19,12 @@ from typing import Any
 
 from rlhf_containment.processes.parent_watch import killed_with_parent
 from rlhf_core.errors import PluginError, RlhfError
+from rlhf_core.plugins.selected import Recipe
 
 from ..attempt import Caller, EnvironmentFault, MakeEnvironment, describe_error, run_environment
 from ..idle import WatchedSelector
 from ..shapes import new_environment
+from ..shared import EnvironmentMaker, is_shared
 from ..workers import Workers
 from .messages import MAX_TEXT_CHARS, ErrorMessage, FrameReader, ImportRequest, StartEpisode, TurnResult, to_host
 from .policy import RemoteEpisode
@@ -74,13 +76,15 @@ class EnvironmentWorker:
     def _import(self, recipe: bytes) -> dict[str, Any] | None:
         """Import the environment's code. Return the error as a message for the run, or None."""
         try:
-            build: Callable[[], Any] = pickle.loads(recipe).builder()  # noqa: S301 - as above
+            found: Recipe = pickle.loads(recipe)  # noqa: S301 - as above
+            maker = EnvironmentMaker(found.builder(), shared=is_shared(found.name), key=found.name)
+            maker.open()
         except RlhfError as error:
             return ErrorMessage.of(error).model_dump()
         except BaseException as error:  # third-party code may raise anything
             problem = PluginError(f"its process cannot import it: it {describe_error(error)}"[:MAX_TEXT_CHARS])
             return ErrorMessage.of(problem).model_dump()
-        self._make = partial(new_environment, build)
+        self._make = partial(new_environment, maker)
         return None
 
     async def _play(self, episode: RemoteEpisode) -> None:

@@ -43,6 +43,15 @@ class AdvantageInput:
     """name -> [B] float32, raw."""
     turn_ids: Tensor | None = None
     """[B, A] int64, index of each token's turn in its row, -1 outside the mask. None without an environment."""
+    turn_numbers: Tensor | None = None
+    """[B, A] int64, number of each token's turn in its sample, from 0, in the order of sampling over all its rows. -1
+    outside the mask. None without an environment, or if the estimator does not declare `credits_turns`."""
+    turn_rewards: Tensor | None = None
+    """[B, A] float32, the part of `rewards` that turns earned, at the last token of each. None like `turn_numbers`."""
+    turn_states: Mapping[str, Tensor] = field(default_factory=dict)
+    """Kind of state -> [B, A] int64, equal for tokens of turns that start from the same state. `observation`: tokens
+    that the policy has received since its last turn. `history`: all tokens before the turn. `environment`: the column
+    `turn_state` of an environment that declares it. Empty like `turn_numbers`."""
     greedy_scores: Tensor | None = None
     """[B] float32, the score of the greedy answer to each row's prompt. None without greedy answers."""
 

@@ -34,8 +34,8 @@ WEIGHTS = {"score": 1.0, "environment": 0.5}
 class AdvantageContract(EstimatesContract, FunctionContract):
     """Tests of an advantage estimator. Subclass it and set `plugin`.
 
-    The episode has four prompts with four answers each and a greedy one, two rewards, a KL, values, and a sample of two
-    branches.
+    The episode has four prompts with four answers each and a greedy one, two rewards, a KL, values, rewards of turns,
+    and a sample of two branches.
 
     Example:
         class TestMyEstimator(AdvantageContract):
@@ -86,7 +86,8 @@ def _compute(estimator: Estimator, episode: Experience) -> Tensor:
     assert episode.reference_log_probs is not None
     view = EpisodeView.of(episode)
     kl = objective.kl_estimate(episode.action_log_probs, episode.reference_log_probs, "k1")
-    rewards = objective.token_rewards(view.local(view.scores), kl, 0.1, episode.action_mask)
+    turns = objective.earned_in_turns(episode, view) if objective.credits_turns(estimator) else None
+    rewards = objective.token_rewards(view.local(view.scores), kl, 0.1, episode.action_mask, turns)
     return estimated(estimator, episode, view, rewards=rewards, kl=kl, penalises_kl=True)
 
 
@@ -102,6 +103,8 @@ def _items() -> list[BufferItem]:
             mask = torch.ones(length, dtype=torch.bool)
             mask[1:3] = length < 5  # an observation in the longer answers
             noise = torch.randn(4, length, generator=generator) / 5
+            earned = torch.zeros(length, len(WEIGHTS))
+            earned[0 if length >= 5 else -1, 0] = sample % 2 / 2  # at the end of the first turn
             items.append(
                 replace(
                     item,
@@ -114,7 +117,7 @@ def _items() -> list[BufferItem]:
                     rewards={"score": float(sample % 3), "environment": float(sample % 5 == 0)},
                     columns=Columns(
                         {
-                            TURN_REWARDS: torch.zeros(length, len(WEIGHTS)),
+                            TURN_REWARDS: earned,
                             GREEDY_REWARDS: {"score": float(sample // 4 % 2), "environment": 0.5},
                         },
                         {**GREEDY_COLUMNS, **EPISODE_COLUMNS},

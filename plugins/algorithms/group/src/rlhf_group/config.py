@@ -19,6 +19,13 @@ class CriticFreeConfig(PolicyObjectiveSection):
     dynamic_sampling: bool = Field(
         False, description="Replace prompts whose answers all have the same score with later prompts (DAPO)."
     )
+    turn_gamma: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Discount factor per turn of an environment, for advantage estimators that credit turns: "
+        "turn-normalised, turn-to-go and gigpo. null is the estimator's default.",
+    )
 
     @property
     @abstractmethod
@@ -50,7 +57,7 @@ class GRPOConfig(CriticFreeConfig):
 
     @property
     def estimator(self) -> FunctionUse:
-        return FunctionUse("advantages", self.advantage, self.given("divide_by_std", "leave_one_out"))
+        return FunctionUse("advantages", self.advantage, self.given("divide_by_std", "leave_one_out", "turn_gamma"))
 
 
 class RLOOConfig(CriticFreeConfig):
@@ -61,7 +68,7 @@ class RLOOConfig(CriticFreeConfig):
 
     @property
     def estimator(self) -> FunctionUse:
-        return FunctionUse("advantages", self.advantage)
+        return FunctionUse("advantages", self.advantage, self.given("turn_gamma"))
 
 
 class ReinforceConfig(CriticFreeConfig):
@@ -83,4 +90,4 @@ class ReinforceConfig(CriticFreeConfig):
     def estimator(self) -> FunctionUse:
         default = "reward-to-go" if self.baseline == "none" else "group-whitened"
         choice = default if self.advantage is None else self.advantage
-        return FunctionUse("advantages", choice, self.given("gamma"))
+        return FunctionUse("advantages", choice, self.given("gamma", "turn_gamma"))

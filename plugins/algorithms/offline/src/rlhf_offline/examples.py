@@ -16,8 +16,7 @@ from rlhf_core.batching import collate
 from rlhf_core.models import ModelKind
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import BufferItem
-from rlhf_forward import causal_lm_logits
-from rlhf_objective import masked_cross_entropy
+from rlhf_forward import causal_lm_logits, next_log_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,5 +132,6 @@ def target_logits(model: nn.Module, batch: ExampleBatch) -> Tensor:
 
 def answer_log_probs(model: nn.Module, batch: ExampleBatch) -> Tensor:
     """Summed log-probs of each row's trained tokens, [B] float32 nats, 0 without trained tokens."""
-    losses = masked_cross_entropy(target_logits(model, batch), batch.targets, batch.target_mask)
-    return -losses.sum(-1)
+    is_read = torch.nn.functional.pad(batch.target_mask, (0, 1))
+    inputs = batch.columns.model_inputs
+    return next_log_probs(model, batch.input_ids, batch.attention_mask, is_read, columns=inputs).sum(-1)

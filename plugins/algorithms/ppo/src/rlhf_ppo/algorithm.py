@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rlhf_core.algorithm import LossOutput, LossTerm, Mean
@@ -15,7 +14,7 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import BufferItem, Experience, Role
 from rlhf_forward import aggregate_count, masked_whiten
-from rlhf_objective import KLController, PolicyObjective, check_groups, gae
+from rlhf_objective import KLController, PolicyObjective, check_groups, earned_in_turns, gae, has_turns
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
@@ -89,10 +88,7 @@ class PPO(PolicyObjective):
 
     def turn_scores(self, episode: Experience, view: EpisodeView) -> Tensor | None:
         """Part of the scores earned in turns of an environment, [R, A]. None without an environment."""
-        rewards: Tensor | None = episode.columns.get("turn_rewards")  # [R, A, rewards], raw
-        if rewards is None:
-            return None
-        return rewards @ torch.tensor([view.weights.get(name, 1.0) for name in episode.rewards])
+        return earned_in_turns(episode, view) if has_turns(episode) else None
 
     def estimate(
         self, episode: Experience, view: EpisodeView, rewards: Tensor, kl: Tensor | None, metrics: dict[str, float]

@@ -19,6 +19,7 @@ from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun, StrategyCo
 from rlhf_core.prompts import PromptStream
 from rlhf_core.strategy import StateBytes
 from rlhf_core.wiring import RunInputs, build_strategy, model_dtype
+from rlhf_passes import MAX_SHARED_TOKENS
 
 from .meta import meta_model
 from .shape import model_shape
@@ -143,6 +144,9 @@ class MemoryEstimate:
         train, shape, length = resolved.run.train, self.shape, self.tokens_per_sample
         bound = train.micro_batch_tokens or default_micro_batch_tokens(self.device, shape.num_parameters)
         tokens = max(length, min(bound, math.ceil(train.train_batch_size / ranks) * length))
+        answers = min(train.samples_per_prompt, math.ceil(train.train_batch_size / ranks))
+        if train.micro_batch_tokens is None and answers > 1:  # answers to one prompt share a pass
+            tokens = max(tokens, min(MAX_SHARED_TOKENS, self._prompt_tokens + answers * self._answer_tokens))
         per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
         if resolved.run.model.gradient_checkpointing:
             kept: float = shape.num_layers * shape.hidden_size + per_layer

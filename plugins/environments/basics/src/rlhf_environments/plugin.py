@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rlhf_core.components import Component
+from rlhf_episodes.several_section import SeveralConfig
 
-from .config import ConversationConfig, GuessesConfig, GuessNumberConfig, ToolsConfig
+from .config import ConversationConfig, GuessesConfig, GuessNumberConfig, ToolsConfig, UserConfig
 
 guess_number = Component(
     summary="Find a number with higher or lower as hints. Reward 1 if found, else 0. Includes a quickstart.",
@@ -27,4 +28,14 @@ tools = Component(
     config=ToolsConfig,
     build="rlhf_environments.tools:Tools",
     isolate=True,
+)
+several = Component(
+    summary="Several environments in one run, by shares or by a key of the prompt's record.",
+    config=SeveralConfig,
+    build="rlhf_episodes.several:build",
+)
+user = Component(
+    summary="Another model plays the user, with a persona and a goal from the prompt's record. Reward by `rewards`.",
+    config=UserConfig,
+    build="rlhf_environments.user:build",
 )

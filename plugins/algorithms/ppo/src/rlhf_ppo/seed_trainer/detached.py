@@ -244,7 +244,7 @@ class DetachedPPOTrainer(DetachedPPOTrainerBase):
             of an update, over all trainers of the process group.
         eval_performance: Print throughput at the end of a fit. Needs `rlhf-plan`.
         update_lora_weights: Send only the LoRA weights. `sync_models_to_remote_makers` always sends all.
-        micro_batch_tokens: Maximum tokens per forward. None uses the whole batch. The result is the same.
+        micro_batch_tokens: Maximum tokens per forward. None: a default. The result is the same.
         max_shard_bytes: Maximum bytes per chunk of weights.
         sync_timeout_seconds: Maximum time for a maker to receive a chunk.
     """

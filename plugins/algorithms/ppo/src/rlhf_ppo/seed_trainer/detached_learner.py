@@ -60,7 +60,7 @@ class DetachedLearner:
             betas: AdamW's betas.
             weight_decay: AdamW's weight decay.
             max_grad_norm: Maximum gradient norm of a strategy. None does not clip.
-            micro_batch_tokens: Maximum tokens per forward. None uses the whole batch.
+            micro_batch_tokens: Maximum tokens per forward. None uses a default for the device and models.
 
         Raises:
             UserInputError: `strategy` is neither, or `model_fn` does not return (actor, critic).

@@ -348,10 +348,7 @@ class PPOTrainer(OLTrainer):
             algorithm="ppo",
             num_episodes=num_episodes,
             first_episode=self._first_episode,
-            num_parameters={
-                role: sum(p.numel() for p in strategy.unwrap(each.model).parameters())
-                for role, each in self._context.trained.items()
-            },
+            num_parameters={role: strategy.num_parameters(each.model) for role, each in self._context.trained.items()},
             world_size=strategy.world_size,
             device=str(strategy.device),
         )
