@@ -88,6 +88,7 @@ def test_gradients_equal_plain_transformers(seeing, folders):
     theirs = {name: each.grad for name, each in plain.named_parameters() if each.grad is not None}
     assert ours.keys() == theirs.keys()
     assert any("vision" in name or "visual" in name for name in ours)
+    assert ours.keys() == {name for name, each in seeing.model.named_parameters() if each.requires_grad}
     for name, gradient in theirs.items():
         scale = gradient.abs().max().clamp(min=1e-3)
         assert (ours[name] - gradient).abs().max() / scale < 1e-4, name

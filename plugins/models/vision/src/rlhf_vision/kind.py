@@ -108,9 +108,17 @@ class ImageText(PromptInputs, CausalLM):
         return tokenizer
 
     def load(self, *, dtype: torch.dtype, seed: int, tokenizer: Any) -> Any:
-        if not self.is_tiny:
-            return from_files(self.model, dtype, "AutoModelForImageTextToText")
-        return tiny_model(seed).to(dtype)
+        if self.is_tiny:
+            model = tiny_model(seed).to(dtype)
+        else:
+            model = from_files(self.model, dtype, "AutoModelForImageTextToText")
+        self._freeze_unused(model)
+        return model
+
+    def _freeze_unused(self, model: Any) -> None:
+        """Freeze parts without an effect. DDP would wait for their gradients."""
+        for part in self.family.unused(model):
+            part.requires_grad_(False)
 
     def add_adapter(self, model: Any, options: LoraConfig, seed: int) -> Any:
         """Add a LoRA adapter to all linear layers, to those named, or with `[language]` to those of the language model.
@@ -127,7 +135,9 @@ class ImageText(PromptInputs, CausalLM):
                 if isinstance(module, nn.Linear) and any(part in _LANGUAGE for part in name.split("."))
             ]
             options = options.model_copy(update={"target_modules": names})
-        return super().add_adapter(model, options, seed)
+        adapted = super().add_adapter(model, options, seed)
+        self._freeze_unused(model)
+        return adapted
 
     def save(self, model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
         super().save(model, weights, tokenizer, folder)

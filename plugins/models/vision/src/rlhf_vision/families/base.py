@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_core.errors import UserInputError
 
@@ -93,6 +93,10 @@ class Family(ABC):
     def position_offset(self, sizes: Tensor) -> int:
         """Return the position of the token after a prompt, minus the prompt's length. `sizes`: its images."""
         return 0
+
+    def unused(self, model: Any) -> Sequence[nn.Module]:
+        """Return the parts of the model that do not change its output. They are not trained."""
+        return ()
 
     def processed(self, images: Sequence[Image], **options: Any) -> Mapping[str, Any]:
         """Return the results of the image processor, as tensors."""
