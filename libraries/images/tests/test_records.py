@@ -95,7 +95,7 @@ def test_images_of_a_key_are_placed_in_the_prompt(reader, prompt, expected):
         ({"prompt": "?", "images": ["../secret.png"]}, "outside of"),
         ({"prompt": "?", "images": ["/etc/passwd"]}, "outside of"),
         ({"prompt": "?", "images": ["none.png"]}, "there is no image 'none.png'"),
-        ({"prompt": "?", "images": ["http://localhost:1/x.png"]}, "set allow_urls"),
+        ({"prompt": "?", "images": ["http://localhost:1/x.png"]}, "download it, and give its path"),
         ({"prompt": "?", "images": ["data:image/png;base64,%%%"]}, "is not base64"),
         ({"prompt": "?", "images": [7]}, "an image is a int"),
         ({"prompt": "<image:0011223344556677>", "images": ["red.png"]}, "contains a marker"),

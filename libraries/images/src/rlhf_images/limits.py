@@ -28,7 +28,3 @@ class ImageLimits(Section):
     )
     formats: list[Format] = Field(["png", "jpeg", "webp"], min_length=1, description="Formats that are decoded.")
     max_images: int = Field(16, ge=0, description="Maximum number of images in a prompt.")
-    allow_urls: bool = Field(
-        False, description="Whether to download images with http and https addresses. Every process downloads them."
-    )
-    url_timeout_seconds: float = Field(20.0, gt=0, description="Deadline for one download.")

@@ -1,4 +1,4 @@
-"""Reading of images that records name: a path, base64, bytes, an address, or a Pillow image."""
+"""Reading of images that records name: a path, base64, bytes, or a Pillow image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.errors import first_line
 
 from .decode import ImageError, check_image, decode_image, to_rgb
-from .download import download
 from .limits import ImageLimits
 from .references import ImageReference
 
@@ -46,8 +45,8 @@ class ImageReader:
         """Read one image.
 
         Args:
-            value: A path, `data:` address, `http(s)` address, bytes, Pillow image, or a mapping with one of the keys
-                `image`, `path`, `bytes`, `base64`, `url` or `image_url`, as in chat messages and in `datasets`.
+            value: A path, `data:` address, bytes, Pillow image, or a mapping with one of the keys `image`, `path`,
+                `bytes`, `base64`, `url` or `image_url`, as in chat messages and in `datasets`.
 
         Raises:
             ImageError: The image cannot be used.
@@ -68,7 +67,7 @@ class ImageReader:
         if text.startswith("data:"):
             return self._from_bytes(_from_base64(text.partition(",")[2], self.limits), {})
         if text.startswith(("http://", "https://")):
-            return self._from_bytes(self._download(text), {"url": text}, partial(self._download, text))
+            raise ImageError(f"the image is an address ({text:.80})", hint="download it, and give its path")
         path = self._path(text)
         return self._from_bytes(self._read_file(path, text), {"path": text}, partial(self._read_file, path, text))
 
@@ -105,11 +104,6 @@ class ImageReader:
                 return file.read(self.limits.max_bytes + 1)
         except OSError as error:
             raise ImageError(f"the image {name!r} cannot be read: {error.strerror}") from error
-
-    def _download(self, url: str) -> bytes:
-        if not self.limits.allow_urls:
-            raise ImageError(f"the image is an address ({url:.80}), and these are not allowed", hint="set allow_urls")
-        return download(url, max_bytes=self.limits.max_bytes, timeout_seconds=self.limits.url_timeout_seconds)
 
 
 def _value_of(part: Mapping[str, Any]) -> object:

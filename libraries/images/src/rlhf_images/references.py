@@ -18,7 +18,7 @@ _MARKER = re.compile(r"<image:([0-9a-f]{16})>")
 
 
 class ImageReference(dict[str, Any]):
-    """A mapping of JSON values that describes an image: `sha256`, `width`, `height`, and `path` or `url` if it has one.
+    """A mapping of JSON values that describes an image: `sha256`, `width`, `height`, and `path` if it has one.
 
     In the process that read it, it can also be opened. A copy in a file or another process is a plain mapping.
     """

@@ -15,6 +15,12 @@ class PromptInputs(ABC):
 
     An engine computes a prompt once for all of its answers, and then feeds one token at a time. Without this mixin it
     computes whole sequences at every step.
+
+    Example:
+        first = model(input_ids=prompts, **kind.inputs(prompts, mask, columns))  # in an engine, once for each prompt
+        while not done:  # one token of each answer
+            arguments = {"input_ids": tokens, **kind.continued(tokens, lengths, columns)}
+            output = model(**arguments, past_key_values=first.past_key_values)
     """
 
     @abstractmethod

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from rlhf_core.config import Problem, PromptsConfig, ResolvedRun
-from rlhf_core.models.kinds import owner_of
-from rlhf_images import ImageLimits
+from rlhf_images import ImageLimits, is_known_kind
 
 TINY = "builtin:tiny-vision"
 FAMILIES: Mapping[str, str] = {
@@ -31,7 +30,7 @@ class SeenPrompts(PromptsConfig):
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         """Report a model that would read the markers of images as text."""
         path = run.run.model.path
-        if owner_of(path) is None:
+        if not is_known_kind(path):
             yield Problem(
                 "name",
                 f"gives prompts with images, but {path!r} is not known as a model that sees",

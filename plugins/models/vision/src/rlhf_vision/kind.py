@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core import Column
-from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import DataError, UserInputError, first_line
-from rlhf_core.prompts.encoder import prompt_of, render_chat
-from rlhf_images import ImageReference, find_markers
-from rlhf_models import CausalLM, PromptInputs
-from rlhf_models.causal_lm import from_files
+from rlhf_images import ImageReference, accept_text_messages, render_prompt
+from rlhf_models import CausalLM, PromptInputs, from_files
 
-from .chat import parts_of, templates_need_parts, with_text_parts
 from .config import FAMILIES, TINY
 from .families.base import Family, PixelBatch
 from .tiny import tiny_config, tiny_model, tiny_processor, tiny_tokenizer
@@ -94,17 +90,12 @@ class ImageText(PromptInputs, CausalLM):
         if not self.is_tiny:
             super().check()
 
-    def load_tokenizer(self) -> Any:
-        if self.is_tiny:
-            tokenizer = tiny_tokenizer()
-            if self.model.chat is not None:
-                from rlhf_models.chat_options import set_chat_options
+    def read_tokenizer(self) -> Any:
+        return tiny_tokenizer() if self.is_tiny else super().read_tokenizer()
 
-                set_chat_options(tokenizer, self.model.chat)
-        else:
-            tokenizer = super().load_tokenizer()
-        if tokenizer.chat_template and templates_need_parts(tokenizer):
-            tokenizer.apply_chat_template = partial(with_text_parts, tokenizer)
+    def load_tokenizer(self) -> Any:
+        tokenizer = super().load_tokenizer()
+        accept_text_messages(tokenizer)
         return tokenizer
 
     def load(self, *, dtype: torch.dtype, seed: int, tokenizer: Any) -> Any:
@@ -120,7 +111,7 @@ class ImageText(PromptInputs, CausalLM):
         for part in self.family.unused(model):
             part.requires_grad_(False)
 
-    def add_adapter(self, model: Any, options: LoraConfig, seed: int) -> Any:
+    def add_adapter(self, model: Any, options: Any, seed: int) -> Any:
         """Add a LoRA adapter to all linear layers, to those named, or with `[language]` to those of the language model.
 
         Args:
@@ -152,7 +143,7 @@ class ImageText(PromptInputs, CausalLM):
             raise DataError("its images are not read", hint="read the prompts with the source images")
         family = self.family
         encoded = family.encode([each.open() for each in references])
-        text, is_chat = self._text(record, references)
+        text, is_chat = render_prompt(record, family.tokenizer, family.plain)
         pieces = text.split(family.placeholder)
         if len(pieces) != len(references) + 1:
             raise DataError(
@@ -169,16 +160,6 @@ class ImageText(PromptInputs, CausalLM):
                 hint=f"remove {family.image_token} from the text of the prompt",
             )
         return ids, {PIXELS: encoded.pixels, SIZES: encoded.sizes, COUNT: count}
-
-    def _text(self, record: Mapping[str, Any], references: Sequence[ImageReference]) -> tuple[str, bool]:
-        """Return the prompt with a placeholder for each image, and whether it is a chat."""
-        family, prompt = self.family, prompt_of(record, "")
-        if not isinstance(prompt, str):
-            messages = [{**message, "content": parts_of(message["content"])} for message in prompt]
-            return render_chat(family.tokenizer, messages), True
-        for start, end, _ in reversed(find_markers(prompt)):
-            prompt = prompt[:start] + family.plain + prompt[end:]
-        return prompt, False
 
     def _no_images(self) -> dict[str, Any]:
         family = self.family
