@@ -52,6 +52,10 @@ NOT_ALONE = {
     ("docs/sections.md", "safety:"): "tests/unit/config/test_plugin_sections.py installs the section and checks this",
     ("docs/requests.md", "engine:"): "tests/integration/test_request_options.py installs the engine and trains with it",
     ("docs/serve.md", "OpenAI("): "asks a server: plugins/commands/serve/tests/test_serve.py does",
+    (
+        "docs/serve-training.md",
+        "ServiceClient(",
+    ): "trains on a server: plugins/commands/serve-training/tests/test_training.py does",
     ("docs/seed-classes.md", "strategy_by_name"): "goes on from a script's own actor: examples/seed are run whole",
     ("docs/algorithms/ppo.md", "PPOTrainer("): "trains: examples/seed/ppo_trainer.py is run by tests/integration",
     (

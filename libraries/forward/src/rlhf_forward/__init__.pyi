@@ -5,6 +5,7 @@ from .forward import policy_forward as policy_forward
 from .forward import value_forward as value_forward
 from .logits import causal_lm_logits as causal_lm_logits
 from .logits import innermost as innermost
+from .logits import label_log_probs as label_log_probs
 from .logits import next_log_probs as next_log_probs
 from .logits import token_logits as token_logits
 from .logprobs import entropy as entropy
@@ -23,9 +24,14 @@ from .noise import inverse_cdf_sample as inverse_cdf_sample
 from .noise import uniforms as uniforms
 from .padded_passes import ActionLabels as ActionLabels
 from .padded_passes import PaddedPasses as PaddedPasses
+from .padded_passes import passes_through as passes_through
 from .row_lengths import length_switches as length_switches
 from .row_lengths import own_lengths as own_lengths
 from .scores import last_token_scores as last_token_scores
 from .scores import scores_at as scores_at
 from .scoring import model_passes as model_passes
 from .shared_pass import padding_problem as padding_problem
+from .token_scores import ScoredRow as ScoredRow
+from .token_scores import TokenScore as TokenScore
+from .token_scores import score_rows as score_rows
+from .token_scores import vocabulary_size as vocabulary_size

@@ -139,15 +139,44 @@ def next_log_probs(
         targets = torch.nn.functional.pad(loss_mask[:, 1:], (0, 1))
         loss = -next_log_probs(model, ids, attention_mask, targets).sum()
     """
+    labels = input_ids.roll(-1, 1)[is_read]
+    log_probs = label_log_probs(model, input_ids, attention_mask, is_read, labels, columns=columns)
+    return torch.zeros_like(is_read, dtype=log_probs.dtype).index_put((is_read,), log_probs)
+
+
+def label_log_probs(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    is_read: Tensor,
+    labels: Tensor,
+    *,
+    columns: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """Compute the log-prob of a label at some positions, by the applied passes and in their layout.
+
+    Unlike in `next_log_probs`, the label of a position does not need to be the next token of its row.
+
+    Args:
+        model: A causal LM, possibly wrapped.
+        input_ids: [B, S] int64, padded on the right.
+        attention_mask: [B, S] bool, True = a real token.
+        is_read: [B, S] bool, True = compute the log-prob of this position's label.
+        labels: [N] int64, for the N True positions of `is_read`.
+        columns: Name -> [B, ...], inputs of the model from the prompts.
+
+    Returns:
+        [N] float32 nats, at temperature 1.
+    """
     inner = innermost(model)
     rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read, columns or {}))
-    wanted = ActionLabels(input_ids.roll(-1, 1)[is_read], 1.0, with_entropy=False, entropy_grad=False)
+    wanted = ActionLabels(labels, 1.0, with_entropy=False, entropy_grad=False)
 
     def run() -> Tensor:
         return call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths)
 
     log_probs, _ = current_passes().log_probs(inner, rows, run, wanted)
-    return torch.zeros_like(is_read, dtype=log_probs.dtype).index_put((is_read,), log_probs)
+    return log_probs
 
 
 def lay_out(model: nn.Module, rows: PaddedRows) -> Any:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.models.forward_passes import ForwardPasses, applied_passes
+from rlhf_core.models.forward_passes import ForwardPasses, applied_passes, applying, passes_of
 
 from .logprobs import Temperature, entropy, token_log_probs
 
 if TYPE_CHECKING:
+    from rlhf_core.place import Place
+
     from .rows import PaddedRows
 
 
@@ -70,6 +73,21 @@ class PaddedPasses(ForwardPasses):
             [N] float32 nats each. The entropies are None if they are not needed.
         """
         return plain_log_probs(rows.of_actions(run()), wanted)
+
+
+def passes_through(place: Place, *models: nn.Module) -> AbstractContextManager[None]:
+    """Return the context of one forward pass and its backward pass, with the passes that a place names.
+
+    Args:
+        place: The place or strategy.
+        models: The models that run, as the strategy prepared them.
+
+    Example:
+        with passes_through(strategy, trained.model), strategy.autocast():
+            log_probs = label_log_probs(trained.model, input_ids, attention_mask, is_read, labels)
+    """
+    passes = passes_of(place)
+    return applying(passes, passes.applied(*models))
 
 
 def plain_log_probs(

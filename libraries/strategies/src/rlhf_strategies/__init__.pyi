@@ -6,6 +6,7 @@ from .checkpoint_files import CheckpointFiles as CheckpointFiles
 from .checkpoint_files import DeferredFiles as DeferredFiles
 from .checkpoint_section import BackgroundConfig as BackgroundConfig
 from .launching import launch as launch
+from .launching import stop_requested as stop_requested
 from .liger import use_liger as use_liger
 from .loopback import served_store as served_store
 from .parts import LossScale as LossScale
@@ -22,11 +23,16 @@ from .sections import KernelsConfig as KernelsConfig
 from .sections import ProcessesConfig as ProcessesConfig
 from .sections import TorchDdpConfig as TorchDdpConfig
 from .shards import group_into_shards as group_into_shards
+from .shards import local_part as local_part
 from .shards import plain_shards as plain_shards
 from .shards import state_dict_shards_of as state_dict_shards_of
+from .shards import whole_tensor as whole_tensor
 from .stored_weights import StoredParameter as StoredParameter
 from .stored_weights import StoredTensor as StoredTensor
 from .stored_weights import blank_tensor as blank_tensor
 from .stored_weights import stored_parameters as stored_parameters
 from .stored_weights import weights_left_in_files as weights_left_in_files
 from .torch_ddp import TorchDdpStrategy as TorchDdpStrategy
+from .whole_state import put_state as put_state
+from .whole_state import whole_optimizer_state as whole_optimizer_state
+from .whole_state import whole_weights as whole_weights

@@ -96,6 +96,17 @@ def launch(
         ranks.raise_failure(interrupted=interrupted.exists())
 
 
+def stop_requested() -> bool:
+    """Whether the launcher of this rank received a signal to stop. False in a process that `launch` did not start.
+
+    Example:
+        >>> stop_requested()
+        False
+    """
+    shared = os.environ.get(INTERRUPT_FILE)
+    return shared is not None and os.path.exists(shared)
+
+
 def _name_of(function: Callable[..., Any]) -> str:
     name = f"{function.__module__}:{function.__qualname__}"
     if "<" in name or function.__module__ == "__main__":

@@ -32,12 +32,24 @@ def plain_tensor(tensor: Tensor) -> Tensor:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Gather a DTensor (collective). Any other tensor is returned as it is."""
+    """Gather a DTensor (collective). Any other tensor is returned as it is.
+
+    Args:
+        tensor: a tensor of a prepared model, its gradients or its optimizer.
+
+    Returns:
+        The full tensor.
+    """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_part(like: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of the full `value`, on the device and in the layout of `like`, without communication."""
+    """Return this rank's part of a full tensor, without communication.
+
+    Args:
+        like: a tensor of a prepared model, whose device and layout the part gets.
+        value: the full tensor.
+    """
     if not isinstance(like, DTensor):
         return value.to(like.device)
     local: DTensor = distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ MAX_PIPELINED_BYTES = 256 * 1024
 _BACKLOG = 128
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _POLL_SECONDS = 0.02
+_STOP_POLL_SECONDS = 0.25
 
 
 class BoundedConnection(H11Protocol):
@@ -169,6 +171,7 @@ def serve_until_stopped(
     where: str,
     ready: Callable[[str], None],
     grace_seconds: float = 1.0,
+    stops: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Serve until SIGINT, SIGTERM or SIGHUP. A second signal ends the process immediately.
 
@@ -180,6 +183,7 @@ def serve_until_stopped(
         where: location named in the `UserInputError` that is raised if the address cannot be used.
         ready: called with the address `http://HOST:PORT` when the server listens.
         grace_seconds: time for requests in flight to finish after the first signal.
+        stops: polled on the event loop. A true result ends the server as a signal does.
 
     Returns:
         Whether all requests in flight finished in time.
@@ -198,7 +202,9 @@ def serve_until_stopped(
         server = WebServer(app, limits)
         await server.listen(host, port, where=where)
         ready(server.address)
-        await stopping.wait()
+        while not (stopping.is_set() or stops()):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _STOP_POLL_SECONDS)
         return await server.stop(grace_seconds)
 
     return asyncio.run(serve())

@@ -37,6 +37,7 @@ class Guard:
         refusal: Callable[[Refused], Response],
         knows: Callable[[str], bool] | None = None,
         needs_key: Callable[[str], bool] = lambda path: True,
+        key_of: Callable[[Headers], str] | None = None,
         host: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -45,9 +46,9 @@ class Guard:
         Args:
             routes: routes to serve.
             refusal: returns the response to a refused request.
-            knows: whether a key (`Authorization: Bearer KEY`) is valid, checked in constant time. None disables the
-                check.
+            knows: whether a key is valid, checked in constant time. None disables the check.
             needs_key: whether a path requires a key.
+            key_of: returns the key of a request, by default that of `Authorization: Bearer KEY`.
             host: address that the server listens at. The host name of a request must be this one, a name of this
                 machine or an IP address. This defeats DNS rebinding, in which a website points its own name at this
                 server. None disables the check.
@@ -57,6 +58,7 @@ class Guard:
         self._refusal = refusal
         self._knows = knows
         self._needs_key = needs_key
+        self._key_of = key_of or bearer_key
         self._names = None if host is None else {"localhost", host.lower(), *_own_names()}
         self._headers = headers or {}
 
@@ -99,7 +101,7 @@ class Guard:
         """Raise `Refused` for a wrong host name, a missing or wrong key, or a body of GET or HEAD."""
         if self._names is not None and not _is_own_host(headers.get("host", ""), self._names):
             raise Refused(421, "misdirected_request", "this host name is not a name of this machine")
-        if self._knows is not None and self._needs_key(path) and not self._knows(bearer_key(headers)):
+        if self._knows is not None and self._needs_key(path) and not self._knows(self._key_of(headers)):
             raise Refused(401, "invalid_api_key", "the key is missing or wrong")
         if method in ("GET", "HEAD") and (headers.get("content-length", "0") != "0" or "transfer-encoding" in headers):
             raise Refused(413, "request_too_large", f"{path} does not accept a body")
@@ -120,14 +122,18 @@ class Bodies:
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
-    async def held(self, request: Request) -> AsyncIterator[bytes]:
-        """Context of a request's JSON body, which counts against the limits until it exits.
+    async def held(self, request: Request, *, media_type: str = JSON) -> AsyncIterator[bytes]:
+        """Context of a request's body, which counts against the limits until it exits.
 
         Raises `Refused` before the body is read.
+
+        Args:
+            request: the request.
+            media_type: the only media type that is accepted.
         """
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != media_type:
             # This also blocks requests of web pages in a browser on this machine.
-            raise Refused(415, "unsupported_media_type", f"send {JSON}")
+            raise Refused(415, "unsupported_media_type", f"send {media_type}")
         length, limit = request.headers.get("content-length", ""), self._limits.max_body_bytes
         if not (length.isascii() and length.isdigit()) or "transfer-encoding" in request.headers:
             raise Refused(411, "length_required", "send Content-Length, since chunked bodies are not supported")

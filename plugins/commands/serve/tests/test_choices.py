@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import DivergenceError
 from rlhf_episodes import Keys
+from rlhf_forward import ScoredRow, score_rows
 from rlhf_models import OpenEngine
-from rlhf_serve.logprobs import ScoredRow, describe, score_rows
+from rlhf_serve.logprobs import describe
 from rlhf_serve.server import start
 from rlhf_serve.serving import ServedModel, serve_model
 from rlhf_testing.engine import FakeEngine
@@ -245,8 +246,8 @@ def test_rows_that_do_not_fit_together_have_the_same_scores(monkeypatch):
         passes.append(work)
         return work()
 
-    monkeypatch.setattr("rlhf_serve.logprobs._MAX_LOGITS", 16 * 10)
-    monkeypatch.setattr("rlhf_serve.logprobs._SLICE", 4)
+    monkeypatch.setattr("rlhf_forward.token_scores._MAX_LOGITS", 16 * 10)
+    monkeypatch.setattr("rlhf_forward.token_scores._SLICE", 4)
     apart = score_rows(model, rows, 3, run)
     assert len(passes) == 5, "the row of 23 tokens is in three parts"
     for one, other in zip(together, apart, strict=True):

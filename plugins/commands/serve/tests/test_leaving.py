@@ -150,7 +150,7 @@ def test_an_engine_that_cannot_cancel_answers_all_the_same(engine):
 
 
 def test_log_probs_of_a_client_that_left_are_computed_no_further(monkeypatch):
-    monkeypatch.setattr("rlhf_serve.logprobs._MAX_LOGITS", 1)  # a pass for each token
+    monkeypatch.setattr("rlhf_forward.token_scores._MAX_LOGITS", 1)  # a pass for each token
     began, may_go_on, passes = threading.Event(), threading.Event(), []
 
     async def leave_and_ask(model):

@@ -18,9 +18,10 @@ from rlhf_core.runfolder import RunFolder
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, TokenLogprob, reply_message, template_messages
+from rlhf_forward import ScoredRow, TokenScore, score_rows, vocabulary_size
 from rlhf_models import EngineThread, OpenEngine, open_engine
 
-from .logprobs import ScoredRow, Scores, TokenScore, describe, score_rows, vocabulary_size
+from .logprobs import describe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,7 +121,7 @@ class ServedModel:
 
         has_left = threading.Event()
 
-        def run(work: Callable[[], Scores]) -> Scores:
+        def run(work: Callable[[], list[TokenScore]]) -> list[TokenScore]:
             """Call `work` between two decoding steps, so that other answers progress."""
             if has_left.is_set():
                 raise CancelledError

@@ -76,8 +76,11 @@ class GeminiStrategy(ZeroStrategy):
             search_range_m=min(_CHUNK_M, math.ceil(trainable_m)),
             min_chunk_size_m=min(_CHUNK_M, trainable_m / _CHUNKS_OF_SMALL_MODELS),
             enable_gradient_accumulation=True,  # an update may have several micro-batches
-            max_norm=math.inf if max_grad_norm is None else max_grad_norm,  # else the norm is not computed
+            max_norm=_bound(max_grad_norm),  # else the norm is not computed
         )
+
+    def _clip_at(self, optimizer: GeminiOptimizer, max_grad_norm: float | None) -> None:
+        optimizer.max_norm = _bound(max_grad_norm)
 
     @contextlib.contextmanager
     def _recording_norm(self, optimizer: GeminiOptimizer, record: Callable[[float], None]) -> Iterator[None]:
@@ -140,3 +143,7 @@ class GeminiStrategy(ZeroStrategy):
     def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
         names = [each for group in prepared.names for each in group]
         self._weights(prepared).put_state(names.index(name), values)
+
+
+def _bound(max_grad_norm: float | None) -> float:
+    return math.inf if max_grad_norm is None else max_grad_norm

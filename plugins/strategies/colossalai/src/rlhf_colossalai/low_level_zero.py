@@ -70,6 +70,9 @@ class LowLevelZeroStrategy(ZeroStrategy):
         context: AbstractContextManager[Any] = self._optimizer_of(model).no_sync()
         return context
 
+    def _clip_at(self, optimizer: LowLevelZeroOptimizer, max_grad_norm: float | None) -> None:
+        optimizer._clip_grad_norm = max_grad_norm or 0.0
+
     @contextlib.contextmanager
     def _recording_norm(self, optimizer: LowLevelZeroOptimizer, record: Callable[[float], None]) -> Iterator[None]:
         clip = optimizer._unscale_and_clip_grads

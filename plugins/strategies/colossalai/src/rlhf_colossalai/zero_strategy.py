@@ -121,6 +121,7 @@ class ZeroStrategy(StrategyBase):
             if not math.isfinite(norm):
                 raise diverged(norm)
 
+        self._clip_at(optimizer, self.prepared_of(trained.optimizer).max_grad_norm)  # it may change between steps
         with self._recording_norm(optimizer, record), self.group.guard("the optimizer step of the other processes"):
             optimizer.step()
         if not norms:
@@ -139,6 +140,10 @@ class ZeroStrategy(StrategyBase):
     @abstractmethod
     def _put_fp32(self, trained: TrainedModel, parameter: nn.Parameter, value: Tensor) -> None:
         """Write this rank's part of the full fp32 `value` of a parameter to its master weights."""
+
+    @abstractmethod
+    def _clip_at(self, optimizer: Any, max_grad_norm: float | None) -> None:
+        """Set the norm to which the optimizer's next step clips its gradients. None does not clip them."""
 
     @abstractmethod
     def _recording_norm(self, optimizer: Any, record: Callable[[float], None]) -> AbstractContextManager[None]:

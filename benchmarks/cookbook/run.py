@@ -1,0 +1,77 @@
+"""Run a recipe of tinker-cookbook 0.5.8 against `rlhf serve-training`, with another model and other data.
+
+The recipe is unchanged. Two names are replaced, since this needs neither a model hub nor a data hub: the recommended
+renderer of the model (`qwen3_instruct`, whose format SmolLM2 shares), and the data sets, by sums and differences of one
+digit in the columns that the recipe reads. See README.md.
+
+    python run.py sl_loop base_url=http://127.0.0.1:8000 model_name=/path/to/SmolLM2 max_steps=20
+"""
+
+from __future__ import annotations
+
+import random
+import runpy
+import sys
+from typing import Any
+
+RENDERER = "qwen3_instruct"
+NUM_PROBLEMS = 4096
+
+
+def problems(seed: int) -> list[tuple[str, int]]:
+    """Return questions and answers: sums and differences of one digit."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(NUM_PROBLEMS):
+        left, right, is_sum = rng.randint(0, 9), rng.randint(0, 9), rng.random() < 0.5
+        sign, answer = ("+", left + right) if is_sum else ("-", left - right)
+        found.append((f"Calculate {left} {sign} {right}.", answer))
+    return found
+
+
+def load_dataset(name: str, *arguments: Any, **options: Any) -> Any:
+    """Stand in for `datasets.load_dataset`: both splits, in the columns of the data set with this name."""
+    import datasets
+
+    splits = {}
+    for split, seed in (("train", 0), ("test", 1)):
+        rows = problems(seed)
+        if "gsm8k" in name:
+            columns = {"question": [each for each, _ in rows], "answer": [f"#### {each}" for _, each in rows]}
+        elif "no_robots" in name:
+            columns = {"messages": [_chat(*each) for each in rows]}
+        elif "hh-rlhf" in name:
+            columns = {
+                "chosen": [_dialogue(question, answer) for question, answer in rows],
+                "rejected": [_dialogue(question, answer + 1) for question, answer in rows],
+            }
+        else:
+            raise SystemExit(f"no stand-in for the data set {name!r}: add its columns to run.py")
+        splits[split] = datasets.Dataset.from_dict(columns)
+    split = options.get("split")
+    return splits[split] if split in splits else datasets.DatasetDict(splits)
+
+
+def _chat(question: str, answer: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": str(answer)}]
+
+
+def _dialogue(question: str, answer: int) -> str:
+    return f"\n\nHuman: {question}\n\nAssistant: {answer}"
+
+
+def main() -> None:
+    """Replace the two names, and run the recipe as its own main module."""
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    recipe = sys.argv.pop(1)
+    import datasets
+    from tinker_cookbook import model_info
+
+    model_info.get_recommended_renderer_name = lambda *_, **__: RENDERER
+    datasets.load_dataset = load_dataset
+    runpy.run_module(f"tinker_cookbook.recipes.{recipe}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The service without a model: failures, limits and what a killed server leaves."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+from tinker import types
+
+from rlhf_core.errors import UserInputError
+from rlhf_serve_training.executor import Executor
+from rlhf_serve_training.limits import Limits
+from rlhf_serve_training.requests import ModelFacts
+from rlhf_serve_training.service import Service
+from rlhf_serve_training.store import Store
+from rlhf_web import Refused
+
+MODEL = "{}:train:0"
+
+
+class FakeRanks:
+    """Ranks that record calls. `errors`: method -> what it raises."""
+
+    def __init__(self):
+        options = SimpleNamespace(strategy="single", max_rank=8, is_owning=False)
+        self.worker = SimpleNamespace(options=options)
+        self.calls, self.errors = [], {}
+
+    def call(self, method, **arguments):
+        self.calls.append((method, arguments))
+        if method in self.errors:
+            raise self.errors[method]
+        return (1.0, 1) if method == "optim_step" else 1
+
+
+@pytest.fixture
+def ranks():
+    return FakeRanks()
+
+
+@asynccontextmanager
+async def running(folder, ranks, **limits):
+    """A service whose thread runs, as after a start with this output folder."""
+    store, bounds = Store(folder), Limits(**limits)
+    executor = Executor(store, ranks, ModelFacts(32, 64, {2}, None), bounds, folder, 1)
+    service = Service(
+        store,
+        executor,
+        bounds,
+        output=folder,
+        base="base",
+        names=frozenset({"base"}),
+        max_rank=8,
+        only_one=ranks.worker.options.is_owning,
+        ping=lambda: None,
+    )
+    service.start()
+    try:
+        yield service
+    finally:
+        assert service.stop(10)
+        store.close()
+        assert service.failed is None
+
+
+def session(service):
+    return service.create_session(
+        "a", types.CreateSessionRequest(tags=[], user_metadata=None, sdk_version="0.38"), "key"
+    )
+
+
+def create(service, session_id, seq=0):
+    body = {"session_id": session_id, "model_seq_id": seq, "base_model": "base", "lora_config": {"rank": 4}}
+    request = types.CreateModelRequest.model_validate(body)
+    return service.create_model("a", request, request.model_dump_json().encode())
+
+
+def step(service, model_id, seq, **options):
+    body = {"model_id": model_id, "seq_id": seq, "adam_params": options, "type": "optim_step"}
+    return service.train("a", "optim_step", json.dumps(body).encode())
+
+
+async def result(service, request_id):
+    return json.loads((await service.result("a", request_id, 10))[1])
+
+
+def test_requests_of_a_model_that_cannot_be_created_fail(tmp_path, ranks):
+    ranks.errors["create"] = UserInputError("no memory", where="x")
+
+    async def run():
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            with service._changed:  # so that both are waiting before the thread takes one
+                created = create(service, session_id)
+                waiting = step(service, MODEL.format(session_id), 1)
+            assert "no memory" in (await result(service, created))["error"]
+            assert "could not be created" in (await result(service, waiting))["error"]
+            assert create(service, session_id) == created  # sent again: the same result, and no model
+            assert service.store.rows("SELECT 1 FROM models") == []
+
+    asyncio.run(run())
+
+
+def test_an_unforeseen_error_of_a_sample_fails_this_request_only(tmp_path, ranks, monkeypatch):
+    def broken(*arguments):
+        raise OverflowError
+
+    monkeypatch.setattr("rlhf_serve_training.sample_turns.sample_order", broken)
+
+    async def run():
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            request = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "base"}
+            sampler = service.create_sampler("a", types.CreateSamplingSessionRequest.model_validate(request))
+            prompt = {"chunks": [{"tokens": [5], "type": "encoded_text"}]}
+            body = {"sampling_session_id": sampler, "seq_id": 1, "prompt": prompt, "sampling_params": {}}
+            request_id, _ = service.sample("a", json.dumps(body).encode())
+            assert await result(service, request_id) == {
+                "error": "the server failed (OverflowError)",
+                "category": "server",
+            }
+            await service.result("a", create(service, session_id), 10)  # the thread is alive
+
+    asyncio.run(run())
+
+
+def test_unloading_needs_no_room(tmp_path, ranks):
+    async def run():
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            await result(service, create(service, session_id))
+        async with running(tmp_path, ranks, disk_bytes=1) as service:
+            with pytest.raises(Refused, match="the disk limit"):
+                step(service, MODEL.format(session_id), 1)
+            request = types.UnloadModelRequest(model_id=MODEL.format(session_id))
+            unloaded = service.unload("a", request, request.model_dump_json().encode())
+            assert (await result(service, unloaded))["type"] == "unload_model"
+
+    asyncio.run(run())
+
+
+def test_a_request_that_ends_the_server_is_not_begun_for_ever(tmp_path, ranks):
+    async def run():
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            model_id = MODEL.format(session_id)
+            await result(service, create(service, session_id))
+        async with running(tmp_path, ranks) as service:
+            with service._changed:
+                first = step(service, model_id, 1, learning_rate=0.1)
+                for _ in range(3):
+                    service.store.begin(first)  # three servers ended
+            assert "the server ended 3 times" in (await result(service, first))["error"]
+            assert "metrics" in await result(service, step(service, model_id, 2))
+        ranks.calls.clear()
+        async with running(tmp_path, ranks) as service:
+            await result(service, step(service, model_id, 3))
+        assert [method for method, _ in ranks.calls] == ["create", "optim_step", "optim_step"]  # the first is not made
+
+    asyncio.run(run())
+
+
+def test_a_step_that_an_unforeseen_error_ended_is_not_made_at_a_restart(tmp_path, ranks):
+    async def run():
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            model_id = MODEL.format(session_id)
+            await result(service, create(service, session_id))
+            ranks.errors["optim_step"] = MemoryError()
+            failed = await result(service, step(service, model_id, 1))
+            assert failed == {"error": "the server failed (MemoryError)", "category": "server"}
+            ranks.errors.clear()
+            ranks.calls.clear()
+            await result(service, step(service, model_id, 2))
+            assert [method for method, _ in ranks.calls] == ["create", "optim_step"]  # restored without the failed step
+
+    asyncio.run(run())
+
+
+def test_an_evicted_model_is_restored_from_its_state(tmp_path, ranks):
+    async def run():
+        async with running(tmp_path, ranks) as service:  # one adapter in memory
+            session_id = session(service)
+            for seq in (0, 1):
+                await result(service, create(service, session_id, seq))
+                await result(service, step(service, f"{session_id}:train:{seq}", 1))
+            ranks.calls.clear()
+            await result(service, step(service, f"{session_id}:train:0", 2))
+            assert [method for method, _ in ranks.calls] == ["save_state", "unload", "load", "optim_step"]
+
+    asyncio.run(run())
+
+
+def test_folders_that_the_journal_lacks_are_deleted(tmp_path, ranks):
+    async def run():
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            await result(service, create(service, session_id))
+            known = tmp_path / "states" / "m" / "3"
+            service.store.change("UPDATE models SET state=?", str(known))
+        left = [tmp_path / "states" / "m" / "5", tmp_path / "checkpoints" / "m" / "weights" / "x-1"]
+        for folder in (known, *left):
+            folder.mkdir(parents=True)
+        async with running(tmp_path, ranks):
+            assert known.exists()
+            assert not any(folder.exists() for folder in left)
+
+    asyncio.run(run())
