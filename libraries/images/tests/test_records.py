@@ -33,6 +33,7 @@ def reader(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "red.png").write_bytes(encoded())
     (tmp_path / "secret.png").write_bytes(encoded())
+    (tmp_path / "data" / "loop.png").symlink_to("loop.png")
     return ImageReader(ImageLimits(max_images=3), tmp_path / "data")
 
 
@@ -94,6 +95,13 @@ def test_images_of_a_key_are_placed_in_the_prompt(reader, prompt, expected):
         ({"prompt": "?", "images": ["red.png"] * 4}, "it has 4 images, at most 3"),
         ({"prompt": "?", "images": ["../secret.png"]}, "outside of"),
         ({"prompt": "?", "images": ["/etc/passwd"]}, "outside of"),
+        ({"prompt": "?", "images": ["a\0b.png"]}, "cannot be used: embedded null byte"),
+        ({"prompt": "?", "images": ["~nosuchuser/x.png"]}, "there is no image"),
+        ({"prompt": "?", "images": ["\ud800.png"]}, "cannot be"),
+        ({"prompt": "?", "images": ["loop.png"]}, "cannot be|there is no image"),
+        ({"prompt": "?", "images": ["x" * 5000]}, "cannot be"),
+        ({"prompt": "?", "images": [{"image": {"image": {"image": "red.png"}}}]}, "an image is a dict"),
+        ({"prompt": user(*[{"type": "image", "image": "red.png"}] * 4)}, "it has 4 images, at most 3"),
         ({"prompt": "?", "images": ["none.png"]}, "there is no image 'none.png'"),
         ({"prompt": "?", "images": ["http://localhost:1/x.png"]}, "download it, and give its path"),
         ({"prompt": "?", "images": ["data:image/png;base64,%%%"]}, "is not base64"),
@@ -144,6 +152,14 @@ def test_markers_are_found():
     reference = ImageReference.of({"sha256": "ab" * 32}, lambda: None)
     assert find_markers(f"x{reference.marker}y") == [(1, 25, "ab" * 8)]
     assert find_markers("<image><image:12>") == []
+
+
+def test_the_size_is_that_of_the_turned_picture(reader):
+    file, exif = BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (6, 4)).save(file, "JPEG", exif=exif)
+    reference = reader.read(file.getvalue())
+    assert (reference["width"], reference["height"]) == reference.open().size == (4, 6)
 
 
 def test_16_bit_gray_is_scaled():

@@ -18,6 +18,9 @@ _MAX_SCANS = 64
 """Maximum number of scans of a JPEG file. Each one passes over all pixels. Encoders write about ten."""
 _MAX_CHUNKS = 20_000
 """Maximum number of chunks of a PNG file. Pillow handles each in Python."""
+_ORIENTATION = 0x0112
+"""EXIF tag: values above 4 swap width and height."""
+_TURNED = "rlhf_turned"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8"
 _START_OF_SCAN = b"\xff\xda"
@@ -58,12 +61,13 @@ def decode_image(data: bytes, limits: ImageLimits | None = None) -> Image:
 
 
 def check_image(data: bytes, limits: ImageLimits) -> tuple[int, int]:
-    """Check an image as far as possible without decoding pixels, and return its stored width and height.
+    """Check an image as far as possible without decoding pixels, and return the width and height that it will have.
 
     Raises the errors of `decode_image`, except those of broken pixels.
     """
-    size: tuple[int, int] = _read(data, limits, decode=False).size
-    return size
+    image = _read(data, limits, decode=False)
+    width, height = image.size
+    return (height, width) if image.info.get(_TURNED) else (width, height)
 
 
 def _read(data: bytes, limits: ImageLimits, *, decode: bool) -> Image:
@@ -82,6 +86,7 @@ def _read(data: bytes, limits: ImageLimits, *, decode: bool) -> Image:
             with Image.open(BytesIO(data), formats=[each.upper() for each in limits.formats]) as image:
                 _check_size(image.size, limits)
                 if not decode:
+                    image.info[_TURNED] = image.getexif().get(_ORIENTATION, 1) > 4
                     return image
                 image.load()
                 return to_rgb(ImageOps.exif_transpose(image))

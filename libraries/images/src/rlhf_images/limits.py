@@ -23,7 +23,7 @@ class ImageLimits(Section):
     max_pixels: int = Field(
         4096 * 4096,
         ge=1,
-        le=2**28,
+        le=178_956_970,  # Pillow's own limit
         description="Maximum width x height, checked before decoding. Decoding needs up to 12 bytes per pixel.",
     )
     formats: list[Format] = Field(["png", "jpeg", "webp"], min_length=1, description="Formats that are decoded.")

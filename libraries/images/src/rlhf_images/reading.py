@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import first_line
 
-from .decode import ImageError, check_image, decode_image, to_rgb
+from .decode import DecompressionBomb, ImageError, check_image, decode_image, to_rgb
 from .limits import ImageLimits
 from .references import ImageReference
 
@@ -54,7 +54,8 @@ class ImageReader:
         if isinstance(value, ImageReference):
             return value
         if isinstance(value, Mapping):
-            return self.read(_value_of(value))
+            value = _value_of(value)
+            value = _value_of(value) if isinstance(value, Mapping) else value  # image_url: {url: …}
         if isinstance(value, bytes | bytearray):
             return self._from_bytes(bytes(value), {})
         if isinstance(value, str | Path):
@@ -81,8 +82,10 @@ class ImageReader:
 
     def _from_pillow(self, image: Any) -> ImageReference:
         width, height = image.size
-        if width * height > self.limits.max_pixels:  # before it is decoded, since Pillow opens files lazily
-            raise ImageError(f"the image has {width} x {height} pixels, at most {self.limits.max_pixels:,} are allowed")
+        if width * height > self.limits.max_pixels:  # Pillow may have opened a file without decoding it yet
+            raise DecompressionBomb(
+                f"the image has {width} x {height} pixels, at most {self.limits.max_pixels:,} are allowed"
+            )
         try:
             plain = to_rgb(image)
         except Exception as error:  # a lazily opened file may be broken
@@ -91,19 +94,24 @@ class ImageReader:
         return ImageReference.of({"sha256": digest, "width": width, "height": height}, plain.copy)
 
     def _path(self, text: str) -> Path:
-        path = (self.folder / Path(text).expanduser()).resolve()
+        try:
+            path = (self.folder / text).resolve()
+        except (OSError, ValueError, RuntimeError) as error:  # an invalid character, or a loop of links
+            raise ImageError(f"the path {text!r:.80} of an image cannot be used: {first_line(error)}") from error
         if not path.is_relative_to(self.folder):
-            raise ImageError(f"the image {text!r} is outside of {self.folder}", hint="set prompts.folder")
+            raise ImageError(f"the image {text!r:.80} is outside of {self.folder}", hint="set prompts.folder")
         return path
 
     def _read_file(self, path: Path, name: str) -> bytes:
         try:
             if not path.is_file():
-                raise ImageError(f"there is no image {name!r} in {self.folder}", hint="paths start at prompts.folder")
+                raise ImageError(
+                    f"there is no image {name!r:.80} in {self.folder}", hint="paths start at prompts.folder"
+                )
             with path.open("rb") as file:
                 return file.read(self.limits.max_bytes + 1)
-        except OSError as error:
-            raise ImageError(f"the image {name!r} cannot be read: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            raise ImageError(f"the image {name!r:.80} cannot be read: {first_line(error)}") from error
 
 
 def _value_of(part: Mapping[str, Any]) -> object:

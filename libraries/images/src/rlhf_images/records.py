@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_core.errors import DataError
@@ -29,7 +29,9 @@ def read_images(record: Mapping[str, Any], reader: ImageReader) -> dict[str, Any
         ImageError: An image cannot be used.
         DataError: The record has more or fewer images than `<image>`, or too many.
     """
-    waiting = [reader.read(each) for each in _listed(record)]
+    listed = _listed(record)
+    _check_number(len(listed), reader)
+    waiting = [reader.read(each) for each in listed]
     reading = _Reading(reader, waiting)
     copy = {key: value for key, value in record.items() if key not in ("image", KEY)}
     chats = [key for key in ("prompt", "messages") if isinstance(copy.get(key), Sequence)]
@@ -40,12 +42,13 @@ def read_images(record: Mapping[str, Any], reader: ImageReader) -> dict[str, Any
         copy[key] = reading.text(copy[key]) if isinstance(copy[key], str) else reading.messages(copy[key])
     if waiting[reading.used :]:
         raise DataError(f"it has {len(waiting)} images, but {reading.used} times {PLACEHOLDER} in its prompt")
-    if len(reading.found) > reader.limits.max_images:
-        raise DataError(
-            f"it has {len(reading.found)} images, at most {reader.limits.max_images} are allowed",
-            hint="raise limits.max_images",
-        )
     return {**copy, KEY: reading.found}
+
+
+def _check_number(count: int, reader: ImageReader) -> None:
+    if count > reader.limits.max_images:
+        problem = f"it has {count} images, at most {reader.limits.max_images} are allowed"
+        raise DataError(problem, hint="raise limits.max_images")
 
 
 class _Reading:
@@ -88,17 +91,21 @@ class _Reading:
             return self.text(part["text"])
         if kind in ("image", "image_url"):
             if not any(part.get(key) is not None for key in part if key != "type"):  # the image is in the key `images`
-                return self.text(PLACEHOLDER) if self.waiting else self._add(self.reader.read(part))
-            return self._add(self.reader.read(part))
+                return self.text(PLACEHOLDER) if self.waiting else self._read(part)
+            return self._read(part)
         what = repr(kind) if kind is not None else type(part).__name__
         raise ImageError(f"a part of a chat message is {what}, not text or image", hint="use text and image parts")
+
+    def _read(self, part: Mapping[str, Any]) -> str:
+        _check_number(len(self.found) + 1, self.reader)
+        return self._add(self.reader.read(part))
 
     def _add(self, reference: ImageReference) -> str:
         self.found.append(reference)
         return reference.marker
 
 
-def _listed(record: Mapping[str, Any]) -> Iterable[Any]:
+def _listed(record: Mapping[str, Any]) -> Sequence[Any]:
     images = record.get(KEY, record.get("image"))
     if images is None:
         return []

@@ -1,6 +1,7 @@
 """Runs with images: from a JSON Lines file or generated, through rewards, samples, checkpoints and refusals."""
 
 import json
+from io import BytesIO
 from random import Random
 
 import pytest
@@ -125,6 +126,33 @@ def test_what_is_refused(tmp_path, capsys, changes, problem):
     file.write_text(yaml.safe_dump({**RUN, **changes}))
     assert run(["train", str(file), "--output", str(tmp_path / "run")]) == 2
     assert problem in " ".join(capsys.readouterr().err.split())
+
+
+def test_pictures_of_a_dataset_have_the_same_bounds(tmp_path, capsys):
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "outside.png")
+    bomb, good = BytesIO(), BytesIO()
+    Image.new("L", (5000, 5000)).save(bomb, "PNG")
+    Image.new("L", (30, 30)).save(good, "PNG")
+    pictures = [
+        {"bytes": good.getvalue(), "path": None},
+        {"bytes": bomb.getvalue(), "path": None},
+        {"bytes": None, "path": str(tmp_path / "outside.png")},
+        {"bytes": None, "path": "http://127.0.0.1:9/x.png"},
+    ]
+    rows = {"prompt": ["Which?"] * 4, "answer": ["1"] * 4, "images": [[each] for each in pictures], "image": pictures}
+    features = {"prompt": datasets.Value("string"), "answer": datasets.Value("string"), "image": datasets.Image()}
+    features["images"] = datasets.Sequence(datasets.Image())
+    path = tmp_path / "data" / "rows.parquet"
+    datasets.Dataset.from_dict(rows, features=datasets.Features(features)).to_parquet(path)
+    file = tmp_path / "run.yaml"
+    prompts = {"name": "images", "of": {"name": "hf-dataset", "path": str(path)}}
+    file.write_text(yaml.safe_dump({**RUN, "prompts": prompts}))
+    assert run(["train", str(file), "--output", str(tmp_path / "run"), "--dry-run"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "3 of 4 records are wrong" in error and "row 2: the image has 5000 x 5000 pixels" in error
+    assert "row 3: the image" in error and "is outside of" in error and "row 4: the image is an address" in error
 
 
 def test_a_broken_picture_is_an_error_of_its_line(tmp_path, capsys):

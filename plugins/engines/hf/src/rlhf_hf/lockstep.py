@@ -35,6 +35,8 @@ class LockstepModel:
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.bool)
         self._columns: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] | None = None
+        """Values for tokens after prompts with inputs (`PromptInputs.kept`)."""
 
     def start(self, prompts: Sequence[Sequence[int]], inputs: Sequence[Mapping[str, Tensor]] = ()) -> Tensor:
         """Start a new batch and return the next-token logits [B, V] of the prompts.
@@ -74,7 +76,8 @@ class LockstepModel:
         index = torch.tensor([places[key] for key in keys], device=device)
         cache.batch_select_indices(index)
         self._cache, self._mask = cache, mask[index]
-        self._columns = {name: values[index] for name, values in columns.items()}
+        assert isinstance(self._forward.kind, PromptInputs)
+        self._kept = {name: values[index] for name, values in self._forward.kind.kept(columns).items()}
         return logits[index, -1]
 
     def _stacked(self, inputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -98,10 +101,10 @@ class LockstepModel:
         if self.way == "recompute":
             inputs = {**self._forward.kind.inputs(input_ids, self._mask, self._columns)}
             positions = inputs.pop("position_ids", None)
-        elif self._columns:
+        elif self._kept is not None:
             assert isinstance(self._forward.kind, PromptInputs)
             lengths = self._mask.sum(1) - input_ids.shape[1]
-            inputs = {**self._forward.kind.continued(input_ids, lengths, self._columns)}
+            inputs = {**self._forward.kind.continued(input_ids, lengths, self._kept)}
             positions = inputs.pop("position_ids", None)
         else:
             inputs, positions = {}, self._mask.cumsum(dim=1)[:, -input_ids.shape[1] :] - 1

@@ -74,9 +74,11 @@ class ImageText(PromptInputs, CausalLM):
         import transformers
 
         path = self.model.path
+        if not Path(path).is_dir():
+            raise UserInputError(f"there is no folder {path!r}", where=_WHERE, hint="download the model first")
         try:
             names = ("preprocessor_config.json", "processor_config.json")
-            if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in names):
+            if not any((Path(path) / name).is_file() for name in names):
                 return getattr(transformers, family.processor_class)()
             return transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
         except Exception as error:  # the class depends on the library that is missing or the file that is broken
@@ -186,13 +188,25 @@ class ImageText(PromptInputs, CausalLM):
         if bool(rows.any()):
             pixels = torch.cat([each[: int(row.sum())] for each, row in zip(columns[PIXELS], rows, strict=True)])
             arguments |= family.arguments(PixelBatch(is_image, pixels, sizes[rows > 0]))
+        elif torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            # The other processes would wait for this one in the part that sees.
+            raise DataError(
+                "a batch without images, in a run with several processes",
+                where="prompts",
+                hint="use one process, or prompts that all have an image",
+            )
         return arguments
 
-    def continued(self, input_ids: Tensor, lengths: Tensor, columns: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    def kept(self, columns: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the offset of positions after each prompt (see `PromptInputs`)."""
+        sizes = columns[SIZES]
+        offsets = [self.family.position_offset(each[each[:, 0] > 0]) for each in sizes]
+        return {"offsets": torch.tensor(offsets, device=sizes.device)}
+
+    def continued(self, input_ids: Tensor, lengths: Tensor, kept: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Return the forward's arguments for tokens that continue a cache (see `PromptInputs`)."""
-        offsets = [self.family.position_offset(sizes[sizes[:, 0] > 0]) for sizes in columns[SIZES]]
-        positions = lengths[:, None] + torch.tensor(offsets, device=lengths.device)[:, None]
         is_token = input_ids == self.family.image_token_id
+        positions = (lengths + kept["offsets"])[:, None]
         return {"input_ids": input_ids.masked_fill(is_token, self._unread_id), "position_ids": positions}
 
     @property
