@@ -104,7 +104,7 @@ def _without_decoding(rows: Any) -> Any:
 
     `datasets` would decode images of any size and format, open files in any folder, and download addresses.
     """
-    for name, feature in (rows.features or {}).items():
+    for name, feature in (getattr(rows, "features", None) or {}).items():
         if (changed := _undecoded(feature)) != feature:
             rows = rows.cast_column(name, changed)
     return rows
