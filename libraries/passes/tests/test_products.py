@@ -11,7 +11,7 @@ import torch
 
 from rlhf_passes import products
 from rlhf_passes.deterministic import DeterministicConfig
-from rlhf_passes.products import chosen_products, fix_products, measure_products, uses_onednn
+from rlhf_passes.products import chosen_products, fix_products, measure_products, multiplies_bfloat16_fast, uses_onednn
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +23,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def measured(torch_ms: float, onednn_ms: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def measured(torch_ms: float, onednn_ms: float, monkeypatch: pytest.MonkeyPatch, bfloat16_ms: float = 9.0) -> list[int]:
     """Replace the measurement. Return the list of its calls."""
     calls: list[int] = []
 
     def measure() -> dict[str, float]:
         calls.append(1)
-        return {"torch": torch_ms, "onednn": onednn_ms}
+        return {"torch": torch_ms, "onednn": onednn_ms, "bfloat16": bfloat16_ms}
 
     monkeypatch.setattr(products, "measure_products", measure)
     return calls
@@ -47,9 +47,19 @@ def test_the_faster_one_is_used_and_measured_once(
     monkeypatch.setattr(products, "_CHOICE", products._Choice())  # another process
     assert uses_onednn() is expected
     assert len(calls) == 1
-    assert list(json.loads(cache.read_text()).values()) == [{"torch": torch_ms, "onednn": onednn_ms}]
-    library = "onednn" if expected else "torch"
-    assert chosen_products() == {"library": library, "measured_ms": {"torch": torch_ms, "onednn": onednn_ms}}
+    found = {"torch": torch_ms, "onednn": onednn_ms, "bfloat16": 9.0}
+    assert list(json.loads(cache.read_text()).values()) == [found]
+    assert chosen_products() == {"library": "onednn" if expected else "torch", "measured_ms": found}
+
+
+@pytest.mark.parametrize(("bfloat16_ms", "expected"), [(1.0, True), (3.0, False)])
+def test_bfloat16_is_fast_if_it_takes_half_the_time(
+    bfloat16_ms: float, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = measured(9.0, 4.5, monkeypatch, bfloat16_ms)
+    assert multiplies_bfloat16_fast() is expected and len(calls) == 1
+    fix_products(fixed=True)
+    assert not multiplies_bfloat16_fast()
 
 
 def test_another_torch_or_number_of_threads_is_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +75,7 @@ def test_the_file_keeps_the_newest_results(cache: Path, monkeypatch: pytest.Monk
     """Each container has a new host name."""
     measured(2.0, 1.0, monkeypatch)
     for number in range(products._MAX_RESULTS + 3):
-        monkeypatch.setattr(products.platform, "node", lambda number=number: f"host-{number}")
+        monkeypatch.setattr("platform.node", lambda number=number: f"host-{number}")
         monkeypatch.setattr(products, "_CHOICE", products._Choice())
         assert uses_onednn()
     names = list(json.loads(cache.read_text()))
@@ -79,7 +89,7 @@ def test_a_damaged_file_is_replaced(content: str, cache: Path, monkeypatch: pyte
     cache.parent.mkdir()
     cache.write_text(content.replace("MACHINE", products._machine()))
     assert uses_onednn() and len(calls) == 1
-    assert json.loads(cache.read_text())[products._machine()] == {"torch": 2.0, "onednn": 1.0}
+    assert json.loads(cache.read_text())[products._machine()]["onednn"] == 1.0
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +113,10 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_agree_on_the_first_result(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure() -> dict[str, float]:
         cache.parent.mkdir()
-        cache.write_text(json.dumps({products._machine(): {"torch": 1.0, "onednn": 9.0}}))  # another process was first
-        return {"torch": 9.0, "onednn": 1.0}
+        cache.write_text(
+            json.dumps({products._machine(): {"torch": 1.0, "onednn": 9.0, "bfloat16": 9.0}})
+        )  # another process was first
+        return {"torch": 9.0, "onednn": 1.0, "bfloat16": 9.0}
 
     monkeypatch.setattr(products, "measure_products", measure)
     assert not uses_onednn()
@@ -129,4 +141,5 @@ def test_the_measurement_takes_less_than_a_second() -> None:
     started = time.process_time()
     found = measure_products()
     assert time.process_time() - started < 1.0 * torch.get_num_threads()
-    assert found.keys() == {"torch", "onednn"} and all(0 < each < 1000 for each in found.values())
+    assert found.keys() == {"torch", "onednn", "bfloat16"}
+    assert all(0 < found[name] < 1000 for name in ("torch", "onednn"))

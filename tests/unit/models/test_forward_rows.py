@@ -19,7 +19,7 @@ from rlhf_testing.samples import make_item
 class TwoRanks:
     """Rank `rank` of two; what the other one brings is told beforehand."""
 
-    passes, num_parameters = Strategy.passes, Strategy.num_parameters
+    passes, num_parameters, compute_dtype = Strategy.passes, Strategy.num_parameters, None
 
     def __init__(self, rank: int = 0, world_size: int = 1, others: Sequence[Any] = (), steps: float = 0.0) -> None:
         self.rank, self.world_size, self.device = rank, world_size, torch.device("cpu")

@@ -2,6 +2,7 @@ from .chunked import VocabularyPart as VocabularyPart
 from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS
 from .fast_linear import linear_product as linear_product
 from .fast_passes import MAX_SHARED_TOKENS as MAX_SHARED_TOKENS
+from .fast_passes import default_pass_tokens as default_pass_tokens
 from .packing import Packing as Packing
 from .packing import takes_packed_rows as takes_packed_rows
 from .products import chosen_products as chosen_products

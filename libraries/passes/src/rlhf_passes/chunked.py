@@ -1,7 +1,7 @@
 """Log-probs and entropy computed from hidden states, without all logits in memory at once.
 
 For T tokens and a vocabulary of V, the plain path holds several float32 tensors of T x V logits. Here they have at most
-`chunk_tokens` x V, forward and backward. The backward pass recomputes each chunk's logits.
+`chunk_tokens` x V, for chunks of tokens in the forward and of the vocabulary in the backward, which recomputes logits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from rlhf_forward.logprobs import LEAST_LOGIT, Temperature, rows_of
 
 from .fast_linear import multiply
+from .mixed_linear import narrow_copy
 from .vocabulary_gradients import total_gradient
 
 if TYPE_CHECKING:
@@ -88,21 +89,27 @@ class Chunked:
         device_type = hidden.device.type
         if torch.is_autocast_enabled(device_type):
             hidden = hidden.to(torch.get_autocast_dtype(device_type))
-        weight = head.to(hidden.dtype)
+        copy = narrow_copy(head)
+        weight = head if copy is not None else head.to(hidden.dtype)
         options = self if weight is head else replace(self, direct=False)
-        result: tuple[Tensor, Tensor] = _ChunkedHead.apply(hidden, weight, bias, labels, options)  # type: ignore[no-untyped-call]
+        result: tuple[Tensor, Tensor] = _ChunkedHead.apply(hidden, weight, bias, labels, options, copy)  # type: ignore[no-untyped-call]
         return result
 
-    def logits(self, chunk: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Logits of the rows of `chunk`, [n, V] float32, divided by the temperature."""
-        logits = multiply(hidden[chunk], weight.T)
+    def logits(self, rows: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Logits [n, B] float32 of `rows` of `hidden` for a block of the vocabulary, divided by the temperature."""
+        logits = multiply(hidden[rows], weight.T)
         if bias is not None:
             logits += bias.to(logits.dtype)
-        return logits.float().div_(rows_of(self.temperature, chunk))
+        return logits.float().div_(rows_of(self.temperature, rows))
 
     def chunks(self, labels: Tensor) -> list[slice]:
         """Slices of rows, each computed in one step."""
         return [slice(start, start + self.chunk_tokens) for start in range(0, labels.numel(), self.chunk_tokens)]
+
+    def blocks(self, labels: Tensor, num_words: int) -> list[slice]:
+        """Slices of the vocabulary, each computed in one step for all rows, with about as many logits as a chunk."""
+        size = max(1, self.chunk_tokens * num_words // max(1, labels.numel()))
+        return [slice(start, min(start + size, num_words)) for start in range(0, num_words, size)]
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -114,7 +121,10 @@ class _ChunkedHead(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         options: Chunked,
+        copy: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        """`copy`: the weight in the type of `hidden`, if it is narrower."""
+        used = weight if copy is None else copy
         part, is_here = options.part, None
         if part is not None:
             labels, is_here = part.own_labels(labels, weight.shape[0])
@@ -123,7 +133,7 @@ class _ChunkedHead(torch.autograd.Function):
         means = torch.empty_like(normalisers)
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in options.chunks(labels):
-                logits = options.logits(chunk, hidden, weight, bias)
+                logits = options.logits(chunk, hidden, used, bias)
                 normalisers[chunk] = logits.logsumexp(-1)
                 chosen[chunk] = logits.gather(-1, labels[chunk, None])[:, 0]
                 if options.with_entropy:
@@ -134,8 +144,8 @@ class _ChunkedHead(torch.autograd.Function):
             if options.with_entropy:
                 means = part.sum(means * (own - normalisers).exp())
         entropies = normalisers - means if options.with_entropy else torch.zeros_like(normalisers)
-        ctx.save_for_backward(hidden, weight, bias, labels, is_here, normalisers, entropies)
-        ctx.options, ctx.direct_weight = options, weight if options.direct else None
+        ctx.save_for_backward(hidden, used, bias, labels, is_here, normalisers, entropies)
+        ctx.options, ctx.direct_weight, ctx.dtype = options, weight if options.direct else None, weight.dtype
         return chosen - normalisers, entropies
 
     @staticmethod
@@ -145,7 +155,7 @@ class _ChunkedHead(torch.autograd.Function):
         options: Chunked = ctx.options
         of_labels = log_prob_grads if is_here is None else log_prob_grads.where(is_here, 0.0)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        hidden_grad = torch.empty_like(hidden) if needs_hidden else None
+        hidden_grad = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         weight_grad = None
         if needs_weight and ctx.direct_weight is not None:
             weight_grad = total_gradient(ctx.direct_weight)
@@ -153,37 +163,34 @@ class _ChunkedHead(torch.autograd.Function):
             weight_grad = torch.zeros_like(weight, dtype=torch.float32)
         bias_grad = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         with torch.autocast(hidden.device.type, enabled=False):
-            for chunk in options.chunks(labels):
-                log_all = options.logits(chunk, hidden, weight, bias).sub_(normalisers[chunk, None])
+            every = slice(None)
+            for block in options.blocks(labels, len(weight)):
+                words, part_bias = weight[block], None if bias is None else bias[block]
+                log_all = options.logits(every, hidden, words, part_bias).sub_(normalisers[:, None])
                 # d log p_label = onehot - p, d entropy = -p (log p + entropy)
-                grads = log_all.exp().mul_(-log_prob_grads[chunk, None])
+                grads = log_all.exp().mul_(-log_prob_grads[:, None])
                 if options.with_entropy:
                     finite = log_all.clamp(min=LEAST_LOGIT)
-                    slope = (finite + entropies[chunk, None]) * entropy_grads[chunk, None]
+                    slope = (finite + entropies[:, None]) * entropy_grads[:, None]
                     grads.sub_(log_all.exp_().mul_(slope))
-                grads.scatter_add_(-1, labels[chunk, None], of_labels[chunk, None])
-                grads.div_(rows_of(options.temperature, chunk))
+                own = labels - block.start
+                is_inside = (own >= 0) & (own < len(words))
+                grads.scatter_add_(-1, own.where(is_inside, 0)[:, None], of_labels.where(is_inside, 0.0)[:, None])
+                grads.div_(rows_of(options.temperature, every))
                 if bias_grad is not None:
-                    bias_grad += grads.sum(0)
+                    bias_grad[block] = grads.sum(0)
                 narrow = grads.to(weight.dtype)
                 if hidden_grad is not None:
-                    hidden_grad[chunk] = multiply(narrow, weight)
+                    hidden_grad += multiply(narrow, words)
                 if weight_grad is not None:
-                    _add_product(weight_grad, narrow.T, hidden[chunk])
+                    weight_grad[block] += multiply(narrow.T, hidden)
         if hidden_grad is not None and options.part is not None:
             hidden_grad = options.part.sum(hidden_grad)
         return (
-            hidden_grad,
-            None if weight_grad is None or ctx.direct_weight is not None else weight_grad.to(weight.dtype),
+            None if hidden_grad is None else hidden_grad.to(hidden.dtype),
+            None if weight_grad is None or ctx.direct_weight is not None else weight_grad.to(ctx.dtype),
             None if bias_grad is None else bias_grad.to(bias.dtype),
             None,
             None,
+            None,
         )
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Compute `total += left @ right`, without a temporary of the size of `total` if the types match."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right

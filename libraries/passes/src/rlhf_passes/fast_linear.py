@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
 
+from .mixed_linear import mixed_linear
 from .products import uses_onednn
 
 MIN_MULTIPLICATIONS = 1 << 22
@@ -51,6 +52,8 @@ def linear_product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 def fast_linears(*models: nn.Module) -> AbstractContextManager[None]:
     """Context in which the `nn.Linear`s of `models` multiply float32 CPU tensors with oneDNN. All else is unchanged.
 
+    Under bfloat16 autocast and inside `narrow_copies` they multiply by copies of the weights.
+
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
     return replaced_forwards(forwards_of(models, _is_plain_linear, _forward))
@@ -67,6 +70,9 @@ def is_fast(forward: object) -> bool:
 
 def _forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
     weight, bias = linear.weight, linear.bias
+    mixed = mixed_linear(inputs, weight, bias)
+    if mixed is not None:
+        return mixed
     if not _can_multiply(inputs, weight, bias):
         return functional.linear(inputs, weight, bias)
     product: Tensor = _Linear.apply(inputs.reshape(-1, inputs.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]

@@ -20,6 +20,7 @@ from rlhf_forward.architectures import with_trait
 from rlhf_forward.replaced_forwards import forwards_of, replaced_forwards
 
 from .fast_linear import is_plain, linear_product, multiply
+from .mixed_linear import narrow_copy
 
 _GATED_IN = frozenset(f"transformers.models.{name}.modeling_{name}" for name in with_trait("gated-mlp"))
 
@@ -27,7 +28,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def lean_mlps(*models: nn.Module) -> AbstractContextManager[None]:
-    """Context in which the gated MLPs of `models` keep fewer tensors for the backward pass (float32, CPU).
+    """Context in which the gated MLPs of `models` keep fewer tensors for the backward pass (CPU, float32 weights).
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
@@ -49,10 +50,12 @@ def _is_gated(module: nn.Module) -> bool:
 
 def _mlp_forward(mlp: Any, inputs: Tensor) -> Tensor:
     down = mlp.down_proj
-    if not (torch.is_grad_enabled() and is_plain(inputs) and _is_bare(down)) or torch.is_autocast_enabled("cpu"):
+    copy = narrow_copy(down.weight) if _is_bare(down) else None
+    is_unsupported = copy is None and torch.is_autocast_enabled("cpu")
+    if not (torch.is_grad_enabled() and is_plain(inputs) and _is_bare(down)) or is_unsupported:
         return type(mlp).forward(mlp, inputs)  # type: ignore[no-any-return]
     gate, up = (part(inputs).flatten(0, -2) for part in (mlp.gate_proj, mlp.up_proj))
-    output: Tensor = _GatedDown.apply(gate, up, down.weight, down.bias, mlp.act_fn)  # type: ignore[no-untyped-call]
+    output: Tensor = _GatedDown.apply(gate, up, down.weight, down.bias, mlp.act_fn, copy)  # type: ignore[no-untyped-call]
     return output.view(*inputs.shape[:-1], output.shape[-1])
 
 
@@ -63,15 +66,25 @@ def _is_bare(module: nn.Module) -> bool:
 
 
 class _GatedDown(torch.autograd.Function):
-    """gate and up [T, I], weight [N, I], bias [N] -> (act(gate) * up) @ weight.T + bias: [T, N]."""
+    """gate and up [T, I], weight [N, I], bias [N] -> (act(gate) * up) @ weight.T + bias: [T, N].
+
+    `copy`: the weight in the type of gate and up, if they are narrower.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation
+        ctx: Any,
+        gate: Tensor,
+        up: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: Activation,
+        copy: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(gate, up, weight)
+        used = weight if copy is None else copy
+        ctx.save_for_backward(gate, up, used)
         ctx.activation = activation
-        return linear_product(activation(gate) * up, weight, bias)
+        return linear_product(activation(gate) * up, used, bias)
 
     @staticmethod
     @once_differentiable
@@ -81,11 +94,12 @@ class _GatedDown(torch.autograd.Function):
         gate, up = gate.detach().requires_grad_(), up.detach().requires_grad_()
         with torch.enable_grad():
             product = ctx.activation(gate) * up
-        weight_grad = multiply(grads.T, product.detach()) if needs_weight else None
+        weight_grad = multiply(grads.T, product.detach()).float() if needs_weight else None
         gate_grad = up_grad = None
         if needs_gate or needs_up:
             gate_grad, up_grad = torch.autograd.grad(product, (gate, up), multiply(grads, weight))
-        return gate_grad, up_grad, weight_grad, grads.sum(0) if needs_bias else None, None
+        bias_grad = grads.sum(0, dtype=torch.float32) if needs_bias else None
+        return gate_grad, up_grad, weight_grad, bias_grad, None, None
 
 
 def _is_norm(module: nn.Module) -> bool:

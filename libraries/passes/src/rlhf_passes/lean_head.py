@@ -18,10 +18,13 @@ from rlhf_forward.logprobs import Temperature
 from rlhf_forward.replaced_forwards import replaced_forwards
 
 from .chunked import Chunked
+from .mixed_linear import is_mixed
 from .vocabulary_gradients import adds_directly, find_submodule
 
 MIN_LOGITS = 1 << 24
 """Minimum number of logits. For smaller outputs (64 MB in float32) recomputation is not worth its time."""
+MIN_MIXED_LOGITS = 1 << 20
+"""The same in bfloat16, in which a product takes less time than operations on its logits."""
 
 CHUNK_LOGITS = 1 << 22
 """Number of logits held at a time: 16 MB in float32."""
@@ -40,7 +43,7 @@ def can_be_lean(model: nn.Module, num_tokens: int) -> bool:
         and type(head) is nn.Linear
         # Gemini fetches parameters in torch operations only, not in our autograd function.
         and type(head.weight) in (nn.Parameter, torch.distributed.tensor.DTensor)
-        and num_tokens * head.out_features >= MIN_LOGITS
+        and num_tokens * head.out_features >= (MIN_MIXED_LOGITS if is_mixed(head.weight) else MIN_LOGITS)
     )
 
 

@@ -1,4 +1,4 @@
-"""The library that multiplies float32 matrices on this CPU: the faster one, measured once per machine.
+"""How this CPU multiplies matrices, measured once per machine: float32 with the faster library, bfloat16 fast or not.
 
 torch multiplies float32 matrices on a CPU with MKL, whose fastest kernels run on some processors only. oneDNN, which
 torch includes and uses for bfloat16, selects kernels by processor features, and is up to twice as fast on others. Both
@@ -22,6 +22,9 @@ import torch
 
 _MIN_GAIN = 1.25
 """Minimum ratio of the times at which oneDNN is used. Smaller differences are noise."""
+_MIN_BFLOAT16_GAIN = 2.0
+"""Minimum ratio of the times at which bfloat16 counts as fast. Instructions for it multiply by 2 to 8."""
+_NAMES = ("torch", "onednn", "bfloat16")
 _ROUNDS = 5
 _SECONDS = 0.5
 """Time after which no further round starts."""
@@ -50,8 +53,17 @@ def uses_onednn() -> bool:
         return False
     if _CHOICE.onednn is None:
         _CHOICE.measured = _cached(_cache_file(), _machine(), measure_products)
-        _CHOICE.onednn = _is_faster(_CHOICE.measured)
+        _CHOICE.onednn = _CHOICE.measured["torch"] >= _MIN_GAIN * _CHOICE.measured["onednn"]
     return _CHOICE.onednn
+
+
+def multiplies_bfloat16_fast() -> bool:
+    """Whether bfloat16 products take at most half the time of float32 ones on the CPU. False under `fix_products`."""
+    uses_onednn()
+    measured = _CHOICE.measured
+    if _CHOICE.is_fixed or not measured:
+        return False
+    return min(measured["torch"], measured["onednn"]) >= _MIN_BFLOAT16_GAIN * measured["bfloat16"]
 
 
 def fix_products(*, fixed: bool) -> None:
@@ -80,39 +92,40 @@ def chosen_products() -> Mapping[str, Any] | None:
 
 
 def measure_products() -> Mapping[str, float]:
-    """Measure forward and backward products of a layer, in milliseconds of processor time for each library.
+    """Measure forward and backward products of a layer, in milliseconds of processor time for each way to multiply.
 
-    oneDNN has a very large time if this build of torch cannot multiply with it.
+    What this build of torch or the processor does not support has a very large time.
     """
     tokens, inputs, outputs = _SHAPE
     shapes = (tokens, inputs), (outputs, inputs), (tokens, outputs)
     left, weight, grads = (torch.ones(shape, dtype=torch.float32, device="cpu") for shape in shapes)
     products = [(left, weight), (grads, weight.T), (grads.T, left.T)]
-    best = {"torch": float("inf"), "onednn": float("inf")}
+    narrow = [(one.bfloat16(), other.bfloat16()) for one, other in products]
+    best = dict.fromkeys(_NAMES, float("inf"))
     run: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "torch": torch.nn.functional.linear,
         "onednn": lambda one, other: torch.ops.mkldnn._linear_pointwise.default(one, other, None, "none", [], ""),
+        "bfloat16": torch.nn.functional.linear,
     }
     started = time.perf_counter()
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         try:
             run["onednn"](*products[0])
         except (AttributeError, RuntimeError):  # an operation or kernel that this build lacks
-            return {"torch": 1.0, "onednn": _UNSUPPORTED_MS}
+            return {"torch": 1.0, "onednn": _UNSUPPORTED_MS, "bfloat16": _UNSUPPORTED_MS}
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            del run["bfloat16"]
+            best["bfloat16"] = _UNSUPPORTED_MS
         for number in range(_ROUNDS):
             for name, multiply in run.items():
                 before = time.process_time()
-                for one, other in products:
+                for one, other in narrow if name == "bfloat16" else products:
                     multiply(one, other)
                 if number:  # the first round prepares the kernels
                     best[name] = min(best[name], 1000 * (time.process_time() - before))
             if number and time.perf_counter() - started > _SECONDS:
                 break
     return {name: round(value, 3) for name, value in best.items()}
-
-
-def _is_faster(measured: Mapping[str, float]) -> bool:
-    return measured["torch"] >= _MIN_GAIN * measured["onednn"]
 
 
 def _machine() -> str:
@@ -168,4 +181,4 @@ def _read(file: Path) -> dict[str, Mapping[str, float]]:
 
 
 def _is_result(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), int | float) for name in ("torch", "onednn"))
+    return isinstance(value, dict) and all(isinstance(value.get(name), int | float) for name in _NAMES)

@@ -71,12 +71,12 @@ class SharedRows(PackedRows):
         self.logits_to_keep: Tensor = places[rows.is_read]
 
     @classmethod
-    def of(cls, rows: PaddedRows) -> SharedRows | None:
+    def of(cls, rows: PaddedRows, *, min_saved_share: float = MIN_SAVED_SHARE) -> SharedRows | None:
         """Lay out rows of a batch. None if sharing does not save enough tokens."""
         lengths = rows.lengths[:, 0].tolist()
         tree = PrefixTree.of(rows.sequences.cpu().numpy(), lengths)
         num_tokens = len(tree.sources)
         # With as many tokens as actions, `of_actions` could not distinguish them.
-        if num_tokens > (1 - MIN_SAVED_SHARE) * sum(lengths) or num_tokens == int(rows.is_read.sum()):
+        if num_tokens > (1 - min_saved_share) * sum(lengths) or num_tokens == int(rows.is_read.sum()):
             return None
         return cls(rows, tree)

@@ -114,6 +114,9 @@ class _TreeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, sums = ctx.saved_tensors
+        dtype = query.dtype
+        if query.device.type == "cpu":  # in bfloat16 the kernel for a CPU is several times slower
+            query, key, value, output, grads = (each.float() for each in (query, key, value, output, grads))
         results = [torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, key, value)]
         for block in (*ctx.blocks.own, *ctx.blocks.before):
             found = block.backward((query, key, value), output, sums, grads, ctx.scale)
@@ -122,4 +125,4 @@ class _TreeAttention(torch.autograd.Function):
                     result[place] = part
                 else:
                     result[place] += part
-        return *results, None, None
+        return *(each.to(dtype) for each in results), None, None

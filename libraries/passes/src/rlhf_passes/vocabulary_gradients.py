@@ -20,6 +20,7 @@ from torch.nn import functional
 from rlhf_forward.replaced_forwards import Forward, replaced_forwards
 
 from .fast_linear import is_fast, is_plain, linear_product, multiply
+from .mixed_linear import mixed_linear
 
 BLOCK_ELEMENTS = 1 << 22
 """Number of elements of a head's gradient computed at a time: 16 MB in float32."""
@@ -77,6 +78,9 @@ def _embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
 
 
 def _project(head: nn.Linear, hidden: Tensor) -> Tensor:
+    mixed = mixed_linear(hidden, head.weight, None)
+    if mixed is not None:
+        return mixed
     if not is_plain(hidden) or torch.is_autocast_enabled("cpu"):
         return functional.linear(hidden, head.weight)
     logits: Tensor = _Product.apply(hidden.flatten(0, -2), head.weight)  # type: ignore[no-untyped-call]

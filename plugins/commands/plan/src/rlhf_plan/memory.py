@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
-from rlhf_core.batching import default_micro_batch_tokens
 from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun, StrategyConfig
 from rlhf_core.prompts import PromptStream
 from rlhf_core.strategy import StateBytes
 from rlhf_core.wiring import RunInputs, build_strategy, model_dtype
-from rlhf_passes import MAX_SHARED_TOKENS
+from rlhf_passes import MAX_SHARED_TOKENS, default_pass_tokens
 
 from .meta import meta_model
 from .shape import model_shape
@@ -101,6 +100,8 @@ class MemoryEstimate:
         if gathered := strategy.gathered_bytes(self._model):
             training["gathered weights"] = gathered
         is_rounded = getattr(strategy, "precision", "fp32") != "fp32"
+        if self.device == "cpu" and is_rounded and state.weights == _FP32 and not strategy.shards_parameters:
+            training["weights in 16 bits"] = 2 * shape.num_parameters  # copies for the passes of an update
         training["activations"] = self._activations(resolved, state, ranks, is_rounded, with_critic=bool(critic))
 
         making: dict[str, int] = {}
@@ -141,8 +142,11 @@ class MemoryEstimate:
             is_rounded: whether the arithmetic is 16-bit.
             with_critic: whether a critic is trained in the same pass.
         """
+        import torch
+
         train, shape, length = resolved.run.train, self.shape, self.tokens_per_sample
-        bound = train.micro_batch_tokens or default_micro_batch_tokens(self.device, shape.num_parameters)
+        dtype = torch.bfloat16 if is_rounded else None
+        bound = train.micro_batch_tokens or default_pass_tokens(self.device, shape.num_parameters, dtype)
         tokens = max(length, min(bound, math.ceil(train.train_batch_size / ranks) * length))
         answers = min(train.samples_per_prompt, math.ceil(train.train_batch_size / ranks))
         if train.micro_batch_tokens is None and answers > 1:  # answers to one prompt share a pass
