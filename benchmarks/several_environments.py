@@ -63,7 +63,7 @@ def start(run: dict[str, Any], folder: Path, seed: int) -> None:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(run), encoding="utf-8")
+    path.write_text(yaml.safe_dump(dict(run)), encoding="utf-8")
     command = [RLHF, "train", "--quiet", "--trust", str(path), "--set", f"train.seed={seed}", "--output", str(folder)]
     subprocess.run(command, check=True, timeout=RUN_TIMEOUT_SECONDS)
 

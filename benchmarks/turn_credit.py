@@ -60,7 +60,7 @@ def train(run: dict[str, Any], folder: Path, seed: int) -> list[dict[str, float]
     if not (summary.exists() and json.loads(summary.read_text(encoding="utf-8"))["status"] == "done"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         path = folder.with_suffix(".yaml")
-        path.write_text(yaml.safe_dump(run), encoding="utf-8")
+        path.write_text(yaml.safe_dump(dict(run)), encoding="utf-8")
         command = [RLHF, "train", "--quiet", str(path), "--set", f"train.seed={seed}", "--output", str(folder)]
         subprocess.run(command, check=True, timeout=RUN_TIMEOUT_SECONDS)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -11,9 +11,9 @@ from rlhf_core.rollout.row import Played
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
 from rlhf_core.types import BufferItem, PhaseTimes, Rollout, SamplingParams
 from rlhf_episodes.contract import Outcome, make_task
-from rlhf_episodes.episode import Rules
 from rlhf_episodes.play import EnvironmentPlayer
 from rlhf_episodes.playable import Playable
+from rlhf_episodes.rules import Rules
 from rlhf_episodes.section import EnvironmentConfig
 from rlhf_episodes.shapes import new_environment
 from rlhf_testing.engine import FakeEngine

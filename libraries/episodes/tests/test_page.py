@@ -1,4 +1,4 @@
-"""The code blocks of docs/environments.md and docs/agents.md work as printed."""
+"""The code blocks of docs/environments.md, docs/agents.md and docs/long-episodes.md work as printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rlhf_core.rollout.samples import rollout_of
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
-PAGES = [Path(__file__).resolve().parents[3] / "docs" / name for name in ("environments.md", "agents.md")]
+PAGES = [
+    Path(__file__).resolve().parents[3] / "docs" / name for name in ("environments.md", "agents.md", "long-episodes.md")
+]
 
 
 @pytest.fixture
@@ -36,8 +38,8 @@ def select(name):
 
 
 def test_the_run_file_is_right(files):
-    python = ["guess.py", "sums.py", "my_tools.py", "notes.py", "agent.py"]
-    runs = ["guess.yaml", "tools.yaml", "several.yaml", "mixed.yaml", "user.yaml"]
+    python = ["guess.py", "sums.py", "my_tools.py", "notes.py", "agent.py", "archive.py"]
+    runs = ["guess.yaml", "tools.yaml", "several.yaml", "mixed.yaml", "user.yaml", "archive.yaml"]
     assert sorted(files) == sorted([*python, *runs])
     resolved = resolve(load_run("guess.yaml"))
     assert resolved.sections["environment"].name.endswith("guess.py:Guess")
@@ -92,3 +94,13 @@ def test_the_agent_asks_the_policy(files):
     )
     assert {each.reward for each in done.played} == {0.0, 1.0}
     assert {row.text for each in done.played for row in each.rows} == {"user: 2 + 3?<eos>\nassistant: "}
+
+
+def test_a_long_conversation_is_shortened(files):
+    problems = Problems()
+    section = {"name": "./archive.py:Archive", "max_turns": 12, "max_tokens": 200}
+    environment = resolve_environment(section, problems)
+    problems.raise_if_any("page")
+    done = play_episodes(environment, episode_tokenizer(chat=True), replies=["1 or 2", "3"], num_prompts=12)
+    assert {each.reward for each in done.played} == {0.0, 1.0}
+    assert any("You have named [1, 2" in row.text for each in done.played for row in each.rows[1:])

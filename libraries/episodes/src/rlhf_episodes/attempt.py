@@ -22,6 +22,7 @@ from rlhf_core.util.redact import printable
 from .clock import CallClock, Clock
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
 from .episode import Episode
+from .progress import EpisodeLost, Progress
 from .section import TURN_NUMBER, EnvironmentConfig
 from .workers import Workers
 
@@ -34,9 +35,10 @@ EPISODE_TASK = "episode of an environment"
 class Caller:
     """Calls an environment's functions, plain or async, under the episode's clock."""
 
-    def __init__(self, clock: CallClock, workers: Workers) -> None:
+    def __init__(self, clock: CallClock, workers: Workers, progress: Progress | None = None) -> None:
         self.clock = clock
         self._workers = workers
+        self.progress = progress or Progress()
 
     async def __call__(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call the function and return its result. A plain function runs on a thread. Errors contain `name`.
@@ -78,10 +80,6 @@ class EnvironmentFault(Exception):
     """An environment violated its contract. The text follows the name of the call: `returned a dict, not ...`."""
 
 
-class EpisodeLost(Exception):
-    """The process of an episode ended, possibly because of another episode. The episode is played again."""
-
-
 MakeEnvironment = Callable[[Caller], Awaitable[Environment]]
 """Creates the environment of one episode in the form that core drives. It calls user code through the `Caller`."""
 
@@ -96,6 +94,8 @@ async def play_episode(
 ) -> Played:
     """Play an episode, with at most `options.retries` more attempts if its environment fails.
 
+    An attempt that continued from a recorded state and failed does not count.
+
     Raises `EpisodeError` if the last attempt fails and `options.on_failure` is `fail`.
     """
     attempt = 0
@@ -103,7 +103,7 @@ async def play_episode(
         clock = Clock(options.timeout_seconds)
         episode = open_episode(task, clock)
         try:
-            outcome = await _run_with_deadline(clock, _run(make, Caller(clock, workers), episode))
+            outcome = await _run_with_deadline(clock, _run(make, Caller(clock, workers, episode.progress), episode))
             return _build_played(task, episode, outcome)
         except EpisodeLost:
             continue
@@ -120,6 +120,9 @@ async def play_episode(
             episode.close()
         where = f"environment {name}, sample {task.sample_id}"
         failure = EpisodeError(fault, where=where, hint=hint or "fix it, or set environment.on_failure: zero or drop")
+        if episode.progress.steps:
+            logger.warning("%s (the episode continued from a recorded state and now starts again)", failure)
+            continue
         attempt += 1
         logger.warning("%s (attempt %d of %d)", failure, attempt, options.retries + 1)
     if options.on_failure == "fail":

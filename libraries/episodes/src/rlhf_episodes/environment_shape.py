@@ -6,7 +6,7 @@ import inspect
 
 from rlhf_core.errors import PluginError
 
-_NO_TOOLS = frozenset({"reset", "get_reward", "close"})
+_NO_TOOLS = frozenset({"reset", "get_reward", "close", "compact"})
 """Public methods that are not tools."""
 
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.columns import Column
 from rlhf_core.errors import EpisodeError
-from rlhf_core.prompts.stream import PromptEncoder
-from rlhf_core.types import Completion, GenerationRequest, Message, SamplingParams, ToolCall
+from rlhf_core.types import Completion, GenerationRequest, Message, ToolCall
 
-from .chat import ChatFormat, chat_format
+from .compaction import Compaction, ContextFull
 from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task, Tool
 from .endpoint import Endpoints
+from .progress import Progress
 from .row import EpisodeRow
-from .section import EnvironmentConfig
+from .rules import Rules
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from .clock import Clock
 
 SampleTurn = Callable[[GenerationRequest, tuple[str, ...]], Coroutine[Any, Any, Completion]]
@@ -31,40 +28,20 @@ OVER = "the episode is over"
 NO_FORK = "call fork() after a turn: before the first, there is nothing to share"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Settings shared by the episodes of a run."""
-
-    options: EnvironmentConfig
-    tokenizer: PreTrainedTokenizerBase
-    sampling: SamplingParams
-    context_tokens: int | None
-    """Maximum length of a sequence, or None if unlimited."""
-    eos_token_ids: frozenset[int]
-    """Tokens at which the engine ends a turn."""
-    columns: Mapping[str, Column] = field(default_factory=dict)
-    """Columns that the environment declares."""
-    encoder: PromptEncoder = field(init=False)
-    """Shared encoder of prompts, so that each prompt is encoded once."""
-    chat: ChatFormat = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Create the encoder and the chat format. Raises the errors of `chat_format`."""
-        object.__setattr__(self, "encoder", PromptEncoder(self.tokenizer))
-        chat = chat_format(
-            self.tokenizer,
-            tool_format=self.options.tool_format,
-            history=self.options.history,
-            eos_token_ids=self.eos_token_ids,
-        )
-        object.__setattr__(self, "chat", chat)
-
-
 class Episode:
     """Rows, limits and counts of one episode."""
 
-    def __init__(self, rules: Rules, task: Task, sample_turn: SampleTurn, clock: Clock, endpoints: Endpoints) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        task: Task,
+        sample_turn: SampleTurn,
+        clock: Clock,
+        endpoints: Endpoints,
+        progress: Progress | None = None,
+    ) -> None:
         self.rules = rules
+        self.progress = progress or Progress()
         self.chat = rules.chat
         self.task = task
         self._sample_turn = sample_turn
@@ -84,6 +61,8 @@ class Episode:
         """Sum of the token limits of all turns being sampled."""
         self._pending: set[asyncio.Future[Completion]] = set()
         self.is_over = False
+        self.compacts = False
+        """Whether the environment shortens conversations, so that `max_tokens` limits each context."""
 
     def close(self) -> None:
         """End the episode: cancel pending turns and refuse new ones."""
@@ -126,9 +105,10 @@ class Episode:
         """Response tokens left of `max_tokens`, or None without that limit.
 
         The limit is for all branches together, and shared tokens count once. A turn being sampled counts as its limit.
+        If the environment shortens conversations, the limit is that of the latest branch.
         """
-        bound = self.rules.options.max_tokens
-        return None if bound is None else bound - sum(row.num_own for row in self.rows) - self._num_reserved
+        bound, rows = self.rules.options.max_tokens, self.rows[-1:] if self.compacts else self.rows
+        return None if bound is None else bound - sum(row.num_own for row in rows) - self._num_reserved
 
     def context_left(self, row: EpisodeRow | None) -> int | None:
         """Return the number of tokens that still fit in the model's context after `row`, or None without a limit."""
@@ -170,6 +150,7 @@ class Episode:
             raise
         finally:
             self._num_reserved -= limit
+        self.progress.took_turn(number, completion.token_ids, completion.policy_version)
         text = self.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         calls = self._read_calls(completion, row)
@@ -244,6 +225,17 @@ class Episode:
         if row is self.rows[-1] and not row.own_turns:
             self.rows.pop()
 
+    def is_full(self, row: EpisodeRow) -> bool:
+        """Whether a turn of the maximum length no longer fits after `row`."""
+        turn = self.rules.sampling.max_new_tokens
+        return remaining_tokens(self.tokens_left, self.context_left(row), turn) < turn
+
+    def reopen_row(self, row: EpisodeRow, messages: Messages) -> EpisodeRow:
+        """Add and return a row that starts with a shorter conversation than `row` has."""
+        if row.messages is not None:
+            return self.open_chat(as_messages(messages), row.tools)
+        return self.open_text(messages if isinstance(messages, str) else "")
+
     def continue_row(self, row: EpisodeRow, messages: Messages) -> EpisodeRow:
         """Append new messages after the last turn and return the row.
 
@@ -316,9 +308,15 @@ class EpisodePolicy:
         )
 
     async def turn(
-        self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
+        self,
+        messages: Messages = None,
+        tools: Sequence[Tool] = (),
+        stop: Sequence[str] = (),
+        options: Options = None,
+        compaction: Compaction = None,
     ) -> Reply:
         episode = self._episode
+        episode.compacts |= compaction is not None
         episode.check_open()
         if not self._is_idle:
             raise ValueError("this branch has an unfinished turn: fork() first to sample two at a time")
@@ -329,7 +327,17 @@ class EpisodePolicy:
         elif tools and tuple(tools) != episode.tools:
             raise ValueError("tools cannot change after the first turn of an episode")
         row = self._row
-        row = episode.open_row(messages) if row is None else episode.continue_row(row, messages)
+        if row is None:
+            row = episode.open_row(messages)
+        elif compaction == "restart":
+            row = episode.reopen_row(row, messages)
+        else:
+            row = episode.continue_row(row, messages)
+            if compaction == "ask" and episode.is_full(row):
+                whole = row.whole
+                row.drop_last_observation()
+                episode.remove(row)
+                raise ContextFull(whole)
         self._row = row
         try:
             limit = episode.token_limit(row)

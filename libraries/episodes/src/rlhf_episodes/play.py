@@ -23,7 +23,6 @@ from typing import Any
 
 from rlhf_core.errors import EpisodeError
 from rlhf_core.protocols import RolloutEngine
-from rlhf_core.rollout.answers import answers
 from rlhf_core.rollout.player import TimedPlayer
 from rlhf_core.rollout.row import Played
 from rlhf_core.types import Completion, GenerationRequest, PhaseTimes, Prompt
@@ -36,8 +35,11 @@ from .conversations import Conversations
 from .endpoint import Endpoints
 from .episode import Episode
 from .idle import WatchedSelector
+from .journal.replay import recorded_answers, recorded_episode
+from .journal.turn_journal import TurnJournal
 from .playable import Playable, mark
 from .scoring import Scoring
+from .section import EnvironmentConfig
 from .workers import SPARE_THREADS, Workers
 
 PATIENCE_SECONDS = 1.0
@@ -77,6 +79,8 @@ class EnvironmentPlayer(TimedPlayer):
     """Returns the index of the environment that plays a prompt. Depends only on the prompt, so that the samples of a
     group are played in one environment."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
+    journal: TurnJournal | None = None
+    """Records turns and episodes in the run folder, and has those of earlier attempts. None without a record."""
     is_slow: bool = field(default=False, init=False)
     """Whether a call has taken longer than `PATIENCE_SECONDS`, so that rounds no longer wait for all episodes."""
 
@@ -99,14 +103,18 @@ class EnvironmentPlayer(TimedPlayer):
         return tuple(each.label for each in self.environments if each.label is not None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the environments' rewards."""
+        """Return the states of the journal and of the environments' rewards, by label."""
         states = {each.label: each.rewards.state_dict() for each in self.environments if each.rewards is not None}
-        return {str(label): state for label, state in states.items() if state}
+        rewards = {str(label): state for label, state in states.items() if state}
+        own = {"rewards": rewards, "journal": {} if self.journal is None else self.journal.state_dict()}
+        return {name: state for name, state in own.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state_dict`."""
+        if self.journal is not None and (own := state.get("journal")) is not None:
+            self.journal.load_state_dict(own)
         for each in self.environments:
-            if each.rewards is not None and (own := state.get(str(each.label))) is not None:
+            if each.rewards is not None and (own := state.get("rewards", {}).get(str(each.label))) is not None:
                 each.rewards.load_state_dict(own)
 
     def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
@@ -127,6 +135,8 @@ class EnvironmentPlayer(TimedPlayer):
                 self.times.add(PhaseTimes(reward_calls=environment.rewards.take_costs(str(environment.label))))
 
     def _play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
+        if self.journal is not None:
+            self.journal.begin()
         for index in {self.choose(prompt) for prompt, _ in samples}:
             if (maker := self.environments[index].maker) is not None:
                 maker.open()
@@ -149,7 +159,8 @@ class EnvironmentPlayer(TimedPlayer):
     def _sample(self, session: _Session, turns: Sequence[_Turn], stop: tuple[str, ...]) -> Iterator[Played]:
         sampling = self.environments[0].rules.sampling
         sampling = replace(sampling, stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
-        for turn, completion in answers(self.engine, [(turn.request, turn) for turn in turns], sampling, self.times):
+        pairs = [(turn.request, turn) for turn in turns]
+        for turn, completion in recorded_answers(self.journal, self.engine, pairs, sampling, self.times):
             session.complete(turn, completion)
         yield from session.take_played()
 
@@ -318,9 +329,11 @@ class _Session:
         isolated = environment.isolated
         make: MakeEnvironment = isolated.make if isolated else environment.make  # type: ignore[assignment]
         open_episode = partial(self._episode, environment)
+        kinds = {**EnvironmentConfig.columns, **environment.rules.columns}
         try:
             name = environment.name
-            played = await play_episode(task, open_episode, make, environment.options, self._workers, name)
+            play = partial(play_episode, task, open_episode, make, environment.options, self._workers, name)
+            played = await recorded_episode(self._player.journal, task, kinds, play)
             played = mark(played, environment, self._player.labels)
         except BaseException as error:  # raised again by `take_played`
             self._end(index, None, error)
@@ -328,7 +341,8 @@ class _Session:
             self._end(index, played, None)
 
     def _episode(self, environment: Playable, task: Task, clock: Clock) -> Episode:
-        return Episode(environment.rules, task, self._sample_turn, clock, self._endpoints)
+        progress = None if self._player.journal is None else self._player.journal.progress(task.sample_id)
+        return Episode(environment.rules, task, self._sample_turn, clock, self._endpoints, progress)
 
     async def _sample_turn(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())

@@ -9,9 +9,9 @@ from rlhf_core.rollout.row import Played
 from rlhf_core.types import Prompt
 
 from .attempt import MakeEnvironment
-from .episode import Rules
 from .isolation.host import IsolatedEnvironments
 from .part_rewards import PartRewards, measure
+from .rules import Rules
 from .section import EnvironmentConfig
 from .shared import EnvironmentMaker
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,16 +20,19 @@ from rlhf_core.types import PhaseTimes, Prompt, SamplingParams
 
 from .attempt import MakeEnvironment
 from .contract import make_task
-from .episode import Rules
 from .isolation.host import IsolatedEnvironments
+from .journal.turn_journal import TurnJournal, run_digest
 from .leases import lease_key
 from .part_rewards import PartRewards
 from .play import EnvironmentPlayer
 from .playable import Playable
+from .rules import Rules
 from .section import EnvironmentConfig
 from .selected import resolve_environment
 from .shapes import new_environment
 from .shared import EnvironmentMaker, is_shared
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +48,14 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
         A player. Close it to end the processes of isolated environments.
     """
     model = context.run.run.model
-    return build_environment_player(
+    journal = None
+    is_recorded = context.run.sections["environment"].typed(EnvironmentConfig).journal
+    if is_recorded and context.purpose != "evaluation" and context.journal.folder is None:
+        logger.info("turns are not recorded: the run folder is not on this machine")
+    elif is_recorded and context.purpose != "evaluation":
+        num_kept = context.run.run.checkpoint.every_episodes or 0
+        journal = TurnJournal(context.journal, context.engine, run_digest(context.run), num_kept)
+    player = build_environment_player(
         context.run.sections["environment"],
         context.engine,
         context.tokenizer,
@@ -54,6 +65,8 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
         times=context.times,
         rewards=lambda: RewardContext(str(resolve_device(model.device)), context.seed, model.path),
     )
+    player.journal = journal
+    return player
 
 
 def build_environment_player(

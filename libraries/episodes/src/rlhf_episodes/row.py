@@ -61,6 +61,13 @@ class EpisodeRow(Row):
         self.conversation.append(reply)
 
     @property
+    def whole(self) -> str | list[Message]:
+        """All messages so far, or the text of a row without messages."""
+        if self.messages is not None:
+            return list(self.conversation)
+        return self.text + "".join(turn.text for turn in self.turns)
+
+    @property
     def mark(self) -> Mark:
         """Position of the row's end."""
         return Mark(

@@ -53,8 +53,9 @@ class EnvironmentConfig(Section):
     max_turns: Count = Field(8, description="Maximum number of policy turns in an episode.")
     max_tokens: Count | None = Field(
         None,
-        description="Maximum number of response tokens of an episode over all branches, observations included. null "
-        "limits each branch by the model's context only.",
+        description="Maximum number of response tokens of an episode over all branches, observations included. If the "
+        "environment has `compact`, the limit of each branch: before a whole turn no longer fits, the conversation is "
+        "shortened and continues in a new branch. null limits each branch by the model's context only.",
     )
     weight: float = Field(1.0, description="Factor of the environment's reward in the combined score.")
     history: Literal["append", "branch"] = Field(
@@ -82,6 +83,12 @@ class EnvironmentConfig(Section):
     )
     memory_limit_bytes: Count | None = Field(
         None, description="With isolate: resident memory limit. null is half of the machine's (or container's) memory."
+    )
+
+    journal: bool = Field(
+        True,
+        description="Record finished turns and episodes in the run folder, so that a resume continues from them "
+        "instead of sampling them again. Those that no resume needs are deleted.",
     )
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from .logprobs import Temperature, scaled_logits
 from .padded_passes import ActionLabels, current_passes, plain_log_probs
 from .row_lengths import length_switches, own_lengths
 from .rows import PaddedRows, with_own_prefixes
+from .shaping import is_shaped, shaped_actions
 
 if TYPE_CHECKING:
     from rlhf_core.types import Experience
@@ -53,8 +54,8 @@ def policy_forward(
         temperature: Sampling temperature of the run. Tokens with a value in the column `temperature` use that instead.
         with_entropy: Whether to compute the entropy.
         entropy_grad: Whether the entropy has a gradient. False is for logging, and saves memory.
-        read: Computes further values, [N, ...], from the logits of the N actions, [N, V] float32 and divided by the
-            temperature, without truncation to a support.
+        read: Computes further values, [N, ...], from the logits of the N actions, [N, V] float32, with penalties and
+            divided by the temperature, without truncation to a support.
 
     Returns:
         Values per response token, 0 where `action_mask` is False.
@@ -73,10 +74,10 @@ def policy_forward(
         return call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths)
 
     wanted = ActionLabels(labels, at, with_entropy, entropy_grad)
-    if read is None and experience.support_ids is None:
+    if read is None and experience.support_ids is None and not is_shaped(experience):
         log_probs, entropies = current_passes().log_probs(inner, rows, run, wanted)
     else:
-        logits = rows.of_actions(run())
+        logits = shaped_actions(rows.of_actions(run()), experience)
         support = None if experience.support_ids is None else experience.support_ids[mask]
         log_probs, entropies = plain_log_probs(logits, wanted, support)
         if read is not None:

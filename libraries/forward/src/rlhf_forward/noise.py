@@ -59,7 +59,12 @@ class SampledTokens:
 
 
 def inverse_cdf_sample(
-    logits: Tensor, uniforms: Tensor, temperature: Temperature = 1.0, top_k: int = 0, top_p: float = 1.0
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: Temperature = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> SampledTokens:
     """Draw the token at which each row's cumulative distribution, in order of token ids, exceeds its uniform number.
 
@@ -71,7 +76,9 @@ def inverse_cdf_sample(
         uniforms: [B] float64 in (0, 1).
         temperature: > 0, one number or [B, 1].
         top_k: Number of most likely tokens to keep. 0 = off.
-        top_p: Probability, among the tokens that top-k kept, of the smallest set of likely tokens to keep. 1 = off.
+        top_p: Probability, among the tokens that min-p and top-k kept, of the smallest set of likely tokens to keep.
+            1 = off.
+        min_p: Fraction of the most likely token's probability that a token needs to be kept. 0 = off.
 
     Returns:
         Tokens with log-probs and support.
@@ -89,7 +96,9 @@ def inverse_cdf_sample(
     """
     weights = scaled_logits(logits, temperature).softmax(-1)
     vocabulary = weights.shape[-1]
-    truncates = 0 < top_k < vocabulary or top_p < 1.0
+    truncates = 0 < top_k < vocabulary or top_p < 1.0 or min_p > 0.0
+    if min_p > 0.0:
+        weights = torch.where(weights >= min_p * weights.amax(-1, keepdim=True), weights, 0.0)
     if 0 < top_k < vocabulary:
         smallest = weights.topk(top_k, dim=-1).values[:, -1:]
         weights = torch.where(weights >= smallest, weights, 0.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rlhf_core.errors import ConfigError, DivergenceError, SyncError
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
@@ -27,6 +28,8 @@ class GenerationJob:
     max_tokens: int
     seed: int
     sampling: SamplingParams
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the request, without those of a greedy one, which ignores them."""
 
     @classmethod
     def of(
@@ -63,6 +66,7 @@ class GenerationJob:
             max_tokens=answer_limit(request, sampling, context_tokens, engine=where),
             seed=derive_seed(seed, f"engine-{name}", *key),
             sampling=sampling,
+            options={} if sampling.greedy else request.options,
         )
 
     @property

@@ -1,11 +1,16 @@
 from .declarations import credits_turns as credits_turns
+from .declarations import estimator_columns as estimator_columns
+from .declarations import estimator_passes as estimator_passes
 from .declarations import marks as marks
 from .declarations import needs as needs
 from .declarations import needs_greedy_answer as needs_greedy_answer
 from .declarations import needs_of as needs_of
+from .declarations import rewards_from_zero as rewards_from_zero
+from .declarations import uses_pass as uses_pass
 from .estimate import check_groups as check_groups
 from .estimate import estimated as estimated
 from .flat_groups import FlatGroups as FlatGroups
+from .functional.adaptive_lambda import adaptive_lambda as adaptive_lambda
 from .functional.advantages import AdvantageInput as AdvantageInput
 from .functional.advantages import Advantages as Advantages
 from .functional.advantages import explained_variance as explained_variance

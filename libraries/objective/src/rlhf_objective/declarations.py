@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlhf_core.algorithm import GroupPass, PassContext
+    from rlhf_core.columns import Column
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Needs = Literal["scalars", "row", "episode"]
 """scalars: only numbers of all rows. row: tensors of the rows that a rank trains on. episode: tensors of all rows on
@@ -111,3 +114,68 @@ def marks(choose: Callable[..., Tensor]) -> Callable[[FunctionT], FunctionT]:
         return function
 
     return declare
+
+
+def rewards_from_zero(function: FunctionT) -> FunctionT:
+    """Declare that an advantage estimator (`rlhf.advantages`) needs rewards of at least 0, without penalties in them.
+
+    Args:
+        function: The estimator.
+
+    Returns:
+        The estimator itself.
+    """
+    function.rewards_from_zero = True  # type: ignore[attr-defined]
+    return function
+
+
+def uses_pass(make: type[GroupPass]) -> Callable[[FunctionT], FunctionT]:
+    """Declare a pass over finished samples, whose columns an advantage estimator (`rlhf.advantages`) reads.
+
+    The values are in `AdvantageInput.columns`. The algorithm runs the pass only if the estimator is selected.
+
+    Args:
+        make: The pass, which is built from a `PassContext`.
+
+    Returns:
+        A decorator, which returns the estimator itself.
+
+    Example:
+        @uses_pass(ScoreNormPass)
+        @needs("row")
+        def my_estimator(rows: AdvantageInput) -> Tensor:
+            return rows.rewards * rows.columns["score_norm"]
+    """
+
+    def declare(function: FunctionT) -> FunctionT:
+        function.passes = (*_passes(function), make)  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def estimator_passes(estimator: Callable[..., Any] | None, context: PassContext) -> list[GroupPass]:
+    """Build the passes that an estimator has declared by `uses_pass`.
+
+    Args:
+        estimator: An advantage estimator, possibly with bound options, or None, for which the result is empty.
+        context: The argument of `RolloutAlgorithm.passes`.
+
+    Returns:
+        The passes, in order.
+    """
+    return [make(context) for make in _passes(estimator)]  # type: ignore[call-arg]
+
+
+def estimator_columns(estimator: Callable[..., Any] | None) -> dict[str, Column]:
+    """Return the columns of the passes that an estimator has declared by `uses_pass`.
+
+    Args:
+        estimator: An advantage estimator, possibly with bound options, or None, for which the result is empty.
+    """
+    return {name: column for make in _passes(estimator) for name, column in make.columns.items()}
+
+
+def _passes(estimator: Callable[..., Any] | None) -> tuple[type[GroupPass], ...]:
+    declared: tuple[type[GroupPass], ...] = getattr(estimator, "passes", ())
+    return declared

@@ -73,6 +73,7 @@ def estimated(
         reference_log_probs=episode.reference_log_probs,
         named_rewards=episode.rewards,
         turn_ids=turn_ids(mask) if has_turns(episode) else None,
+        columns=episode.columns,
     )
     if credits_turns(estimator) and has_turns(episode):
         rows = replace(rows, **turn_inputs(episode, view))

@@ -13,9 +13,9 @@ from rlhf_core.types import Experience, Role
 from rlhf_forward import aggregate_count, aggregate_sum, mean_over_ranks, model_passes, policy_forward
 from rlhf_forward.masking import sum_and_mean_over_ranks
 
-from . import EntropyController, PolicyLoss, PolicyLossInput, overlong_penalty, policy_metrics
+from . import EntropyController, PolicyLoss, PolicyLossInput, importance_ratio, overlong_penalty, policy_metrics
 from .correction import importance_weights
-from .declarations import credits_turns, needs_greedy_answer, needs_of
+from .declarations import credits_turns, estimator_passes, needs_greedy_answer, needs_of
 from .estimate import check_overlong, estimated
 from .flat_groups import FlatGroups
 from .functional.advantages import sums_of_samples, token_rewards
@@ -106,7 +106,7 @@ class PolicyObjective(RolloutAlgorithm):
         return policy_forward(policy, batch, self.temperature).log_probs
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
-        return model_passes(context, self.roles)
+        return [*model_passes(context, self.roles), *estimator_passes(self.estimator, context)]
 
     def set_option(self, name: str, value: float) -> None:
         """Change `kl_coef`. Raises `UserInputError` for other options, for 0, and if `kl_coef` was 0 (no reference)."""
@@ -255,7 +255,10 @@ class PolicyObjective(RolloutAlgorithm):
             sums["entropy"] = self._sum(output.entropy, mask)
         if "kl" in terms:
             assert batch.reference_log_probs is not None
-            sums["kl"] = self._sum(self._kl(output.log_probs, batch.reference_log_probs), mask)
+            kl = self._kl(output.log_probs, batch.reference_log_probs)
+            if self.config.kl_ratio:
+                kl = kl * importance_ratio(output.log_probs, old, mask)
+            sums["kl"] = self._sum(kl, mask)
         return PolicyTerms(sums, policy_metrics(loss, output, old, mask), output, loss)
 
     def _sum(self, values: Tensor, mask: Tensor) -> Tensor:

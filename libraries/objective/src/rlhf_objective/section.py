@@ -12,7 +12,7 @@ from rlhf_core.config.problems import Problem
 from rlhf_core.config.processes import TransportConfig
 
 from .declarations import credits_turns
-from .named_functions import FunctionChoice, FunctionSection, FunctionUse
+from .named_functions import FunctionChoice, FunctionSection, FunctionUse, split_choice
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolved import ResolvedRun
@@ -47,6 +47,11 @@ class PolicyObjectiveSection(FunctionSection):
         "k1", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
     )
     kl_in: Literal["reward", "loss"] = Field("reward", description="Penalize the KL in the reward or in the loss.")
+    kl_ratio: bool = Field(
+        False,
+        description="Multiply each token's KL in the loss by the policy's ratio, so that k1 and k3 have the gradient "
+        "of the KL (DeepSeek-V3.2).",
+    )
     importance_cap: float | None = Field(
         None,
         gt=0,
@@ -109,6 +114,16 @@ class PolicyObjectiveSection(FunctionSection):
                 raise ValueError(f"{key} needs low < high, got {list(bounds)}")
         return self
 
+    @model_validator(mode="after")
+    def _weighted_kl(self) -> PolicyObjectiveSection:
+        if self.kl_ratio and self.kl_coef == 0:
+            raise ValueError("kl_ratio weights the KL, which kl_coef: 0 turns off: remove it")
+        if self.kl_ratio and self.kl_in == "reward":
+            raise ValueError("kl_ratio weights the KL in the loss: set kl_in to loss")
+        if self.kl_ratio and split_choice(self.kl_estimator, "kl_estimator")[0] not in ("k1", "k3"):
+            raise ValueError("kl_ratio gives k1 and k3 the gradient of the KL: set kl_estimator to one of them")
+        return self
+
     def functions(self) -> dict[str, FunctionUse]:
         bounds = self.given("clip_eps", "clip_eps_high")
         return {
@@ -128,6 +143,11 @@ class PolicyObjectiveSection(FunctionSection):
             found: Option -> the function that it chooses.
         """
         estimator = found.get("advantage")
+        if estimator is not None and getattr(estimator.function, "rewards_from_zero", False):
+            penalty = "kl_in: reward" if self.kl_in == "reward" and self.kl_coef > 0 else None
+            if penalty := penalty or ("overlong_buffer_tokens" if self.overlong_buffer_tokens is not None else None):
+                message = f"{estimator.name} needs rewards of at least 0, but {penalty} subtracts from them"
+                yield Problem("advantage", message, "set kl_in to loss (or kl_coef to 0), without a length penalty")
         if estimator is None or not credits_turns(estimator.function) or OWN_REWARD not in run.reward_weights:
             return
         scaling = run.run.reward_scaling

@@ -25,6 +25,12 @@ class AdamWConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
 
 
+class FloorConfig(Section):
+    """Options of the schedules `linear` and `cosine`."""
+
+    floor: float = Field(0.0, ge=0, le=1, description="Final rate, as a fraction of the peak.")
+
+
 adamw = Component(
     summary="AdamW, in the strategy's own implementation, with float32 master weights for 16-bit parameters",
     config=AdamWConfig,
@@ -32,8 +38,10 @@ adamw = Component(
     trains_16_bit=True,
 )
 constant = Component("Constant at the peak rate", Section, f"{__name__}:build_constant")
-linear = Component("Decays linearly to 0 at the last episode", Section, f"{__name__}:build_linear")
-cosine = Component("Decays along half a cosine to 0 at the last episode", Section, f"{__name__}:build_cosine")
+linear = Component(
+    "Decays linearly to a floor, 0 by default, at the last episode", FloorConfig, f"{__name__}:build_linear"
+)
+cosine = Component("Decays along half a cosine to a floor, 0 by default", FloorConfig, f"{__name__}:build_cosine")
 
 
 def build_adamw(config: AdamWConfig, context: OptimizerContext) -> Optimizer:
@@ -52,14 +60,15 @@ def build_constant(config: Section, context: ScheduleContext) -> Callable[[int],
     return lambda update: 1.0
 
 
-def build_linear(config: Section, context: ScheduleContext) -> Callable[[int], float]:
-    """Factor that decays linearly from 1 at the end of warm-up to 0 after the last update."""
-    return lambda update: 1.0 - _progress(update, context)
+def build_linear(config: FloorConfig, context: ScheduleContext) -> Callable[[int], float]:
+    """Factor that decays linearly from 1 at the end of warm-up to `floor` after the last update."""
+    return lambda update: 1.0 - (1.0 - config.floor) * _progress(update, context)
 
 
-def build_cosine(config: Section, context: ScheduleContext) -> Callable[[int], float]:
+def build_cosine(config: FloorConfig, context: ScheduleContext) -> Callable[[int], float]:
     """Factor like `build_linear`, along half a cosine period (Loshchilov 2017, arXiv:1608.03983, without restarts)."""
-    return lambda update: 0.5 * (1.0 + math.cos(math.pi * _progress(update, context)))
+    rest = 1.0 - config.floor
+    return lambda update: config.floor + rest * 0.5 * (1.0 + math.cos(math.pi * _progress(update, context)))
 
 
 def _progress(update: int, context: ScheduleContext) -> float:

@@ -5,10 +5,13 @@ import json
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from tinker import types
+from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rlhf_core.errors import UserInputError
+from rlhf_serve_training.app import Tenants, make_app
 from rlhf_serve_training.executor import Executor
 from rlhf_serve_training.limits import Limits
 from rlhf_serve_training.requests import ModelFacts
@@ -205,5 +208,77 @@ def test_folders_that_the_journal_lacks_are_deleted(tmp_path, ranks):
         async with running(tmp_path, ranks):
             assert known.exists()
             assert not any(folder.exists() for folder in left)
+
+    asyncio.run(run())
+
+
+def test_a_strategy_with_one_adapter_refuses_a_second_model_by_name(tmp_path, ranks):
+    ranks.worker.options.is_owning = True
+
+    async def run():
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            created = create(service, session_id)
+            assert "model_id" in await result(service, created)
+            assert create(service, session_id) == created
+            with pytest.raises(Refused, match="holds one adapter, and it is in use"):
+                create(service, session_id, 1)
+            request = types.UnloadModelRequest(model_id=MODEL.format(session_id))
+            service.unload("a", request, request.model_dump_json().encode())
+            assert "model_id" in await result(service, create(service, session_id, 1))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_owning", [False, True])
+def test_a_failed_pass_restores_an_adapter_whose_gradients_the_strategy_has(tmp_path, ranks, is_owning):
+    ranks.worker.options.is_owning = is_owning
+    ranks.errors["forward"] = UserInputError("not finite", where="x")
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints([5, 6]), loss_fn_inputs={"target_tokens": [6, 7], "weights": [1.0, 1.0]}
+    )
+
+    async def run():
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            await result(service, create(service, session_id))
+            inner = types.ForwardBackwardInput(data=[datum], loss_fn="cross_entropy")
+            model_id = MODEL.format(session_id)
+            message = types.ForwardBackwardRequest(forward_backward_input=inner, model_id=model_id, seq_id=1)
+            body = forward_backward_request_to_proto(message).SerializeToString()
+            request_id = service.train("a", "forward_backward", body)
+            assert "not finite" in (await result(service, request_id))["error"]
+            await result(service, step(service, model_id, 2))
+            assert [each for each, _ in ranks.calls].count("create") == (2 if is_owning else 1)
+
+    asyncio.run(run())
+
+
+def test_a_tenant_leaves_connections_to_the_others(tmp_path, ranks, monkeypatch):
+    monkeypatch.setattr("rlhf_serve_training.app.MAX_CONNECTIONS", 64 + 2 * 3)  # three for each of two
+    keys = {name: f"tml-{name * 30}" for name in ("a", "b")}
+
+    async def run():
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            await result(service, create(service, session_id))
+            waiting = step(service, MODEL.format(session_id), 2)  # its number 1 is missing
+            app = make_app(service, None, Tenants(keys), host="127.0.0.1", tokenizer="")
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000"
+            ) as client:
+
+                async def poll(tenant):
+                    path, headers = "/api/v1/retrieve_future", {"x-api-key": keys[tenant]}
+                    return await client.post(path, json={"request_id": waiting}, headers=headers, timeout=30)
+
+                polls = [asyncio.create_task(poll("a")) for _ in range(3)]
+                await asyncio.sleep(0.2)
+                answer = await poll("a")
+                assert (answer.status_code, answer.json()["code"]) == (429, "too_many_open")
+                assert (await poll("b")).status_code == 404  # it is of another tenant
+                await result(service, step(service, MODEL.format(session_id), 1))
+                assert [each.status_code for each in await asyncio.gather(*polls)] == [200] * 3
+                assert (await poll("a")).status_code == 200
 
     asyncio.run(run())

@@ -14,10 +14,11 @@ from rlhf_core.errors import ConfigError, EpisodeError, RlhfError
 from rlhf_core.plugins.selected import Recipe
 from rlhf_core.util.redact import printable
 
-from ..attempt import Caller, EnvironmentFault, EpisodeLost
+from ..attempt import Caller, EnvironmentFault
 from ..clock import Clock
 from ..contract import Endpoint, Environment, Outcome, Policy, Reply, Task
 from ..episode import EpisodePolicy
+from ..progress import EpisodeLost, Progress
 from ..workers import SPARE_THREADS
 from .messages import (
     BadMessage,
@@ -29,6 +30,7 @@ from .messages import (
     ForkRequest,
     ImportRequest,
     StartEpisode,
+    StepRecorded,
     TurnCanceled,
     TurnRequest,
     TurnResult,
@@ -90,7 +92,7 @@ class IsolatedEnvironments:
     async def make(self, call: Caller) -> Environment:
         """Create an environment for one attempt at an episode, whose clock is in `call`."""
         assert isinstance(call.clock, Clock)
-        return IsolatedEnvironment(self, call.clock)
+        return IsolatedEnvironment(self, call.clock, call.progress)
 
     @asynccontextmanager
     async def process_for(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
@@ -128,8 +130,9 @@ class IsolatedEnvironments:
 class IsolatedEnvironment:
     """An `Environment` that plays its episode in a child process (`RunningEpisode`)."""
 
-    def __init__(self, environments: IsolatedEnvironments, clock: Clock) -> None:
+    def __init__(self, environments: IsolatedEnvironments, clock: Clock, progress: Progress) -> None:
         self.clock = clock
+        self._progress = progress
         self._environments = environments
         self._process: EnvironmentProcess
         self._number: int
@@ -164,7 +167,8 @@ class IsolatedEnvironment:
     async def _play(self, task: Task, policy: EpisodePolicy) -> Outcome:
         process = self._process
         try:
-            process.send(StartEpisode(self._number, task, policy.state))
+            steps, is_recorded = self._progress.steps, self._progress.record is not None
+            process.send(StartEpisode(self._number, task, policy.state, steps, is_recorded))
         except Exception as error:  # pickling third-party metadata may raise anything
             raise EpisodeError(
                 f"its task cannot be sent to the environment's process: {error}",
@@ -210,6 +214,9 @@ class IsolatedEnvironment:
                 self._loop.call_soon(self._fork, message)
             case TurnCanceled():
                 self._loop.call_soon(self._cancel_turn, message)
+            case StepRecorded():
+                if self._progress.record is not None:
+                    self._progress.record(message.step())
             case EpisodeEnded():
                 self._finish(message.outcome)  # validated later, like any environment's outcome
             case EpisodeFailed(fault=fault, error=error):
@@ -225,7 +232,7 @@ class IsolatedEnvironment:
         policy = self._branches.get(request.branch)
         if policy is None:
             return self._process.fail("requested a turn in a branch that does not exist")
-        turn = policy.turn(request.messages, request.tools, request.stop, request.options)
+        turn = policy.turn(request.messages, request.tools, request.stop, request.options, request.compaction)
         await self._send_result(request.turn, policy, turn)
 
     async def _send_result(self, turn: int, policy: EpisodePolicy, call: Awaitable[Reply | Endpoint]) -> None:
@@ -233,6 +240,9 @@ class IsolatedEnvironment:
         reply: Reply | Endpoint | Exception
         try:
             reply = await call
+        except EpisodeLost as lost:
+            self._finish(lost)
+            reply = RuntimeError("the episode starts again")
         except Exception as error:  # the environment handles the policy's errors
             reply = to_picklable(error)
         finally:

@@ -18,8 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from rlhf_core import errors
 from rlhf_core.errors import RlhfError
 
-from ..contract import Endpoint, EpisodeTruncated, Outcome, Reply, Task
+from ..compaction import Compaction, ContextFull
+from ..contract import Endpoint, EpisodeTruncated, Outcome, Reply, Status, Task
 from ..episode import State
+from ..progress import Step
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Limit on one message from the child. An observation may have a million characters, and a turn several of them."""
@@ -88,6 +90,7 @@ class TurnRequest(_OfEpisode):
     tools: list[dict[str, Any]]
     stop: list[str]
     options: dict[str, Any] = Field(default_factory=dict)
+    compaction: Compaction = None
 
 
 class EndpointRequest(_OfEpisode):
@@ -130,7 +133,31 @@ class EpisodeFailed(_OfEpisode):
     error: ErrorMessage | None = None
 
 
-EpisodeMessage = CallStarted | TurnRequest | EndpointRequest | TurnCanceled | ForkRequest | EpisodeEnded | EpisodeFailed
+class StepRecorded(_OfEpisode):
+    """A step of an environment that has `state` and `restore` (`Step`)."""
+
+    type: Literal["step"] = "step"
+    turn: int
+    observation: str | list[dict[str, Any]] | None
+    reward: float
+    status: Status | None
+    state: Any
+
+    def step(self) -> Step:
+        """Return the step."""
+        return Step(**{name: getattr(self, name) for name in ("turn", "observation", "reward", "status", "state")})
+
+
+EpisodeMessage = (
+    StepRecorded
+    | CallStarted
+    | TurnRequest
+    | EndpointRequest
+    | TurnCanceled
+    | ForkRequest
+    | EpisodeEnded
+    | EpisodeFailed
+)
 FromChild = Ready | EpisodeMessage
 _FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="type")])
 
@@ -152,6 +179,10 @@ class StartEpisode:
     episode: int
     task: Task
     state: State
+    steps: tuple[Step, ...] = ()
+    """Steps to continue after (`Progress.steps`)."""
+    is_recorded: bool = False
+    """Whether further steps are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +197,7 @@ class TurnResult:
 
 def to_picklable(error: Exception) -> Exception:
     """Return the error, or one with its name and text if the child may not have its class."""
-    is_known = isinstance(error, RlhfError | EpisodeTruncated) or type(error).__module__ == "builtins"
+    is_known = isinstance(error, RlhfError | EpisodeTruncated | ContextFull) or type(error).__module__ == "builtins"
     return error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
 
 

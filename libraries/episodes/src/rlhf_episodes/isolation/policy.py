@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from ..compaction import Compaction
 from ..contract import Endpoint, Messages, Options, Reply, Tool
 from ..episode import NO_FORK, OVER, State
+from ..progress import Progress, Step
 from .messages import MAX_TEXT_CHARS, StartEpisode, TurnResult
 
 
@@ -28,6 +30,10 @@ class RemoteEpisode:
         self._turns = itertools.count()
         self._waiting: dict[int, asyncio.Future[TurnResult]] = {}
         self._is_over = False
+        self.progress = Progress(start.steps, self._record_step if start.is_recorded else None)
+
+    def _record_step(self, step: Step) -> None:
+        self.send({"type": "step", **asdict(step)})
 
     def policy(self) -> RemotePolicy:
         """Return the policy in the episode's first branch."""
@@ -91,7 +97,12 @@ class RemotePolicy:
         return replace(self._episode.state, context_left=self._context_left).remaining_tokens
 
     async def turn(
-        self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
+        self,
+        messages: Messages = None,
+        tools: Sequence[Tool] = (),
+        stop: Sequence[str] = (),
+        options: Options = None,
+        compaction: Compaction = None,
     ) -> Reply:
         message = {
             "type": "turn",
@@ -100,6 +111,7 @@ class RemotePolicy:
             "tools": [dict(each) for each in tools],
             "stop": list(stop),
             "options": dict(options or {}),
+            "compaction": compaction,
         }
         could_fork, self._can_fork = self._can_fork, False
         try:

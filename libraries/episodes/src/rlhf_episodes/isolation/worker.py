@@ -90,7 +90,8 @@ class EnvironmentWorker:
     async def _play(self, episode: RemoteEpisode) -> None:
         message: dict[str, Any]
         try:
-            outcome = await run_environment(self._make, Caller(episode, self._workers), episode.task, episode.policy())
+            call = Caller(episode, self._workers, episode.progress)
+            outcome = await run_environment(self._make, call, episode.task, episode.policy())
             message = {"type": "ended", "outcome": asdict(outcome)}
         except RlhfError as error:
             message = {"type": "failed", "error": ErrorMessage.of(error).model_dump()}

@@ -54,6 +54,9 @@ class AdvantageInput:
     `turn_state` of an environment that declares it. Empty like `turn_numbers`."""
     greedy_scores: Tensor | None = None
     """[B] float32, the score of the greedy answer to each row's prompt. None without greedy answers."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """Column -> its values: [B, A, ...] per token, [B, ...] per sample. Includes those of the passes that the estimator
+    declares (`rlhf_objective.uses_pass`)."""
 
     @property
     def totals(self) -> Tensor:
@@ -120,7 +123,7 @@ def token_rewards(
     return torch.where(is_last, rewards + last.unsqueeze(-1), rewards).float()
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Advantages:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> Advantages:
     """Generalized advantage estimation (Schulman 2015, equation 16).
 
     delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lam A_{t+1}, in which t+1 is the next True position of
@@ -130,7 +133,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         rewards, values: [B, A] float.
         mask: [B, A] bool.
         gamma: Discount.
-        lam: Decay of later deltas.
+        lam: Decay of later deltas, one number or [B].
 
     Returns:
         Advantages, and returns (advantages + values).

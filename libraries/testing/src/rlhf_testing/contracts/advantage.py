@@ -47,7 +47,7 @@ class AdvantageContract(EstimatesContract, FunctionContract):
     @pytest.fixture
     @classmethod
     def advantage_case(cls, function: Estimator) -> AdvantageCase:
-        items, algorithm = _items(), cast(RolloutAlgorithm, _EstimatorAlgorithm(function))
+        items, algorithm = _items(function), cast(RolloutAlgorithm, _EstimatorAlgorithm(function))
         flat = [replace(item, rewards=dict.fromkeys(WEIGHTS, 1.0)) for item in items]
         return AdvantageCase(lambda: algorithm, RewardCombiner(WEIGHTS), _episode(items), _episode(flat))
 
@@ -63,7 +63,7 @@ class AdvantageContract(EstimatesContract, FunctionContract):
     def test_one_answer_alone(self, function: Estimator) -> None:
         import torch
 
-        assert bool(torch.isfinite(_compute(function, _episode(_items()[:1]))).all())
+        assert bool(torch.isfinite(_compute(function, _episode(_items(function)[:1]))).all())
 
 
 class _EstimatorAlgorithm:
@@ -91,8 +91,11 @@ def _compute(estimator: Estimator, episode: Experience) -> Tensor:
     return estimated(estimator, episode, view, rewards=rewards, kl=kl, penalises_kl=True)
 
 
-def _items() -> list[BufferItem]:
+def _items(estimator: Estimator) -> list[BufferItem]:
+    """Items with the columns that the estimator's passes would add, of positive values."""
     import torch
+
+    added = objective.estimator_columns(estimator)
 
     generator = torch.Generator().manual_seed(5)
     items = []
@@ -119,8 +122,9 @@ def _items() -> list[BufferItem]:
                         {
                             TURN_REWARDS: earned,
                             GREEDY_REWARDS: {"score": float(sample // 4 % 2), "environment": 0.5},
+                            **{name: noise[0].abs() + 0.1 for name in added},
                         },
-                        {**GREEDY_COLUMNS, **EPISODE_COLUMNS},
+                        {**GREEDY_COLUMNS, **EPISODE_COLUMNS, **added},
                     ),
                 )
             )

@@ -84,7 +84,12 @@ class EngineContract(ComponentContract):
     """Whether an answer's tokens are the same alone and in a batch, as `RolloutEngine.generate` promises."""
     log_prob_tolerance: ClassVar[float] = 1e-4
     """Maximum difference from a plain forward pass, in nats."""
-    option_values: ClassVar[Mapping[str, Any]] = {"temperature": 0.6}
+    option_values: ClassVar[Mapping[str, Any]] = {
+        "temperature": 0.6,
+        "min_p": 0.01,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+    }
     """Value of each option that the config class declares as `request_options`."""
     hidden_size: ClassVar[int] = 32
     """Hidden size of the tiny policy, which has two heads. Increase it for kernels that need larger heads."""

@@ -14,10 +14,19 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import BufferItem, Experience, Role
 from rlhf_forward import aggregate_count, masked_whiten
-from rlhf_objective import KLController, PolicyObjective, check_groups, earned_in_turns, gae, has_turns
+from rlhf_objective import (
+    KLController,
+    PolicyObjective,
+    adaptive_lambda,
+    check_groups,
+    earned_in_turns,
+    gae,
+    has_turns,
+)
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
+from .critic_start import CriticStart
 from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pretraining_loss
 
 
@@ -26,9 +35,13 @@ def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
     pretraining = None
     if config.ptx_path is not None and config.ptx_coef > 0:
         pretraining = PretrainingFile(config.ptx_path, context.tokenizer, config.ptx_max_tokens)
-    sampling = context.sampling
+    sampling, path = context.sampling, config.critic.path
     algorithm = PPO(
-        config, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens, pretraining=pretraining
+        config,
+        temperature=sampling.temperature,
+        max_new_tokens=sampling.max_new_tokens,
+        pretraining=pretraining,
+        critic_start=None if path is None else CriticStart(path, context.tokenizer),
     )
     check_groups("ppo", algorithm.estimator, context.samples_per_prompt)
     return algorithm
@@ -47,6 +60,7 @@ class PPO(PolicyObjective):
         max_new_tokens: int | None = None,
         pretraining: PretrainingData | None = None,
         pin_memory: bool = False,
+        critic_start: CriticStart | None = None,
     ) -> None:
         """Create the algorithm.
 
@@ -56,12 +70,15 @@ class PPO(PolicyObjective):
             max_new_tokens: Maximum response length in tokens. Needed by aggregations that divide by it.
             pretraining: Text of the ptx loss.
             pin_memory: Collate into page-locked memory, so that copies to the GPU overlap with computation.
+            critic_start: Start of the critic. None copies the policy.
         """
         super().__init__(config, temperature=temperature, max_new_tokens=max_new_tokens)
         self._pretraining = pretraining
         self._pin_memory = pin_memory
         self._controller = _controller(config)
         self._last_kl: tuple[float, int] | None = None
+        self._num_warmed_up = 0
+        self._critic_start = critic_start
 
     def use_pretraining(self, data: PretrainingData) -> None:
         """Set the text source of the ptx loss, if it is only known after construction."""
@@ -80,7 +97,12 @@ class PPO(PolicyObjective):
         return terms
 
     def build_critic(self, policy: nn.Module) -> nn.Module:
-        return Critic.from_pretrained(policy)
+        return Critic.from_pretrained(policy) if self._critic_start is None else self._critic_start.load(policy)
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether only the critic learns in this episode."""
+        return self._num_warmed_up < self.config.critic_warmup_episodes
 
     @property
     def kl_coef(self) -> float:
@@ -96,9 +118,13 @@ class PPO(PolicyObjective):
         """Advantages of GAE, or of the configured estimator, whitened over the episode. Returns are always GAE's."""
         assert episode.values is not None
         config, mask = self.config, episode.action_mask
-        result = gae(rewards, episode.values, mask, config.gamma, config.lam)
+        lam: float | Tensor = config.lam
+        if config.lam_alpha is not None:
+            lam = adaptive_lambda(mask.sum(-1), config.lam_alpha)
+            metrics["advantage/lambda_mean"] = float(adaptive_lambda(view.lengths, config.lam_alpha).mean())
+        result = gae(rewards, episode.values, mask, config.gamma, lam)
         returns = result.returns
-        if config.critic_lam is not None and config.critic_lam != config.lam:
+        if config.critic_lam is not None and (config.lam_alpha is not None or config.critic_lam != config.lam):
             returns = gae(rewards, episode.values, mask, config.gamma, config.critic_lam).returns
         estimated = replace(episode, advantages=result.advantages, returns=returns)
         if self.estimator is not None:
@@ -123,9 +149,14 @@ class PPO(PolicyObjective):
         counts = {**super().counts(batch), "value": aggregate_count(batch.action_mask, "token-mean")}
         if "ptx" in counts:
             counts["ptx"] = pretraining_count(batch)
+        if self.is_warming_up:  # nothing of the policy counts, so that it is not stepped
+            counts |= {name: 0.0 for name, term in self.terms.items() if term.role == "policy"}
         return counts
 
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
+        if self.is_warming_up:
+            value, value_metrics = value_sum(models["critic"], batch, clip_eps=self.config.value_clip)
+            return LossOutput({"value": value}, value_metrics)
         terms = self.terms_of(models["policy"], batch)
         sums, metrics = terms.sums, terms.metrics
         if "ptx" in self.terms:
@@ -142,16 +173,22 @@ class PPO(PolicyObjective):
 
     def end_episode(self) -> None:
         """Adapt coefficients to the KL and the entropy of the episode just trained on."""
+        if self.is_warming_up:
+            self._num_warmed_up += 1
+            self._last_kl = None
+            return
         if self._last_kl is not None:
             self._controller.update(*self._last_kl)
             self._last_kl = None
         super().end_episode()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_controller": self._controller.state_dict(), **super().state_dict()}
+        state = {"kl_controller": self._controller.state_dict(), **super().state_dict()}
+        return {**state, "critic_warmup_episodes": self._num_warmed_up} if self._num_warmed_up else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._controller.load_state_dict(state["kl_controller"])
+        self._num_warmed_up = int(state.get("critic_warmup_episodes", 0))
         super().load_state_dict(state)
 
 

@@ -7,7 +7,19 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from rlhf_core import Section
 from rlhf_objective import FunctionChoice, FunctionUse, PolicyObjectiveSection
+
+
+class CriticConfig(Section):
+    """The critic's start."""
+
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="Reward model, causal LM or earlier critic to start from: a folder or hub name. null copies the "
+        "policy.",
+    )
 
 
 class PPOConfig(PolicyObjectiveSection):
@@ -24,6 +36,16 @@ class PPOConfig(PolicyObjectiveSection):
     lam: float = Field(0.95, ge=0, le=1, description="Lambda of GAE: 1 uses full returns, 0 the one-step TD error.")
     critic_lam: float | None = Field(
         None, ge=0, le=1, description="Lambda of the critic's targets (VC-PPO, Yuan 2025). null uses lam."
+    )
+    lam_alpha: float | None = Field(
+        None,
+        gt=0,
+        description="Lambda by the answer's length l: 1 - 1 / (lam_alpha * l), at least 0 (VAPO, Yue 2025: 0.05). null "
+        "uses lam.",
+    )
+    critic: CriticConfig = Field(default_factory=CriticConfig, description="The critic's start.")
+    critic_warmup_episodes: int = Field(
+        0, ge=0, description="Number of first episodes that train only the critic (VC-PPO, Yuan 2025)."
     )
     advantage: FunctionChoice | None = Field(
         None, description="Advantage estimator instead of GAE: a name, or {name: …, option: …}. null is GAE."
@@ -48,6 +70,8 @@ class PPOConfig(PolicyObjectiveSection):
             raise ValueError("ptx_coef > 0 requires pretraining text: set ptx_path to a JSON Lines file")
         if self.kl_controller == "adaptive" and self.kl_in == "loss":
             raise ValueError("the adaptive controller requires the KL penalty in the reward: set kl_in to reward")
+        if self.lam_alpha is not None and "lam" in self.model_fields_set:
+            raise ValueError("lam_alpha replaces lam: remove one of them (critic_lam is that of the critic's targets)")
         return self
 
     def functions(self) -> dict[str, FunctionUse]:

@@ -23,7 +23,7 @@ from rlhf_passes import Packing, takes_packed_rows
 
 PEFT_PREFIX = "base_model.model."
 """Prefix that PEFT adds to the parameter names of a wrapped model."""
-_HEAD_FILE = "value_head.safetensors"
+HEAD_FILE = "value_head.safetensors"
 
 
 class Critic(nn.Module):
@@ -65,7 +65,7 @@ class Critic(nn.Module):
         check_hub(str(path_or_model), where="Critic.from_pretrained")
         trunk = AutoModel.from_pretrained(path_or_model, dtype=dtype, use_safetensors=True)
         critic = cls(trunk, _hidden_size(trunk.config))
-        head = Path(path_or_model) / _HEAD_FILE
+        head = Path(path_or_model) / HEAD_FILE
         if head.exists():
             critic.value_head.load_state_dict(load_file(head))
         return critic
@@ -86,7 +86,7 @@ class Critic(nn.Module):
         }
         write_transformers_folder(inner, trunk, Path(path))
         head = {n.removeprefix("value_head."): t for n, t in state.items() if n.startswith("value_head.")}
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, Path(path) / _HEAD_FILE)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, Path(path) / HEAD_FILE)
 
     @property
     def takes_packed_rows(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -25,6 +27,9 @@ _POLL_SECONDS = 25.0
 """Maximum time for which a client waits for a result. The SDK gives up after 45 s."""
 _MESSAGE_BYTES = 64 * 1024
 """Maximum size of a request without data. The journal keeps names and metadata for as long as it exists."""
+MAX_CONNECTIONS = 1024
+_SPARE_CONNECTIONS = 64
+"""Connections of all tenants together beyond their shares: idle ones, and those without a key."""
 _TRAINING = ("optim_step", "save_weights", "save_weights_for_sampler", "save_weights_external")
 _NOT_OFFERED = {
     "/auth/token": "JWT authentication",
@@ -53,6 +58,11 @@ class Tenants:
         """Create the table. `keys`: name of a tenant -> its key."""
         self._keys = keys
 
+    @property
+    def count(self) -> int:
+        """Number of tenants."""
+        return len(self._keys)
+
     def find(self, key: str) -> str | None:
         """Return the tenant of a key, or None. Takes the same time for all wrong keys."""
         found = None
@@ -60,6 +70,26 @@ class Tenants:
             if secrets.compare_digest(own.encode(), key.encode()):
                 found = name
         return found
+
+
+class Shares:
+    """Requests that each tenant has open at the same time, so that one's long polls leave connections to the others."""
+
+    def __init__(self, limit: int) -> None:
+        """Create the table. `limit`: maximum number of open requests of a tenant."""
+        self._limit = limit
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one_of(self, tenant: str) -> Iterator[None]:
+        """Context of a request of a tenant. Raises `Refused`, with a status that the SDK retries, at the limit."""
+        if self._open[tenant] >= self._limit:
+            raise Refused(429, "too_many_open", f"{self._limit} requests are open, wait for some of them")
+        self._open[tenant] += 1
+        try:
+            yield
+        finally:
+            self._open[tenant] -= 1
 
 
 def make_app(service: Service, facts: ModelFacts, tenants: Tenants, *, host: str, tokenizer: str) -> Guard:
@@ -74,6 +104,7 @@ def make_app(service: Service, facts: ModelFacts, tenants: Tenants, *, host: str
     """
     limits = server_limits(service)
     bodies = Bodies(limits)
+    shares = Shares((limits.max_connections - _SPARE_CONNECTIONS) // tenants.count)
     lists = Lists(service, facts, tokenizer)
     api = _Api(service, bodies, lists)
 
@@ -84,7 +115,8 @@ def make_app(service: Service, facts: ModelFacts, tenants: Tenants, *, host: str
             if service.failed is not None:
                 raise Refused(503, "failed", "the service has failed, see its log")
             try:
-                return await handler(request, tenant)
+                with shares.one_of(tenant):
+                    return await handler(request, tenant)
             except InvalidRequest as error:
                 raise Refused(400, "invalid_request", str(error)) from None
 
@@ -147,7 +179,9 @@ def _routes(route: Callable[..., Route], api: _Api, lists: Lists) -> list[Route]
 def server_limits(service: Service) -> ServerLimits:
     """Return the limits of the web server."""
     size = service.limits.body_bytes
-    return ServerLimits(max_connections=1024, max_body_bytes=size, max_bytes_in_flight=4 * size, wait_seconds=60.0)
+    return ServerLimits(
+        max_connections=MAX_CONNECTIONS, max_body_bytes=size, max_bytes_in_flight=4 * size, wait_seconds=60.0
+    )
 
 
 def answer_json(value: Mapping[str, Any], status: int = 200) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tinker import types
 
@@ -78,28 +79,58 @@ class SampleTurns:
             found = self._ranks.call("sample", folder=folder, works=works)
             sampled.update((id(work), each) for work, each in zip(works, found, strict=True))
             waiting = later
+        scored = self._scores(folder, list(orders.values()), sampled)
         return {
-            request_id: self._answer(folder, order, [sampled[id(work)] for work in order.works])
+            request_id: _answer(order, [sampled[id(work)] for work in order.works], scored)
             for request_id, order in orders.items()
         }
 
-    def _answer(self, folder: str | None, order: SampleOrder, samples: Sequence[Sampled]) -> bytes:
-        prompt, last = order.prompt_ids, order.prompt_logprobs
-        logprobs: list[float] | None = None
-        prompt_top: list[dict[int, float]] = []
-        if last is not None:
-            before = len(prompt) - last
-            found: tuple[list[float], list[dict[int, float]]] = ([], [])
-            if last:
-                (found,) = self._ranks.call("score", folder=folder, rows=[prompt], num_top=order.top_prompt)
-            logprobs = [math.nan] * before + found[0][len(found[0]) - last :]
-            if order.top_prompt:
-                prompt_top = [{}] * before + found[1][len(found[1]) - last :]
-        if order.top_sample:
-            rows = [[*prompt, *each.token_ids] for each in samples]
-            scored = self._ranks.call("score", folder=folder, rows=rows, num_top=order.top_sample)
-            samples = [
-                Sampled(each.token_ids, each.logprobs, each.stopped, top[len(prompt) - 1 :])
-                for each, (_, top) in zip(samples, scored, strict=True)
-            ]
-        return sample_output(samples, logprobs, prompt_top)
+    def _scores(
+        self, folder: str | None, orders: Sequence[SampleOrder], sampled: Mapping[int, Sampled]
+    ) -> dict[_Row, _Scores]:
+        """Scores of all rows that the requests need, computed together for each number of top tokens."""
+        rows: dict[int, dict[_Row, None]] = {}  # number of top tokens -> rows, each once
+        for order in orders:
+            if order.prompt_logprobs:
+                rows.setdefault(order.top_prompt, {})[_Row(tuple(order.prompt_ids), order.top_prompt)] = None
+            if order.top_sample:
+                of_order = rows.setdefault(order.top_sample, {})
+                for work in order.works:
+                    of_order[_Row((*order.prompt_ids, *sampled[id(work)].token_ids), order.top_sample)] = None
+        found: dict[_Row, _Scores] = {}
+        for num_top, of_number in rows.items():
+            scores = self._ranks.call(
+                "score", folder=folder, rows=[row.token_ids for row in of_number], num_top=num_top
+            )
+            found.update(zip(of_number, scores, strict=True))
+        return found
+
+
+class _Row(NamedTuple):
+    """A row to score."""
+
+    token_ids: tuple[int, ...]
+    num_top: int
+
+
+_Scores = tuple[list[float], list[dict[int, float]]]
+"""Log-probs of a row's tokens after the first, and the most likely tokens at each."""
+
+
+def _answer(order: SampleOrder, samples: Sequence[Sampled], scored: Mapping[_Row, _Scores]) -> bytes:
+    prompt, last = tuple(order.prompt_ids), order.prompt_logprobs
+    logprobs: list[float] | None = None
+    prompt_top: list[dict[int, float]] = []
+    if last is not None:
+        before = len(prompt) - last
+        found: _Scores = scored[_Row(prompt, order.top_prompt)] if last else ([], [])
+        logprobs = [math.nan] * before + found[0][len(found[0]) - last :]
+        if order.top_prompt:
+            prompt_top = [{}] * before + found[1][len(found[1]) - last :]
+    if order.top_sample:
+        of_samples = [scored[_Row((*prompt, *each.token_ids), order.top_sample)] for each in samples]
+        samples = [
+            Sampled(each.token_ids, each.logprobs, each.stopped, top[len(prompt) - 1 :])
+            for each, (_, top) in zip(samples, of_samples, strict=True)
+        ]
+    return sample_output(samples, logprobs, prompt_top)

@@ -7,15 +7,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_core.config import EngineConfig
+from rlhf_forward import ShapedEngineConfig
 
 
-class HfEngineConfig(EngineConfig):
+class HfEngineConfig(ShapedEngineConfig):
     """Rollouts with transformers."""
 
-    request_options: ClassVar[Mapping[str, str]] = {
-        "temperature": "softmax temperature for this request, above 0, instead of engine.temperature"
-    }
     removed: ClassVar[Mapping[str, str]] = {
         "compile": "decoding steps are never compiled: remove it",
         "prepack": "linear weights are always packed if that is faster: remove it",

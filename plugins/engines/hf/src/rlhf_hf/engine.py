@@ -15,6 +15,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, OutOfMemoryError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+from rlhf_forward import BannedWords
 from rlhf_models import PromptInputs, check_same_weights, eos_token_ids
 
 from .cache import round_down, round_up
@@ -45,6 +46,8 @@ class HfEngine:
         self.context_tokens = self._forward.context_tokens
         """Maximum sequence length, from the model's positions."""
         self.eos_token_ids = eos_token_ids(self._forward.base, context.tokenizer)
+        words = config.banned_words
+        self._banned = BannedWords(words, context.tokenizer, self.eos_token_ids) if words else None
         self._path: Path | None = None
         self._packed: PackedLinears | None = None
         self._dtype = _mixed_dtype(config, context, self._forward.dtype)
@@ -106,7 +109,8 @@ class HfEngine:
             self._running.cancel(sample_id, branch)
 
     def _sampler(self, sampling: SamplingParams) -> TokenSampler:
-        return TokenSampler(self._seed, sampling, StopRule(self.eos_token_ids, sampling.stop, self._tokenizer))
+        stop = StopRule(self.eos_token_ids, sampling.stop, self._tokenizer)
+        return TokenSampler(self._seed, sampling, stop, self._banned)
 
     def _batch(self, rows: deque[DecodingRow], *, in_flight: bool = False) -> SlotBatch | LockstepBatch:
         """Create a batch for the waiting `rows`. `in_flight`: other rows may join later."""

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from rlhf_core.errors import DataError, DivergenceError
+from rlhf_core.errors import DivergenceError
 from rlhf_core.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from rlhf_forward import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
+from rlhf_forward import (
+    BannedWords,
+    SampledTokens,
+    greedy_sample,
+    inverse_cdf_sample,
+    sampled_columns,
+    temperature_of,
+    uniforms,
+)
 from rlhf_models import answer_limit
 
+from .row_shaping import RowShaping, shaped_rows
 from .stop import StopRule
 
 NOISE_TOKENS = 256
@@ -31,6 +40,8 @@ class DecodingRow:
     """Equal for rows of one `make_rows` call if and only if their prompts are equal."""
     temperature: float | None = None
     """Temperature of this request, None to use that of the sampling parameters."""
+    shaping: RowShaping | None = None
+    """Penalties, min-p and banned tokens. None if all are off."""
     sampler: TokenSampler = field(init=False)
     """Sampler for this row, set by `RunningBatch.add`."""
     token_ids: list[int] = field(default_factory=list)
@@ -58,6 +69,10 @@ class DecodingRow:
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None
+        columns = {}
+        if self.temperature is not None or self.shaping is not None:
+            banned = None if self.shaping is None else self.shaping.banned
+            columns = sampled_columns(self.request.options, banned, self.token_ids, where="engine hf")
         return Completion(
             sample_id=self.request.sample_id,
             token_ids=tuple(self.token_ids),
@@ -68,7 +83,7 @@ class DecodingRow:
             support_ids=tuple(self.support_ids) if self.support_ids else None,
             branch=self.request.branch,
             num_reused=len(self.prompt_ids) - self.num_computed,
-            columns={} if self.temperature is None else {"temperature": [self.temperature] * len(self.token_ids)},
+            columns=columns,
         )
 
     @property
@@ -80,7 +95,11 @@ class DecodingRow:
 
 
 def make_rows(
-    requests: Sequence[GenerationRequest], sampling: SamplingParams, context_tokens: int | None, first_key: int = 0
+    requests: Sequence[GenerationRequest],
+    sampling: SamplingParams,
+    context_tokens: int | None,
+    first_key: int = 0,
+    banned: BannedWords | None = None,
 ) -> list[DecodingRow]:
     """Create rows in the order of the requests, each with its token limit.
 
@@ -92,16 +111,13 @@ def make_rows(
     for request in requests:
         limit = answer_limit(request, sampling, context_tokens, engine="engine hf")
         key = keys.setdefault(request.prompt_ids, first_key + len(keys))
-        rows.append(DecodingRow(request, limit, key, None if sampling.greedy else _request_temperature(request)))
+        row = DecodingRow(request, limit, key)
+        if not sampling.greedy:
+            where = f"engine hf, sample {request.sample_id}"
+            row.temperature = temperature_of(request.options, where=where)
+            row.shaping = RowShaping.of(request, banned, row.token_ids, where=where)
+        rows.append(row)
     return rows
-
-
-def _request_temperature(request: GenerationRequest) -> float | None:
-    value = request.options.get("temperature")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf):
-        where = f"engine hf, sample {request.sample_id}"
-        raise DataError(f"the option temperature is {value!r}", where=where, hint="use a number above 0")
-    return value
 
 
 class TokenSampler:
@@ -110,13 +126,14 @@ class TokenSampler:
     The noise for token t of a row depends only on (seed, sample_id, branch, offset + t).
     """
 
-    def __init__(self, seed: int, sampling: SamplingParams, stop: StopRule) -> None:
+    def __init__(self, seed: int, sampling: SamplingParams, stop: StopRule, banned: BannedWords | None = None) -> None:
         self._seed = seed
         self._sampling = sampling
         self.stop = stop
+        self.banned = banned
 
     def draw(self, logits: Tensor, rows: Sequence[DecodingRow]) -> None:
-        """Append one token to each row, from `logits` [n, V]. Either all rows have their own temperature, or none.
+        """Append one token to each row, from `logits` [n, V]. The rows have the same `_kind_of_draw`.
 
         Raises `DivergenceError` if the logits are not finite.
         """
@@ -131,6 +148,8 @@ class TokenSampler:
                     hint="the weights have diverged: lower optimizer.lr",
                 )
             row.token_ids.append(token)
+            if row.shaping is not None:
+                row.shaping.add(token)
             row.logprobs.append(log_prob)
             row.versions.append(row.version)
             if support is not None:
@@ -143,7 +162,11 @@ class TokenSampler:
         temperature: float | Tensor = sampling.temperature
         if rows[0].temperature is not None:
             temperature = torch.tensor([[row.temperature] for row in rows], device=logits.device)
-        return inverse_cdf_sample(logits, noise.to(logits.device), temperature, sampling.top_k, sampling.top_p)
+        min_p, shapings = 0.0, [row.shaping for row in rows if row.shaping is not None]
+        if shapings:
+            logits, min_p = shaped_rows(logits, shapings), shapings[0].min_p
+        noise = noise.to(logits.device)
+        return inverse_cdf_sample(logits, noise, temperature, sampling.top_k, sampling.top_p, min_p)
 
     def _draw_noise(self, rows: Sequence[DecodingRow]) -> None:
         """Extend the noise of `rows` by a block. A row's noise depends only on its own counter."""
@@ -160,15 +183,20 @@ class TokenSampler:
             row.noise.extend(block)
 
 
+def _kind_of_draw(row: DecodingRow) -> tuple[bool, float | None]:
+    """Whether the row uses the temperature of the sampling parameters, and its min-p (None: nothing is shaped)."""
+    return row.temperature is None, None if row.shaping is None else row.shaping.min_p
+
+
 def sample(logits: Tensor, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
     """Append one token to each row, from `logits` [n, V], and return the rows that end with it.
 
     Raises `DivergenceError` if the logits are not finite.
     """
-    groups: dict[tuple[TokenSampler, bool], list[int]] = {}
+    groups: dict[tuple[TokenSampler, bool, float | None], list[int]] = {}
     for place, row in enumerate(rows):
-        groups.setdefault((row.sampler, row.temperature is None), []).append(place)
-    for (sampler, _), places in groups.items():
+        groups.setdefault((row.sampler, *_kind_of_draw(row)), []).append(place)
+    for (sampler, *_), places in groups.items():
         if len(groups) == 1:
             sampler.draw(logits, rows)
             break

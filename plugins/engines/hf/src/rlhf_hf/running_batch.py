@@ -57,7 +57,8 @@ class RunningBatch:
         for sampling, group in groups.items():
             if sampling not in self._samplers:
                 self._samplers[sampling] = self._new_sampler(sampling)
-            rows = make_rows(group, sampling, self._context_tokens, first_key=self._num_rows)
+            banned = self._samplers[sampling].banned
+            rows = make_rows(group, sampling, self._context_tokens, first_key=self._num_rows, banned=banned)
             self._num_rows += len(rows)
             for row in rows:
                 row.sampler, row.version = self._samplers[sampling], self._version

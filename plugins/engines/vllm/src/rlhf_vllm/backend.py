@@ -29,6 +29,7 @@ class VllmBackend:
     def __init__(self, settings: Settings) -> None:
         """Raises `PluginError` if vLLM cannot be imported, `ConfigError` if it cannot run this model."""
         self._eos_ids = list(settings.eos_ids)
+        self._banned_words = list(settings.config.banned_words)
         self._num_workers = settings.config.tensor_parallel_size
         self._vllm = vllm = import_vllm()
         self._sleeps = can_sleep(settings)
@@ -99,10 +100,13 @@ class VllmBackend:
 
     def _sampling_params(self, job: GenerationJob, in_flight: bool) -> Any:
         sampling, kinds = job.sampling, self._vllm.sampling_params.RequestOutputKind
-        chosen = {} if sampling.greedy else {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": job.seed}
+        chosen: dict[str, Any] = {"temperature": 0.0}
+        if not sampling.greedy:
+            chosen = {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": job.seed}
+            # vLLM and rlhf_forward give these options the same names and meaning.
+            chosen |= {"temperature": sampling.temperature, "bad_words": self._banned_words or None, **job.options}
         return self._vllm.SamplingParams(
             max_tokens=job.max_tokens,
-            temperature=0.0 if sampling.greedy else sampling.temperature,
             logprobs=job.num_top_logprobs,
             ignore_eos=True,  # all stop conditions are set here
             stop_token_ids=self._eos_ids,

@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config import EngineConfig
+from rlhf_forward import ShapedEngineConfig
 from rlhf_models import truncation_problem
 
 INSTALL = "make setup-vllm (without a GPU), or pip install vllm==0.32.0 (CUDA)"
 """Hint for users if vLLM is missing or broken."""
 
 
-class VllmEngineConfig(EngineConfig):
+class VllmEngineConfig(ShapedEngineConfig):
     """Rollouts with vLLM."""
 
     removed: ClassVar[Mapping[str, str]] = {
@@ -69,4 +69,22 @@ class VllmEngineConfig(EngineConfig):
     def _check_truncation(self) -> VllmEngineConfig:
         if problem := truncation_problem(self.top_k, self.top_p, engine="vllm"):
             raise ValueError(problem)
+        if problem := min_p_problem(self.top_k, self.min_p) or temperature_problem(self.temperature):
+            raise ValueError(problem)
         return self
+
+    def min_p_problem(self) -> str | None:
+        return min_p_problem(self.top_k, 0.5)
+
+
+def min_p_problem(top_k: int, min_p: float) -> str | None:
+    """Return the reason why vLLM cannot report the tokens that min-p keeps, or None."""
+    needs_top_k = min_p > 0 and top_k == 0
+    return "min_p needs top_k (1 to 1024) with the engine vllm. Set it, or use the engine hf" if needs_top_k else None
+
+
+def temperature_problem(temperature: float) -> str | None:
+    """Return the reason why vLLM would sample at another temperature, or None."""
+    if 0.01 <= temperature <= 2.0:
+        return None
+    return f"the temperature {temperature:g} is outside 0.01 to 2, which vLLM changes or refuses. Use the engine hf"

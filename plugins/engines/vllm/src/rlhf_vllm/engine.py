@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.components import EngineContext
-from rlhf_core.errors import RlhfError, SyncError
+from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+from rlhf_forward import BannedWords, request_shaping, sampled_columns, temperature_of
 from rlhf_models import GenerationJob, check_same_weights, checked_completion, eos_token_ids, is_lora
 from rlhf_strategies import plain_shards
 
-from .config import VllmEngineConfig
+from .config import VllmEngineConfig, min_p_problem, temperature_problem
 from .process import VllmProcess
 from .start import WHERE, Settings, describe_error
 
@@ -26,6 +28,7 @@ class VllmEngine:
         """Raises `PluginError` if vLLM is broken, `ConfigError` if it cannot run this model."""
         self._config = config
         self._module = context.model
+        self._open: dict[tuple[int, int], GenerationJob] = {}
         self._seed = context.seed
         self.policy_version = 0
         self._loaded: list[int] = []
@@ -33,6 +36,8 @@ class VllmEngine:
         model: Any = context.model
         base = model.get_base_model() if is_lora(model) else model
         self.eos_token_ids = eos_token_ids(base, context.tokenizer)
+        words = config.banned_words
+        self._banned = BannedWords(words, context.tokenizer, self.eos_token_ids) if words else None
         with tempfile.TemporaryDirectory(prefix="rlhf-vllm-") as folder:
             base.config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
@@ -69,9 +74,17 @@ class VllmEngine:
         return self._completions(lambda: [self._job(*request) for request in between()], in_flight=True)
 
     def _job(self, request: GenerationRequest, sampling: SamplingParams) -> GenerationJob:
-        return GenerationJob.of(
+        job = GenerationJob.of(
             request, sampling, context_tokens=self._backend.max_model_tokens, seed=self._seed, name="vllm"
         )
+        where = f"{WHERE}, sample {job.sample_id}"
+        if not sampling.greedy:
+            own = temperature_of(request.options, where=where)
+            min_p, _, _ = request_shaping(request, where=where)
+            problem = temperature_problem(sampling.temperature if own is None else own)
+            if problem := problem or min_p_problem(sampling.top_k, min_p):
+                raise ConfigError(problem, where=where)
+        return job
 
     def _single_version_completions(self, jobs: Sequence[GenerationJob]) -> Iterator[Completion]:
         version = self.policy_version
@@ -89,6 +102,7 @@ class VllmEngine:
             while True:
                 if jobs := joining():
                     self._backend.add(jobs, in_flight=in_flight)
+                    self._open |= {(job.sample_id, job.branch): job for job in jobs}
                     num_open += len(jobs)
                 if not num_open:
                     return
@@ -96,10 +110,15 @@ class VllmEngine:
                     num_open -= 1
                     yield self._finish(completion)
         finally:
+            self._open.clear()
             self._backend.rest()
 
     def _finish(self, completion: Completion) -> Completion:
-        """Replace load counts with policy versions. Raises `DivergenceError` if a log-prob is not finite."""
+        """Set policy versions from load counts, and columns. Raises `DivergenceError` if a log-prob is not finite."""
+        job = self._open.pop((completion.sample_id, completion.branch))
+        banned = None if job.sampling.greedy else self._banned
+        columns = sampled_columns(job.options, banned, completion.token_ids, where=WHERE)
+        completion = replace(completion, columns=columns)
         versions = [self._loaded[number - 1] for number in completion.policy_versions]
         return checked_completion(completion, versions, where=WHERE)
 

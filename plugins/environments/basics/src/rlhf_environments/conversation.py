@@ -31,6 +31,15 @@ class Conversation:
         """Return the next turn, or end the episode."""
         return (self._turns.pop(0), 0.0, False) if self._turns else (None, 0.0, True)
 
+    def state(self) -> int:
+        """Return the number of turns left."""
+        return len(self._turns)
+
+    def restore(self, task: Any, state: int) -> None:
+        """Continue a conversation with the last `state` turns of its prompt."""
+        self.reset(task)
+        del self._turns[: len(self._turns) - state]
+
 
 def _is_turn(turn: object) -> bool:
     if isinstance(turn, str):

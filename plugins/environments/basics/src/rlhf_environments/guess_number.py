@@ -37,6 +37,7 @@ class GuessNumber:
         """Return the opening, or None if the prompt has text. Raises `ValueError` if its answer is not a number."""
         self._number = self._hidden_number(task)
         self._random = Random(task.sample_seed)
+        self._num_drawn = 0
         return None if task.prompt.text else OPENING
 
     def step(self, reply: Any) -> tuple[str | None, float, bool]:
@@ -47,8 +48,20 @@ class GuessNumber:
         if guess == self._number:
             return None, 1.0, True
         if self._shuffles:
+            self._num_drawn += 1
             return self._random.choice((HIGHER, LOWER)), 0.0, False
         return direction(guess, self._number), 0.0, False
+
+    def state(self) -> int:
+        """Return the number of random hints so far. The rest of the game follows from its task."""
+        return self._num_drawn
+
+    def restore(self, task: Any, state: int) -> None:
+        """Continue a game after the steps that led to `state`."""
+        self.reset(task)
+        for _ in range(state):
+            self._random.choice((HIGHER, LOWER))
+        self._num_drawn = state
 
     def _hidden_number(self, task: Any) -> int:
         answer = task.prompt.answer

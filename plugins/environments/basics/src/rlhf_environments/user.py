@@ -62,6 +62,15 @@ class User:
             return None, 0.0, True
         return text, 0.0, False
 
+    def state(self) -> dict[str, Any]:
+        """Return the conversation so far, as the user's model sees it."""
+        return {"messages": self._messages, "num_tokens": self._num_tokens, "metrics": self.metrics}
+
+    def restore(self, task: Any, state: dict[str, Any]) -> None:
+        """Continue a conversation without calling the user's model again."""
+        self._messages, self._num_tokens = state["messages"], state["num_tokens"]
+        self.metrics, self._seed = state["metrics"], task.sample_seed
+
     def _say(self, seed: int) -> str:
         said = self._model.say(self._messages, seed=seed, offset=self._num_tokens)
         self._num_tokens += said.num_tokens
